@@ -39,7 +39,7 @@ from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, locate, spec_of
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 
 LOOKBACK = 32
 PATHS, EVERY = 1600, 4  # the oracle's paths, and of which rows it is asked: neighbours' labels overlap
@@ -87,7 +87,7 @@ def rows_of(kind: str, seed: int, days: int) -> Rows:
     row = labels["entry_bar"].to_numpy() - matrix.first
     whole = rows_with_window(matrix.segment, row, LOOKBACK)
     labels, row = labels[whole], row[whole]
-    splits = holdout(labels, SplitSpec())
+    splits = chronological_split(labels, SplitSpec())
     scaler = RobustScaler.fit(matrix.values, row[splits["train"]])
     return Rows(market, scaler.transform(matrix.values), labels, row, splits)
 

@@ -31,7 +31,7 @@ from benchmarks.measure import best, digits, in_turns, print_json, seconds, time
 from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import rolling
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
-from ml_factory.features.engine import CHUNK, Family, FrameFeatures
+from ml_factory.features.engine import CHUNK, FeatureFamily, FrameFeatures
 from ml_factory.workflows.warm_kernels import compile_kernels
 
 PARTS = ("indicators", "families", "windows", "compile")
@@ -41,7 +41,9 @@ UNSTABLE = 2000  # rows after which every recursion has forgotten how it was sta
 LENGTHS = (20, 32, 64, 128, 256)
 
 
-def of_families(frame: Frame, chosen: dict[str, Family], threads: int) -> tuple[Callable[[], None], list[np.ndarray]]:
+def of_families(
+    frame: Frame, chosen: dict[str, FeatureFamily], threads: int
+) -> tuple[Callable[[], None], list[np.ndarray]]:
     """A call that makes these families' columns of a frame, and the matrices that it writes them into."""
     widths = [len(family.names(MADE_UP, False)) for family in chosen.values()]
     outs = [np.zeros((width, len(frame)), np.float32).T for width in widths]  # columns by themselves, as TA-Lib's
@@ -59,7 +61,7 @@ def of_families(frame: Frame, chosen: dict[str, Family], threads: int) -> tuple[
 
 
 def indicators(frame: Frame, repeats: int) -> None:
-    from benchmarks.twins import sixty  # noqa: PLC0415 - the other parts need no TA-Lib
+    from benchmarks.peers import sixty  # noqa: PLC0415 - the other parts need no TA-Lib
 
     listed = sixty.by_talib(frame)
     ours, outs = of_families(frame, sixty.FAMILIES, 2)

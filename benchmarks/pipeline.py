@@ -36,7 +36,7 @@ import psutil
 
 from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
 from benchmarks.measure import best, digits, in_turns, peak_memory, print_json, rated, seconds, timed, times
-from benchmarks.twins import pandas_sklearn, talib_polars
+from benchmarks.peers import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler

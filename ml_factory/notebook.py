@@ -106,7 +106,7 @@ class LiveCurves(EpochLine):
     def _draw(self) -> None:
         # By name: figures need packages that a new machine does not have yet in the first cell.
         figures = importlib.import_module("ml_factory.evaluation.plots")
-        image = _picture(figures.learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
+        image = _picture(figures.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
         if self._picture is None:
             self._picture = display(image, display_id=True)
         else:

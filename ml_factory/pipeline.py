@@ -91,7 +91,7 @@ from ml_factory.workflows.stack import fit_stack, stack_spec
 from ml_factory.workflows.train import (
     build_untrained,
     check_same_model,
-    finalize_log,
+    complete_log,
     fit_holdout,
 )
 from ml_factory.workflows.train_ranks import broadcast_decision, check_single_process, fit_worker_rank
@@ -217,7 +217,7 @@ def train(
     broadcast_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
-        finalize_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
+        complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
         if estimator is not None:
             check_same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
@@ -238,7 +238,7 @@ def train(
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), verdict=verdict.verdict, calibration=verdict.calibration,
-        draw=lambda: plots.learning_curves(
+        draw=lambda: plots.plot_learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],
         ),
@@ -305,7 +305,9 @@ def cross_validate(
         resumed_from=scores.resumed or None, reached=scores.progress, exact=not scores.nondeterminism,
         inexact_because=list(scores.nondeterminism), limited=plan.quick_limits | limits if chosen.quick else {},
         seconds=time.perf_counter() - started, verdict=scores.verdict,
-        draw=lambda: plots.fold_scores(scores.scores) if scores.paths is None else plots.path_scores(scores.paths),
+        draw=lambda: (
+            plots.plot_fold_scores(scores.scores) if scores.paths is None else plots.plot_path_scores(scores.paths)
+        ),
     )  # fmt: skip
 
 
@@ -339,7 +341,7 @@ def stack(
     opened, found, artifact = find_or_open_run(workspace, spec, replace(chosen, source="registry"))
     reused = artifact is not None
     if artifact is not None:
-        finalize_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
+        complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
     verdict = predict_module.evaluate_artifact(workspace, data, artifact)
@@ -358,7 +360,7 @@ def stack(
             report.comparison_sentence("stack", who, gain) for who, gain in verdict.reference_gains.items()
         ),
         verdict=verdict.verdict, calibration=verdict.calibration,
-        draw=lambda: plots.stack_weights(weights),
+        draw=lambda: plots.plot_stack_weights(weights),
     )  # fmt: skip
 
 
@@ -391,7 +393,7 @@ def evaluate(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
         verdicts=verdicts, chosen=chosen, seconds=time.perf_counter() - started,
         calibration=predicted_and_observed(data, rows, test),
-        draw=lambda: plots.metrics_bar(metrics),
+        draw=lambda: plots.plot_metrics(metrics),
     )  # fmt: skip
 
 
@@ -418,5 +420,5 @@ def predict(
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
         path=path, frame=frame, frame_hash=file_hash(path), seconds=time.perf_counter() - started,
-        draw=lambda: plots.probabilities(frame, close),
+        draw=lambda: plots.plot_probabilities(frame, close),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import Session
+from ml_factory.checkpoints.compute_session import ComputeSession
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import commit
 from ml_factory.errors import SettingsError
@@ -120,7 +120,7 @@ def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
 
 def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
-    session = Session(folder.parent / "results" / "sessions")
+    session = ComputeSession(folder.parent / "results" / "sessions")
     # Folder of compiled GPU or TPU programs, read by training/device.py.
     os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
 

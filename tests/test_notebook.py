@@ -94,7 +94,7 @@ def test_curves_of_a_run_that_goes_on_begin_with_the_epochs_from_before(screen, 
     monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
     monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr(
-        "ml_factory.evaluation.plots.learning_curves",
+        "ml_factory.evaluation.plots.plot_learning_curves",
         lambda history, resumed_from: drawn.append((history["epoch"].tolist(), resumed_from)) or Figure(),
     )
     curves = LiveCurves()

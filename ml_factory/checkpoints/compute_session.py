@@ -89,7 +89,7 @@ def hours_left(tier: str | None = None, limit_hours: float | None = None) -> flo
     return hours_remaining(tier)
 
 
-class Session:
+class ComputeSession:
     """This session's end and expected lifetime, for the checkpoints of a workspace.
 
     records : folder of the workspace's session records (`results/sessions`); unused where nothing ends a session. A
@@ -126,7 +126,7 @@ def on_free_tpu() -> bool:
     return tpu and str(os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower() == "free"
 
 
-def hours_expected(records: Path) -> float:
+def expected_hours_left(records: Path) -> float:
     """Return the hours that work should be planned for: `hours_left`; on a free TPU at most a session's mean life.
 
     The lifetime is modelled as exponential, so the time already lived does not count.

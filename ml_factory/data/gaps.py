@@ -12,7 +12,15 @@ import pandas as pd
 
 from ml_factory.data.outliers import run_surprisal
 from ml_factory.data.report import Finding, count_noun
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, TRADING_HOURS, Sessions, pauses, session_days, sessions_of
+from ml_factory.data.sessions import (
+    DAY_NS,
+    MINUTE_NS,
+    TRADING_HOURS,
+    ExchangeSessions,
+    pauses,
+    session_days,
+    sessions_of,
+)
 
 LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
 KINDS = (*LEGAL, "missing", "download_hole")
@@ -52,7 +60,7 @@ class Gaps:
     paged: np.ndarray
 
 
-def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> Gaps:
+def find_gaps(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, minutes: int) -> Gaps:
     """Find every gap of the bars (int64 ns, increasing) and its kind."""
     row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
@@ -122,7 +130,7 @@ def _absence(gaps: Gaps, of_kind: np.ndarray, kind: str, start_ns: np.ndarray) -
 
 
 def _calendar_spans(
-    calendar: str, sessions: Sessions, start_ns: np.ndarray, minutes: int
+    calendar: str, sessions: ExchangeSessions, start_ns: np.ndarray, minutes: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """Return spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
 
@@ -172,7 +180,7 @@ def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.nd
     return (elapsed(until) - elapsed(since)) // MINUTE_NS
 
 
-def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: Sessions) -> np.ndarray:
+def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: ExchangeSessions) -> np.ndarray:
     """Return bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
     day = sessions.id[row - 1]
     minute = np.where(within, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)

@@ -29,7 +29,7 @@ class Frame:
     volume : float64, or None where the market has none
     session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start)
     segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one, unless they are
-        asked to span sessions: then `stretches_between_rolls` bounds them
+        asked to span sessions: then `segments_between_rolls` bounds them
     chain : float64, or None: prices times it do not jump where the contract changes (`roll_adjusted`)
     """
 
@@ -239,7 +239,7 @@ def roll_adjusted(frame: Frame) -> Frame:
     return replace(frame, **{name: getattr(frame, name) * frame.chain for name in PRICES}, chain=None)
 
 
-def stretches_between_rolls(frame: Frame, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
+def segments_between_rolls(frame: Frame, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
     """Return int32[N], which changes only where the price steps to another contract's.
 
     It bounds labels and windows that span sessions and holes. Where rolls were adjusted for there is no step, and all

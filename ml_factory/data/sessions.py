@@ -105,7 +105,7 @@ class MarketSpec:
 
 
 @dataclass(frozen=True)
-class Sessions:
+class ExchangeSessions:
     """The session of each of N moments.
 
     id : int32[N], the exchange day as days since 1970-01-01
@@ -200,7 +200,7 @@ def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.n
     return rows + table.first, (table.early[rows] - table.opens[rows]) // MINUTE_NS
 
 
-def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
+def sessions_of(start_ns: np.ndarray, calendar: str) -> ExchangeSessions:
     """Return the session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
     start_ns = np.asarray(start_ns, np.int64)
     if calendar not in TRADING_HOURS:
@@ -211,7 +211,7 @@ def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
     opens, closes, early = table.opens[row], table.closes[row], table.early[row]
     inside = table.weekday[row] & (start_ns >= opens) & (start_ns < closes)
     closes = np.where(start_ns < early, early, closes)
-    return Sessions((row + table.first).astype(np.int32), opens, closes, inside)
+    return ExchangeSessions((row + table.first).astype(np.int32), opens, closes, inside)
 
 
 def _days_of(start_ns: np.ndarray, begin: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ml_factory.data.report import Finding
-from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, MarketSpec, Sessions, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, ExchangeSessions, MarketSpec, sessions_of
 
 SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC
 SHIFTS = sorted(range(-14 * 60, 14 * 60 + SLOT, SLOT), key=lambda minutes: (abs(minutes), minutes))
@@ -21,7 +21,7 @@ _WEEK = 7 * 1440 // SLOT
 _NO_ROWS = np.empty(0, np.int64)
 
 
-def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> np.ndarray:
+def clock_shifts(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, minutes: int) -> np.ndarray:
     """Return int64[N], the minutes to add to each bar's time so that its week fits the sessions; 0 where it fits.
 
     start_ns : int64 ns, increasing. Weeks are cut in the middle of the weekend; each is checked separately
@@ -49,7 +49,7 @@ def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minute
 
 
 def clock_findings(
-    start_ns: np.ndarray, shift: np.ndarray, sessions: Sessions, market: MarketSpec, minutes: int, stamp: str
+    start_ns: np.ndarray, shift: np.ndarray, sessions: ExchangeSessions, market: MarketSpec, minutes: int, stamp: str
 ) -> Iterator[Finding]:
     """Yield the findings on the clock; `sessions` are those of the corrected times (start_ns + shift)."""
     if market.calendar == "24h":
@@ -73,7 +73,7 @@ def clock_findings(
     yield from _stamp_side(start_ns + shift * MINUTE_NS, sessions, minutes, stamp)
 
 
-def _stamp_side(start_ns: np.ndarray, sessions: Sessions, minutes: int, stamp: str) -> Iterator[Finding]:
+def _stamp_side(start_ns: np.ndarray, sessions: ExchangeSessions, minutes: int, stamp: str) -> Iterator[Finding]:
     """Yield a finding where start stamps look like end stamps (a bar on the close, none on the open) or reverse."""
     days = np.unique(sessions.id)
     step = minutes * MINUTE_NS

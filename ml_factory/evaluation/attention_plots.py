@@ -10,7 +10,7 @@ from ml_factory.evaluation.plot_style import DASHED, INK, NORMAL, axis_labels, l
 SPREAD = "middle 80 % of rows"
 
 
-def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
+def plot_variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
     """Plot the largest shares of variables, with the middle 80 % of the rows; dashed: equal shares.
 
     shares : index feature; share (mean over rows, 1 in sum), low and high (percentiles 10 and 90).
@@ -30,7 +30,7 @@ def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the 
     return figure
 
 
-def attention_over_time(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:
+def plot_attention(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:
     """Plot mean attention of each step of the window, with the middle 80 % of the rows; dashed: equal attention.
 
     attention : index bars_back (0: the newest bar); attention (1 in sum), low and high.

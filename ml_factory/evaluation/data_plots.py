@@ -27,7 +27,7 @@ FEW_CUTS = 12  # up to so many cuts are annotated
 _SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
 
-def split_on_price(
+def plot_split(
     close: pd.Series, splits: Mapping[str, Sequence], title: str = "The split, drawn on the price"
 ) -> Figure:
     """Plot price over time with each split in its colour; rows in no split (purged, embargoed) stay grey.
@@ -63,9 +63,7 @@ def split_on_price(
     return figure
 
 
-def cuts_on_price(
-    close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title: str = "Where the proof cut"
-) -> Figure:
+def plot_cuts(close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title: str = "Where the proof cut") -> Figure:
     """Plot price over time with a mark at each moment after which the future was disturbed; cuts : (moment, kind)."""
     figure, (ax,) = new_figure(title, 3.3)
     x, y = day_numbers(close.index), close.to_numpy(dtype=np.float64)
@@ -85,7 +83,7 @@ def cuts_on_price(
     return figure
 
 
-def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason for it") -> Figure:
+def plot_gaps(gaps: pd.DataFrame, title: str = "Every gap, and the reason for it") -> Figure:
     """Plot each gap by time and length, coloured by its reason; index: the bar after it; columns minutes, kind."""
     figure, (ax,) = new_figure(title, 2.9)
     kinds = gaps["kind"].value_counts()
@@ -106,7 +104,7 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
     return figure
 
 
-def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
+def plot_label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
     """Plot the shares of each label per row of `balance` (index: horizon; columns: label names, ambiguous)."""
     columns = list(balance.columns)
     counts = balance[columns].to_numpy(dtype=np.float64)
@@ -129,7 +127,7 @@ def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon"
     return figure
 
 
-def frame_alignment(
+def plot_frame_alignment(
     base: Frame, coarse: Sequence[Frame], visible: Sequence[np.ndarray], row: int, hours: float = 3.0,
     title: str = "Bars that a row may read",
 ) -> Figure:  # fmt: skip

@@ -35,7 +35,7 @@ REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for
 # ---- training --------------------------------------------------------------------------------------------------
 
 
-def learning_curves(
+def plot_learning_curves(
     history: pd.DataFrame, best_epoch: int | None = None, prior: float | None = None, resumed_from: int | None = None,
     title: str = "Learning curves",
 ) -> Figure:  # fmt: skip
@@ -69,12 +69,14 @@ def learning_curves(
     return figure
 
 
-def path_scores(paths: pd.DataFrame) -> Figure:
-    """Plot `fold_scores` of whole paths; they share rows and folds, so their spread is no standard error."""
-    return fold_scores(paths.rename(columns={"path": "fold"}), "Gain over the class prior, path by path", unit="path")
+def plot_path_scores(paths: pd.DataFrame) -> Figure:
+    """Plot the scores of whole paths; they share rows and folds, so their spread is no standard error."""
+    return plot_fold_scores(
+        paths.rename(columns={"path": "fold"}), "Gain over the class prior, path by path", unit="path"
+    )
 
 
-def fold_scores(
+def plot_fold_scores(
     folds: pd.DataFrame,
     title: str = "Gain over the class prior, fold by fold",
     *,
@@ -89,7 +91,7 @@ def fold_scores(
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
     for number, name in enumerate(names):
         rows = folds[folds["name"] == name] if "name" in folds.columns else folds
-        colour = baseline_ink(name) if name in REFERENCES else SERIES[number % len(SERIES)]
+        colour = baseline_color(name) if name in REFERENCES else SERIES[number % len(SERIES)]
         gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
         label = name if name in REFERENCES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
         x = rows["fold"].to_numpy(dtype=np.float64) + 0.16 * (number - (len(names) - 1) / 2)
@@ -109,7 +111,7 @@ def fold_scores(
 # ---- verdicts --------------------------------------------------------------------------------------------------
 
 
-def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
+def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
     """Plot the gain of each forecast over the best baseline with its 95 % interval (`metrics_table`); right of 0 is
     better.
 
@@ -119,11 +121,11 @@ def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
     rows = table[[str(name) != reference for name in table.index]]
     figure, (ax,) = new_figure(title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows)))
     gain, low, high = (rows[key].to_numpy(float) for key in ("gain_best", "gain_best_low", "gain_best_high"))
-    ax.axvline(0, color=baseline_ink(reference), linewidth=1.4)
+    ax.axvline(0, color=baseline_color(reference), linewidth=1.4)
     names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
     for place, (name, value) in enumerate(zip(names, gain, strict=True)):
         mark = {"marker": "D", "s": 40} if name in REFERENCES else {"marker": "o", "s": 60}
-        colour = baseline_ink(name) if name in REFERENCES else INK["accent"]
+        colour = baseline_color(name) if name in REFERENCES else INK["accent"]
         if np.isfinite([low[place], high[place]]).all():
             ax.hlines(place, low[place], high[place], colors=colour, linewidth=3, alpha=0.45)
         ax.scatter(value, place, color=colour, edgecolors=INK["card"], zorder=3, **mark)
@@ -134,12 +136,12 @@ def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
     return figure
 
 
-def baseline_ink(name: str) -> str:
+def baseline_color(name: str) -> str:
     """Return the colour of a baseline, the same in every figure."""
     return INK.get(name, INK["neutral"])
 
 
-def calibration_plot(
+def plot_calibration(
     tables: Mapping[str, pd.DataFrame], title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
 ) -> Figure:
     """Plot reliability diagrams per class: on the diagonal predicted equals observed. `tables`: name →
@@ -176,7 +178,7 @@ def calibration_plot(
     return figure
 
 
-def barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrier search") -> Figure:
+def plot_barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrier search") -> Figure:
     """Plot the value of each trial's labels over the distance of its barriers; hollow: the class balance is violated.
 
     trials : a row per trial with k_up, k_down, value and kept (bool).
@@ -192,7 +194,7 @@ def barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrier sea
     return figure
 
 
-def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
+def plot_stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
     """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
     figure, (ax,) = new_figure(title, 1.0 + 0.42 * len(weights))
     values, place = weights["weight"].to_numpy(dtype=np.float64), np.arange(len(weights))
@@ -207,7 +209,7 @@ def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") ->
     return figure
 
 
-def importance_bars(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
+def plot_importances(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
     """Plot `importance_table`, largest first: log loss added by permutation, with two standard deviations.
 
     The share of gain follows each name.
@@ -225,7 +227,7 @@ def importance_bars(table: pd.DataFrame, title: str = "Feature importances") -> 
     return figure
 
 
-def decile_bars(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
+def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
     """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
 
     table : as of `deciles.DecileReturns`.
@@ -243,7 +245,7 @@ def decile_bars(table: pd.DataFrame, title: str = "Realised return by decile of 
     return figure
 
 
-def probabilities(
+def plot_probabilities(
     predictions: pd.DataFrame, close: pd.Series, last: int = 600, title: str = "Probabilities under the price"
 ) -> Figure:
     """Plot the last rows: price above, stacked class probabilities below. Rows are evenly spaced.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import BARS
 from ml_factory.data.activity_bars import KINDS, base_and_frames, with_bar_size
-from ml_factory.data.resample import Frame, asof_rows, roll_adjusted, stretches_between_rolls
+from ml_factory.data.resample import Frame, asof_rows, roll_adjusted, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -25,12 +25,12 @@ from ml_factory.features import (
     volume,
     wavelet,
 )
-from ml_factory.features.engine import Family, FrameFeatures, columns, gather_rows
+from ml_factory.features.engine import FeatureFamily, FrameFeatures, columns, gather_rows
 from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
 from ml_factory.hardware import cores
 from ml_factory.progress import phase
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, FeatureFamily] = {
     "momentum": momentum.FAMILY,
     "volatility": volatility.FAMILY,
     "volume": volume.FAMILY,
@@ -152,7 +152,7 @@ class FeatureSpec:
         """Return plain values for a manifest or fingerprint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
-    def families_of(self, market: MarketSpec) -> dict[str, Family]:
+    def families_of(self, market: MarketSpec) -> dict[str, FeatureFamily]:
         """Return the families with columns for this market, in order."""
         return {name: FAMILIES[name] for name in self.families if market.has_volume or name not in NEEDS_VOLUME}
 
@@ -232,7 +232,7 @@ def build_features(
         names=names,
         known_at=base.known_at[first:],
         session=base.session[first:],
-        segment=(stretches_between_rolls(made.unadjusted) if spec.spans else base.segment)[first:],
+        segment=(segments_between_rolls(made.unadjusted) if spec.spans else base.segment)[first:],
         close=made.unadjusted.close[first:],
         frame_staleness={
             frame_name(minutes): staleness(base.known_at[first:], made.frames[minutes].known_at, rows[first:])
@@ -329,7 +329,7 @@ def _tasks(made: JoinedFrames, market: MarketSpec, spec: FeatureSpec, values: np
         place = stop
 
 
-def base_groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, Family]]:
+def base_groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, FeatureFamily]]:
     """The base frame's families in two groups of about as many columns, in order."""
     families = spec.families_of(market)
     counts = np.cumsum([len(family.names(market, False)) for family in families.values()])

@@ -8,7 +8,7 @@ import math
 
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY, ratio
 
 BASE = (
@@ -35,7 +35,7 @@ def _kernel(b, state, out, coarse):
         overnight_gap(b, state[2], out[len(BASE)])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=3, clock=True)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3, clock=True)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -25,7 +25,7 @@ _ATR_BARS = 14.0
 
 
 @dataclass(frozen=True)
-class Family:
+class FeatureFamily:
     """A named group of columns and the kernel that writes them.
 
     names : (market, coarse) -> the columns, in order; the shorter list where `coarse`
@@ -48,7 +48,7 @@ class FrameFeatures:
     newest : the last row written
     """
 
-    def __init__(self, market: MarketSpec, families: dict[str, Family], *, coarse: bool):
+    def __init__(self, market: MarketSpec, families: dict[str, FeatureFamily], *, coarse: bool):
         self.market, self.families, self.coarse = market, families, coarse
         listed = {name: list(family.names(market, coarse)) for name, family in families.items()}
         self._width = {name: len(columns) for name, columns in listed.items()}
@@ -125,7 +125,7 @@ class FrameFeatures:
         self.rows += count
 
 
-def columns(family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
+def columns(family: FeatureFamily, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
     """Return column name -> float64[N] of one family on a whole frame."""
     engine = FrameFeatures(market, {"": family}, coarse=coarse)
     return dict(zip(engine.names, engine.push(bars).T, strict=True))

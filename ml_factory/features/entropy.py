@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY, deviation
 
 COARSE = ("entropy_48",)
@@ -48,7 +48,7 @@ def _kernel(b, state, out, coarse):
     match_entropy(words, 32, 48, b.ret[HISTORY - 47 - 63 :], out[6])
 
 
-FAMILY = Family(names=_names, kernel=_kernel)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

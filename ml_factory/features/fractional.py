@@ -7,7 +7,7 @@ for a window of fixed width.
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY, deviation, weighted_sum
 
 ORDERS = (0.2, 0.4, 0.6, 0.8)
@@ -30,7 +30,7 @@ def _kernel(b, state, out, coarse):
             out[place, i - HISTORY] = difference[i] / spread[i]
 
 
-FAMILY = Family(names=_names, kernel=_kernel)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

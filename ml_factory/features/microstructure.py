@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
     deviation,
@@ -79,7 +79,7 @@ def _volume_kernel(b, side, before, out):
     correlation(b.ret, products(lag(b.volume), directions(before)), 48, b.t0, out[5])
 
 
-FAMILY = Family(names=_names, kernel=_kernel)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

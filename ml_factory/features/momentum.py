@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.ewm import recursive_means
 from ml_factory.features.rolling import (
     HISTORY,
@@ -81,7 +81,7 @@ def _kernel(b, state, out, coarse):
     streak(b.close, state[_STREAK], out[24])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=13)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=13)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

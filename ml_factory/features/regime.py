@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
     deviation,
@@ -52,7 +52,7 @@ def _kernel(b, state, out, coarse):
     change_point(surprise, state[3:], out[7], out[8])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=3 + RUNS)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3 + RUNS)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

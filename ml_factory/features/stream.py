@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.activity_bars import make_bar_stream
-from ml_factory.data.resample import Chunk, Frame, asof_rows, roll_adjusted, stretches_between_rolls, to_chunk
+from ml_factory.data.resample import Chunk, Frame, asof_rows, roll_adjusted, segments_between_rolls, to_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
@@ -150,8 +150,8 @@ class FeatureStream:
         return FeatureRows(values, known_at, session, segment, close, exact=not (self.cold or self._custom))
 
     def _stretches(self, unadjusted: Frame) -> np.ndarray:
-        """Return `stretches_between_rolls` of the next bars, at traded prices."""
-        found = stretches_between_rolls(unadjusted, (self._chain, self._stretch))
+        """Return `segments_between_rolls` of the next bars, at traded prices."""
+        found = segments_between_rolls(unadjusted, (self._chain, self._stretch))
         if len(unadjusted):
             self._chain = 1.0 if unadjusted.chain is None else float(unadjusted.chain[-1])
             self._stretch = int(found[-1])

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.ewm import recursive_means
 from ml_factory.features.rolling import (
     FLOOR,
@@ -95,7 +95,7 @@ def _kernel(b, state, out, coarse):
     correlation(sizes(before), size, 48, b.t0, out[25])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=1)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

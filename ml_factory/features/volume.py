@@ -9,7 +9,7 @@ a ratio, so it does not depend on the unit of volume.
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.ewm import recursive_means
 from ml_factory.features.rolling import (
     HISTORY,
@@ -46,7 +46,7 @@ def _kernel(b, state, out, coarse):
     if len(out) == 0:
         return
     typical = typical_price(b)
-    flow, money, trend = products(typical, b.volume), money_volume(b), typical_trend(typical)
+    flow, money, trend = products(typical, b.volume), money_volume(b), typical_price_direction(typical)
     usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
     surprise(b.volume, usual, 20, out[0])
     mfi(flow, trend, 14, b.t0, out[1])
@@ -70,7 +70,7 @@ def _kernel(b, state, out, coarse):
     window_share(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=9)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=9)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
@@ -121,7 +121,7 @@ def typical_price(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def typical_trend(typical):
+def typical_price_direction(typical):
     """1 where the typical price rose, -1 where it fell, 0 where it stayed."""
     out = np.full(len(typical), np.nan)
     before, now, rows = typical[:-1], typical[1:], out[1:]

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY, deviation, ratio, window_sum
 
 SCALES = (2, 4, 8, 16)
@@ -37,7 +37,7 @@ def _kernel(b, state, out, coarse):
             out[2 * place + 1, i - HISTORY] = detail[i] * math.sqrt(scale) / spread[i]
 
 
-FAMILY = Family(names=_names, kernel=_kernel)
+FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -19,7 +19,7 @@ from ml_factory.targets.combinatorial_cv import combinatorial_purged
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.primary_rule import primary_side
-from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
+from ml_factory.targets.splits import SplitSpec, chronological_split, purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, training_weights
 
@@ -145,7 +145,7 @@ class StandardPipeline:
     def splits(self, labels: pd.DataFrame) -> list[Split]:
         """Return the chronological split, and the folds of every scheme where rows suffice."""
         embargo = self.split_spec.embargo_bars
-        parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
+        parts = [Split("holdout", chronological_split(labels, self.split_spec), embargo)]
         folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
         if folds < LEAST_FOLDS:
             return parts

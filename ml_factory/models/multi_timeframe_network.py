@@ -21,7 +21,7 @@ CODE = 32  # width of the code of a frame's network
 Strides = tuple[tuple[int, int], ...]
 
 
-def strides_of(columns: Sequence[str], base_minutes: int | str) -> Strides:
+def frame_strides(columns: Sequence[str], base_minutes: int | str) -> Strides:
     """Return ((stride, count), …) of columns as `FeatureSpec` orders them: `@60m` on 5-minute rows has stride 12.
 
     Frames of hours and days (`@4h`, `@1d`), longer than a window may be, keep stride 1.
@@ -84,7 +84,7 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
 
     Settings that count steps are cut to the steps of a frame where the network's Spec defines `within`: in a window of
     32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 becomes one of 3. `build_model("lstm",
-    frames=strides_of(columns, 5))` builds it; `lookback` counts base rows.
+    frames=frame_strides(columns, 5))` builds it; `lookback` counts base rows.
     """
 
     class SeveralFrames(nn.Module):
@@ -117,6 +117,6 @@ def as_strides(given: object) -> Strides:
     if not pairs or min(min(pair) for pair in pairs) < 1:
         raise SettingsError(
             "Not a setting of frames", where="frames", got=repr(given), wanted="pairs (stride, columns) >= 1",
-            next_step="frames=True where the data names the columns (train), else strides_of(columns, base_minutes)",
+            next_step="frames=True where the data names the columns (train), else frame_strides(columns, base_minutes)",
         )  # fmt: skip
     return pairs

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data import sessions
-from ml_factory.data.resample import Frame, stretches_between_rolls
+from ml_factory.data.resample import Frame, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
 from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, mean_share, scan
@@ -57,7 +57,7 @@ def rows_with_future_bars(
             wanted="a number above 0",
             next_step="use unadjusted or ratio-adjusted bars",
         )
-    segment = stretches_between_rolls(base) if session_end == "span" else base.segment
+    segment = segments_between_rolls(base) if session_end == "span" else base.segment
     continues = np.zeros(len(base), bool)
     continues[:-1] = segment[1:] == segment[:-1]
     ends = np.flatnonzero(~continues)

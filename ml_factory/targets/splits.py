@@ -51,7 +51,7 @@ class SplitSpec:
         check_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
 
 
-def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
+def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
     """Split into train, then validation, then test: int64 positions into the rows of `labels`.
 
     Twelve rows whose labels end two rows later, train=0.5, validation=0.25 (. is purged):

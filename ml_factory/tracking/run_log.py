@@ -131,7 +131,7 @@ def read_steps(*folders: Path, before: Attempt | None = None) -> list[dict]:
     return merge_attempts(attempts)
 
 
-def first_missing(steps: Sequence[int], *folders: Path) -> int:
+def count_logged_steps(steps: Sequence[int], *folders: Path) -> int:
     """Return the number of leading steps that the log in the folders has without a gap; 0 for a damaged log, so that
     all steps are logged again.
     """

@@ -26,7 +26,7 @@ from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
     Attempt,
     attempt_of,
-    first_missing,
+    count_logged_steps,
     read_log,
     record_line,
     segment_name,
@@ -120,7 +120,7 @@ class Tracker:
 
         The last step is always logged: later steps of an earlier attempt are void from there on.
         """
-        known = first_missing([step for step, _ in history], self.local_folder, self.folder)
+        known = count_logged_steps([step for step, _ in history], self.local_folder, self.folder)
         for step, metrics in history[min(known, len(history) - 1) :] if history else ():
             self.log(step, metrics)
 

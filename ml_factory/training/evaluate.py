@@ -21,14 +21,14 @@ T = TypeVar("T")
 Forward = Callable[[nn.Module, tuple], Tensor]
 
 
-def windows_only(network: nn.Module, batch: tuple) -> Tensor:
+def forward_windows(network: nn.Module, batch: tuple) -> Tensor:
     """Run a network without covariates."""
     return network(batch[0])
 
 
 @torch.no_grad()
 def outputs(
-    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = windows_only
+    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = forward_windows
 ) -> Tensor:
     """Return forward(network, batch) of every row, float32 (N, ...) on the host, in the weights' precision.
 

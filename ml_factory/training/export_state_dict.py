@@ -16,15 +16,16 @@ from ml_factory.training.estimator import NeuralClassifier
 
 
 def pth_bytes(model: NeuralClassifier) -> bytes:
-    """Return the state dict of `whole`, tensors on the CPU, as bytes. Raises FactoryError before it is fitted."""
+    """Return the state dict, tensors on the CPU, as bytes. Raises FactoryError before the model is fitted."""
     if model.network is None:
         raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
     buffer = BytesIO()
-    torch.save({name: value.detach().cpu().clone() for name, value in whole(model).state_dict().items()}, buffer)
+    state = network_with_offset(model).state_dict()
+    torch.save({name: value.detach().cpu().clone() for name, value in state.items()}, buffer)
     return buffer.getvalue()
 
 
-def whole(model: NeuralClassifier) -> nn.Module:
+def network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network

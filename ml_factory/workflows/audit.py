@@ -105,7 +105,7 @@ def audit_data(
         disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=leak_table(leaks),
         sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
         certificates=[certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
-        seconds=time.perf_counter() - started, draw=lambda: data_plots.cuts_on_price(close, cuts_made),
+        seconds=time.perf_counter() - started, draw=lambda: data_plots.plot_cuts(close, cuts_made),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from ml_factory.progress import phase
 from ml_factory.seeding import generator
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
-from ml_factory.targets.splits import holdout
+from ml_factory.targets.splits import chronological_split
 from ml_factory.workflows.load import dataset_of
 from ml_factory.workflows.prepared_dataset import SPLITS, Dataset
 from ml_factory.workflows.prove import pipeline_of, settings_of
@@ -130,7 +130,7 @@ def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, findi
     settings, labels, splits = settings_of(store), store.load_labels(horizon), store.load_splits(horizon)
     given = apply_tamper(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
     part = f"splits h{horizon}"
-    leaks = compare_positions(part, given, holdout(labels, settings.splits), "the rule of the split")
+    leaks = compare_positions(part, given, chronological_split(labels, settings.splits), "the rule of the split")
     if isinstance(given, Mapping) and set(given) == set(SPLITS) and all(map(len, given.values())):
         rows = {name: np.asarray(positions) for name, positions in given.items()}
         if all(one.min() >= 0 and one.max() < len(labels) for one in rows.values()):

@@ -36,7 +36,7 @@ from ml_factory.run_folder import open_checkpoints, open_run
 from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_rows
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.fold_scores import UNCALIBRATED, evaluate_folds
@@ -66,7 +66,7 @@ def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
     labels = data.labels.iloc[some]
     embargo = int(data.settings["data"]["splits"]["embargo_bars"])
     try:
-        splits = holdout(labels, SplitSpec(train=0.6, validation=0.2, embargo_bars=embargo))
+        splits = chronological_split(labels, SplitSpec(train=0.6, validation=0.2, embargo_bars=embargo))
     except SettingsError:
         if len(some) == len(there):
             raise

@@ -59,7 +59,7 @@ class ExplainResult(Result):
         """Return two figures, variables and attention over time; [] where the network has no explanation."""
         if self.shares is None:
             return []
-        return [attention_plots.variable_shares(self.shares), attention_plots.attention_over_time(self.attention)]
+        return [attention_plots.plot_variable_shares(self.shares), attention_plots.plot_attention(self.attention)]
 
 
 def explain(

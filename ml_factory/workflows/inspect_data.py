@@ -49,7 +49,7 @@ def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
 def draw_gaps(workspace: Workspace | str | Path, symbol: str):
     """Plot every gap of the bars: time, length and reason."""
-    return data_plots.gaps_over_time(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
+    return data_plots.plot_gaps(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
 
 
 def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
@@ -68,7 +68,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     else:
         moment = store.known_at[row].value
     visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
-    return data_plots.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
+    return data_plots.plot_frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
 
 
 # ---- features ------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """Plot the moments after which the newest proof disturbed the future, on the price."""
     proof, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
     title = f"{symbol}: where the proof cut ({proof.describe()})"
-    return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
+    return data_plots.plot_cuts(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
 
 
 # ---- splits --------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
 def split_figure(store: Store, horizon: int):
     """Plot the chronological split of one horizon on the price."""
     labels, splits = store.load_labels(horizon), store.load_splits(horizon)
-    return data_plots.split_on_price(
+    return data_plots.plot_split(
         store.load_rows()["close"],
         {name: labels.index[rows] for name, rows in splits.items()},
         title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",

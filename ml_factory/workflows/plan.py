@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.checkpoints.compute_session import hours_expected
+from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
@@ -96,7 +96,7 @@ def plan_models(
     tasks, scheme : as of `pipeline.plan`.
     """
     started, scheme = time.perf_counter(), scheme or SchemeSpec()
-    hours = hours_expected(workspace.results / "sessions")
+    hours = expected_hours_left(workspace.results / "sessions")
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))

@@ -34,7 +34,7 @@ from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fi
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.labels import LabelSpec, classes_of, expected_classes
 from ml_factory.targets.make_labels import make_labels
-from ml_factory.targets.splits import holdout
+from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_rows
 from ml_factory.workflows.append import (
     CheckedBars,
@@ -337,7 +337,7 @@ def _write_horizon(
     with phase(f"labels {horizon}", len(rows.base)):
         labels = make_labels(rows.base, minute_bars, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
-    splits = holdout(labels, settings.splits)
+    splits = chronological_split(labels, settings.splits)
     check_classes(labels, splits, expected_classes(settings.labels.kind))
     if found:
         check_saw_training_rows(found, labels, splits)

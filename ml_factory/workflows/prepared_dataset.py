@@ -182,8 +182,8 @@ def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
         return settings
     _check_frames(name, data.settings["data"]["preprocess"])
     if settings["frames"] is True:
-        strides_of = import_module("ml_factory.models.multi_timeframe_network").strides_of
-        settings["frames"] = strides_of(data.features.columns, features.base)
+        frame_strides = import_module("ml_factory.models.multi_timeframe_network").frame_strides
+        settings["frames"] = frame_strides(data.features.columns, features.base)
     return settings
 
 

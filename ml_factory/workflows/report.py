@@ -155,7 +155,7 @@ def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> S
     return Section(
         "Verdict",
         text="\n\n".join([*lines[: len(evaluated.verdicts)], rows, *lines[len(evaluated.verdicts) :]]),
-        figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.metrics_bar(metrics))],
+        figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.plot_metrics(metrics))],
         tables=[
             ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
             ("Test rows: scores", metrics[[name for name in SCORES if name in metrics]]),
@@ -187,7 +187,7 @@ def returns(data: Dataset, evaluated: TestPredictions) -> Section:
         f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
         f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
         figures=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
-                  plots.decile_bars(found.table))],
+                  plots.plot_deciles(found.table))],
         tables=[("By decile of p_long − p_short", found.table)],
     )  # fmt: skip
 
@@ -223,16 +223,16 @@ def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
                    f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
         + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
         "0 where chance could explain all of it, which with few independent rows does not prove calibration.",
-        figures=[("", plots.calibration_plot(some, name, data.classes)) for name, some in together.items()],
+        figures=[("", plots.plot_calibration(some, name, data.classes)) for name, some in together.items()],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", predicted_and_observed(data, rows, test).set_index("name"))],
     )  # fmt: skip
 
 
-def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
+def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
     """Return the section of training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
-    curves = plots.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
+    curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
     caption = (
         "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
         "as in training, in the dashed line too; the verdict counts each row once."
@@ -245,13 +245,13 @@ def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
     run.
     """
     if "history" in facts:
-        first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
+        first = learning_section(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
     else:
         weights = pd.DataFrame(facts["weights"]).set_index("model")
         first = Section(
             "The stack",
             text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
-            figures=[("Weight of each model.", plots.stack_weights(weights))],
+            figures=[("Weight of each model.", plots.plot_stack_weights(weights))],
         )
     settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
     made = Section(
@@ -274,7 +274,7 @@ def importances(table: pd.DataFrame) -> list[Section]:
             "Features",
             text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
             "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
-            figures=[("Permutation importance and gain of each feature.", plots.importance_bars(table))],
+            figures=[("Permutation importance and gain of each feature.", plots.plot_importances(table))],
         )
     ]
 
@@ -338,7 +338,7 @@ def data_sections(data: Dataset, store: Store) -> list[Section]:
         Section(
             "The split",
             text=left_out_sentence(stored[data.horizon]),
-            figures=[("Price with the parts of the split.", data_plots.split_on_price(close, parts))],
+            figures=[("Price with the parts of the split.", data_plots.plot_split(close, parts))],
             tables=[("Parts", splits)],
         ),
         Section(
@@ -346,7 +346,7 @@ def data_sections(data: Dataset, store: Store) -> list[Section]:
             text=question_sentence(data)
             + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
             "counts nowhere.",
-            figures=[("Share of each label.", data_plots.label_balance(balance))],
+            figures=[("Share of each label.", data_plots.plot_label_balance(balance))],
         ),
         Section(
             "Bars",

@@ -38,7 +38,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.fixed_horizon import forward_return
 from ml_factory.targets.label_table import mark_inferred
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.tracking.restore import try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import mirror_mode
@@ -84,7 +84,7 @@ def run_barrier_search(
         seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.resumed or None,
         exact=not outcome.nondeterminism, inexact_because=outcome.nondeterminism, reused=reused,
         path=path,
-        seconds=time.perf_counter() - started, draw=lambda: plots.barrier_trials(trials),
+        seconds=time.perf_counter() - started, draw=lambda: plots.plot_barrier_trials(trials),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def search_rows(
     """
     labels = mark_inferred(forward_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]
-    parts = holdout(labels, splits)
+    parts = chronological_split(labels, splits)
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
 
 

@@ -23,7 +23,7 @@ from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
-from ml_factory.tracking.run_log import first_missing
+from ml_factory.tracking.run_log import count_logged_steps
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.prepared_dataset import (
     Dataset,
@@ -154,14 +154,14 @@ def _comparable_value(model: Estimator | None, what: str) -> object:
     return value.identity() if what == "settings" and value is not None else value
 
 
-def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
+def complete_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
     """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
 
     Once the artifact is persisted, the slots of the run's checkpoints are released.
     """
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if not is_log_complete(log) or first_missing([step for step, _ in history], log) < len(history):
+    if not is_log_complete(log) or count_logged_steps([step for step, _ in history], log) < len(history):
         with open_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
             tracker.finish(run_summary(artifact), artifact=artifact)

@@ -53,7 +53,7 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
     lived = {"seconds": 0.0}
     monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - lived["seconds"])
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1")
-    here = compute_session.Session(tmp_path / "sessions")
+    here = compute_session.ComputeSession(tmp_path / "sessions")
     for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
         lived["seconds"] = 3600 - left
         assert here.ending(save) is ends, (left, save)
@@ -64,7 +64,7 @@ def test_a_runtime_that_outlived_its_tier_is_of_the_next_and_goes_on_training(mo
     compute_session._warn_outlived.cache_clear()
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
-    here = compute_session.Session(tmp_path / "free")
+    here = compute_session.ComputeSession(tmp_path / "free")
     assert here.ending(0) and not caplog.text
     for hours, left in ((13, 11), (13.5, 10.5), (23.99, 0.01), (25, math.inf), (400, math.inf)):
         lived["hours"] = hours
@@ -77,7 +77,7 @@ def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     for hours, left in ((13, 11 * 3600), (25, None)):
         monkeypatch.setattr(compute_session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
-        here = compute_session.Session(tmp_path / str(hours))
+        here = compute_session.ComputeSession(tmp_path / str(hours))
         here.record_alive()
         here._writer._thread.join()
         observed = written(tmp_path / str(hours))[0]
@@ -95,7 +95,7 @@ def written(folder) -> list[dict]:
 def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     for _ in range(5):
-        one = compute_session.Session(tmp_path)
+        one = compute_session.ComputeSession(tmp_path)
         one.record_alive()
         one._writer._thread.join()
     assert len(written(tmp_path)) == 1
@@ -112,7 +112,7 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
         raise WorkspaceError("full")
 
     monkeypatch.setattr(session_lifetimes, "write_json", write)
-    hung, full = compute_session.Session(tmp_path / "hung"), compute_session.Session(tmp_path / "full")
+    hung, full = compute_session.ComputeSession(tmp_path / "hung"), compute_session.ComputeSession(tmp_path / "full")
     with CheckpointManager(tmp_path / "a", on_saved=hung.record_alive, local=tmp_path / "local") as manager:
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
@@ -129,13 +129,13 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
 
 def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
-    first = compute_session.Session(tmp_path)
+    first = compute_session.ComputeSession(tmp_path)
     assert first.mean_life == 2 * 3600
     first.record_alive()
     written(tmp_path)
     monkeypatch.delenv("ML_FACTORY_SESSION_HOURS")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    unbounded = compute_session.Session(tmp_path / "none")
+    unbounded = compute_session.ComputeSession(tmp_path / "none")
     unbounded.record_alive()
     assert unbounded.mean_life == math.inf and not unbounded.ending(1e9)
     assert not (tmp_path / "none").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MarketSpec, Sessions, market_for, sessions_of
+from ml_factory.data.sessions import ExchangeSessions, MarketSpec, market_for, sessions_of
 from ml_factory.data.validation import check_bars
 
 PLACES = 5
@@ -34,7 +34,7 @@ class Market:
         return self.table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
 
     @property
-    def sessions(self) -> Sessions:
+    def sessions(self) -> ExchangeSessions:
         return sessions_of(self.start_ns, self.spec.calendar)
 
     @property

@@ -20,7 +20,7 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage import atomic_files, mount_table
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 
 PRINT = atomic_files.fingerprint({"bars": 1})
 OTHER = atomic_files.fingerprint({"bars": 2})
@@ -47,7 +47,7 @@ def labels_of(base, horizon: int) -> pd.DataFrame:
 
 def add_horizon(store: StoreWriter, base, horizon: int) -> None:
     labels = labels_of(base, horizon)
-    splits = holdout(labels, SplitSpec())
+    splits = chronological_split(labels, SplitSpec())
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
     store.write_scaler(horizon, RobustScaler.fit(np.eye(6, dtype=np.float32)))
@@ -75,7 +75,7 @@ def test_everything_comes_back_as_it_went(processed, base, matrix):
     assert (rows["close"].to_numpy() == base.close).all()
     labels = labels_of(base, 10)
     pd.testing.assert_frame_equal(store.load_labels(10), labels, check_exact=True, check_freq=False)
-    wanted = holdout(labels, SplitSpec())
+    wanted = chronological_split(labels, SplitSpec())
     splits = store.load_splits(10)
     assert list(splits) == list(wanted) and all((splits[name] == wanted[name]).all() for name in wanted)
     assert store.load_scaler(10).to_dict() == RobustScaler.fit(np.eye(6, dtype=np.float32)).to_dict()

@@ -49,25 +49,23 @@ def all_figures() -> dict:
     balance = pd.DataFrame({"short": [300, 20], "neutral": [300, 60], "long": [400, 20]}, index=[5, 20])
     frame_p = pd.DataFrame(P, INDEX, ["p_short", "p_neutral", "p_long"])
     return {
-        "split": data_plots.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
-        "balance": data_plots.label_balance(balance),
-        "gaps": data_plots.gaps_over_time(
-            pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])
-        ),
-        "cuts": data_plots.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
-        "alignment": data_plots.frame_alignment(base, [coarse], [seen], row=70),
-        "learning": plots.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
-        "folds": plots.fold_scores(folds),
-        "metrics": plots.metrics_bar(TABLE),
-        "calibration": plots.calibration_plot({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
-        "weights": plots.stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
-        "importances": plots.importance_bars(
+        "split": data_plots.plot_split(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
+        "balance": data_plots.plot_label_balance(balance),
+        "gaps": data_plots.plot_gaps(pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])),
+        "cuts": data_plots.plot_cuts(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
+        "alignment": data_plots.plot_frame_alignment(base, [coarse], [seen], row=70),
+        "learning": plots.plot_learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
+        "folds": plots.plot_fold_scores(folds),
+        "metrics": plots.plot_metrics(TABLE),
+        "calibration": plots.plot_calibration({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
+        "weights": plots.plot_stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
+        "importances": plots.plot_importances(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
         ),
-        "deciles": plots.decile_bars(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
-        "probabilities": plots.probabilities(frame_p, CLOSE),
-        "shares": attention_plots.variable_shares(SHARES),
-        "attention": attention_plots.attention_over_time(ATTENTION),
+        "deciles": plots.plot_deciles(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
+        "probabilities": plots.plot_probabilities(frame_p, CLOSE),
+        "shares": attention_plots.plot_variable_shares(SHARES),
+        "attention": attention_plots.plot_attention(ATTENTION),
     }
 
 
@@ -159,7 +157,7 @@ def test_every_colour_has_two_sides():
 def test_words_from_outside_stay_words():
     evil = '<script>alert("1")</script> & $x^2$'
     table = pd.DataFrame({evil: [evil]}, index=pd.Index([evil], name=evil))
-    drawn = plots.metrics_bar(TABLE.rename(index={"model": evil}), title=evil)
+    drawn = plots.plot_metrics(TABLE.rename(index={"model": evil}), title=evil)
     assert "".join(Page(to_svg(drawn, "x")).text).count(evil) == 2, "a dollar sign starts no formula"
     text = render(
         evil,
@@ -224,7 +222,7 @@ def test_the_alignment_shows_the_bar_given_and_its_age():
 @pytest.mark.parametrize("best", [1.0725, 1.0795, 1.0865, 1.11])
 def test_no_word_of_the_learning_curves_stands_on_another(best):
     history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0435, 0.987], "val_loss": [best + 0.005, best]})
-    figure = plots.learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
+    figure = plots.plot_learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
     FigureCanvasAgg(figure).draw()
     (ax,) = figure.axes
     boxes = [text.get_window_extent() for text in (*ax.texts, *ax.get_legend().get_texts(), figure._suptitle)]
@@ -234,7 +232,7 @@ def test_no_word_of_the_learning_curves_stands_on_another(best):
 
 
 def test_what_stands_beside_a_mean_is_named():
-    shares, attention = attention_plots.variable_shares(SHARES), attention_plots.attention_over_time(ATTENTION)
+    shares, attention = attention_plots.plot_variable_shares(SHARES), attention_plots.plot_attention(ATTENTION)
     for figure, alike in ((shares, "equal shares"), (attention, "equal attention")):
         named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
         assert named == {"mean over rows", "middle 80 % of rows", alike}
@@ -242,7 +240,7 @@ def test_what_stands_beside_a_mean_is_named():
 
 @pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning"])
 def test_no_word_of_a_figure_is_cut_on_a_phone(name):
-    figure = all_figures()[name] if name != "metrics" else plots.metrics_bar(
+    figure = all_figures()[name] if name != "metrics" else plots.plot_metrics(
         metrics_table({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y, best="clock_volatility")
     )  # fmt: skip
     _stand_upright(figure)
@@ -255,14 +253,14 @@ def test_no_word_of_a_figure_is_cut_on_a_phone(name):
 
 def test_importances_are_drawn_largest_first():
     table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
-    (ax,) = plots.importance_bars(table).axes
+    (ax,) = plots.plot_importances(table).axes
     assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
     assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
 
 
 def test_each_baseline_has_a_colour_and_a_diamond_of_its_own():
     said = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
-    (ax,) = plots.metrics_bar(metrics_table(said, Y, reference="prior", best="clock")).axes
+    (ax,) = plots.plot_metrics(metrics_table(said, Y, reference="prior", best="clock")).axes
     drawn = [to_hex(points.get_facecolor()[0]) for points in ax.collections if isinstance(points, PathCollection)]
     assert len(set(drawn)) == len(drawn) == 4 and ax.lines[0].get_color() == COLOURS["clock"][0]
     assert {COLOURS[name][0] for name in ("prior", "last_move", "clock_volatility", "accent")} == set(drawn)
@@ -276,21 +274,21 @@ def test_a_tile_shows_its_interval_below_its_value():
 
 def test_learning_without_validation_or_with_one_epoch():
     history = pd.DataFrame({"epoch": [1], "train_loss": [1.0], "val_loss": [np.nan]})
-    assert "validation" not in to_svg(plots.learning_curves(history, best_epoch=1), "x")
+    assert "validation" not in to_svg(plots.plot_learning_curves(history, best_epoch=1), "x")
 
 
 def test_figures_of_little_data():
     short = pd.DataFrame([[0.2, 0.3, 0.5]] * 2, INDEX[:2], ["p_short", "p_neutral", "p_long"])
-    assert "<svg" in to_svg(plots.probabilities(short, CLOSE), "x")
-    assert "<svg" in to_svg(data_plots.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
+    assert "<svg" in to_svg(plots.plot_probabilities(short, CLOSE), "x")
+    assert "<svg" in to_svg(data_plots.plot_split(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
     few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
-    assert "<svg" in to_svg(plots.metrics_bar(few), "x")
+    assert "<svg" in to_svg(plots.plot_metrics(few), "x")
 
 
 def test_the_largest_shares_are_drawn_and_the_newest_bar_is_on_the_right():
     shares, attention = (
-        attention_plots.variable_shares(SHARES, top=15).axes[0],
-        attention_plots.attention_over_time(ATTENTION),
+        attention_plots.plot_variable_shares(SHARES, top=15).axes[0],
+        attention_plots.plot_attention(ATTENTION),
     )
     largest = SHARES["share"].nlargest(15)
     assert [bar.get_width() for bar in shares.patches] == largest.tolist()

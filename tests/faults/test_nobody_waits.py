@@ -14,7 +14,7 @@ from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.run_log import first_missing, read_log
+from ml_factory.tracking.run_log import count_logged_steps, read_log
 from ml_factory.workflows.plan import plan_models
 from ml_factory.workflows.restore_run import restore_from_wandb
 from ml_factory.workflows.run_status import format_run_status
@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         with pytest.raises(UnresponsiveMountError):
             query()
     assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
-    assert first_missing([1, 2], folder / "run" / "log") == 0
+    assert count_logged_steps([1, 2], folder / "run" / "log") == 0
     line = format_run_status(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
     assert line.startswith("Status of xgboost on DEMO, horizon 5 unknown: the mount does not answer")
     observed = plan_models(

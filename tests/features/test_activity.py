@@ -15,7 +15,7 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import ProofSpec, prove
-from ml_factory.models.multi_timeframe_network import strides_of
+from ml_factory.models.multi_timeframe_network import frame_strides
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -111,5 +111,5 @@ def test_what_cannot_be_asked_of_bars_by_activity_is_told(bars):
     with pytest.raises(BarsError, match=r"These bars need volume.*tick_imbalance"):
         build_features(bars.drop(columns="volume"), market_for("SPY", bars.drop(columns="volume")), spec)
     with pytest.raises(SettingsError, match="no stride"):
-        strides_of(["rsi_14@60m"], spec.base)
+        frame_strides(["rsi_14@60m"], spec.base)
     assert FeatureSpec(bars="time").base == FeatureSpec().base == 5

@@ -6,7 +6,7 @@ import pytest
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import build, momentum
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
@@ -54,7 +54,7 @@ def test_a_kernel_that_peeks_inside_its_block_is_caught(bars, monkeypatch):
         rows = rows[(block.t0 + rows) % 1_201 == 0]
         out[0, rows - HISTORY] += 1e-3 * (block.close[rows + 1] > block.close[rows])
 
-    spoilt = Family(momentum.FAMILY.names, peeking, momentum.FAMILY.recursions)
+    spoilt = FeatureFamily(momentum.FAMILY.names, peeking, momentum.FAMILY.recursions)
     monkeypatch.setitem(build.FAMILIES, "momentum", spoilt)
     proof = prove(clean_pipeline(), bars, ONLY_FEED)
     assert {leak.column for leak in proof.leaks} <= {"return_1", "return_1@60m"} and proof.leaks

@@ -7,7 +7,7 @@ import torch
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.multi_timeframe_network import Frames, several_frames, strides_of
+from ml_factory.models.multi_timeframe_network import Frames, frame_strides, several_frames
 from ml_factory.models.registry import (
     _SPECS,
     available_models,
@@ -24,8 +24,8 @@ from ml_factory.storage.serialization import decode_state, encode_state
 
 def test_strides_are_read_off_the_columns_names():
     columns = ["rsi_14", "atr", "rsi_14@15m", "rsi_14@60m", "atr@60m", "rsi_14@4h", "rsi_14@1d"]
-    assert strides_of(columns, 5) == ((1, 2), (3, 1), (12, 2), (1, 2))
-    assert strides_of(columns[:4], 1) == ((1, 2), (15, 1), (60, 1))
+    assert frame_strides(columns, 5) == ((1, 2), (3, 1), (12, 2), (1, 2))
+    assert frame_strides(columns[:4], 1) == ((1, 2), (15, 1), (60, 1))
 
 
 def test_each_column_is_read_at_its_own_pace_up_to_the_last_row_and_none_is_lost():
@@ -78,7 +78,7 @@ def test_every_network_takes_the_frames_that_ship_with_its_own_defaults(name):
     """In the default window an hourly column has 3 steps, fewer than a PatchTST's patch."""
     data = FeatureSpec()
     columns = ["rsi_14", "atr", *(f"rsi_14@{minutes}m" for minutes in data.frames)]
-    model = build_model(name, frames=strides_of(columns, data.base))
+    model = build_model(name, frames=frame_strides(columns, data.base))
     network = model.kind(len(columns), model.lookback, 3, model.network_spec)
     assert network.frames.steps == [32, 11, 6, 3]
     x_BTF = torch.randn(2, model.lookback, len(columns), requires_grad=True)
@@ -96,7 +96,7 @@ def test_only_a_frame_too_short_for_a_patch_has_a_shorter_one():
 
 def test_a_network_made_for_certain_columns_is_checked_on_as_many():
     columns = ["rsi_14", "atr", "macd", "rsi_14@15m", "rsi_14@60m"]
-    register_model("lstm_frames", several_frames(LSTM, strides_of(columns, 5)), family="sequence")
+    register_model("lstm_frames", several_frames(LSTM, frame_strides(columns, 5)), family="sequence")
     try:
         assert build_model("lstm_frames").kind.features == 5
     finally:

@@ -11,7 +11,7 @@ from ml_factory.errors import BarsError
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 
 SPEC = LabelSpec(5, sigma_span=30)
 
@@ -42,10 +42,10 @@ def test_rows_of_the_first_twenty_sessions_are_marked_where_facts_are_inferred(b
 
 def test_no_part_of_the_split_holds_a_marked_row(bars):
     labels = labels_of(bars)
-    inferred, parts = np.flatnonzero(labels["inferred"] == 1), holdout(labels, SplitSpec())
+    inferred, parts = np.flatnonzero(labels["inferred"] == 1), chronological_split(labels, SplitSpec())
     assert len(inferred) > 2_000 and not any(np.isin(rows, inferred).any() for rows in parts.values())
     alone = labels[labels["inferred"] == 0].drop(columns="inferred")
-    for name, rows in holdout(alone, SplitSpec()).items():  # the split of a file that begins after them
+    for name, rows in chronological_split(alone, SplitSpec()).items():  # the split of a file that begins after them
         np.testing.assert_array_equal(parts[name], rows + len(inferred))
 
 
@@ -65,4 +65,4 @@ def test_a_file_of_twenty_sessions_names_the_facts_to_give(bars):
     labels = labels_of(bars.iloc[:20_000])
     assert labels["inferred"].all()
     with pytest.raises(BarsError, match="--calendar, --tick"):
-        holdout(labels, SplitSpec())
+        chronological_split(labels, SplitSpec())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import Frame, base_frame, stretches_between_rolls
+from ml_factory.data.resample import Frame, base_frame, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
@@ -277,7 +277,7 @@ def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjus
 
         assert not crossed(inside, base.segment).any()  # without being asked none leaves its segment
         assert crossed(found, base.session).any() and crossed(found, base.segment).sum() > 10
-        contract = stretches_between_rolls(base)
+        contract = segments_between_rolls(base)
         assert not crossed(found, contract).any() and len(np.unique(contract)) == (1 if adjusted else 3)
         # What cuts a label short is a step of the contract alone, and a bar of the next one proves it.
         short = found[found["barrier"] == "session"]

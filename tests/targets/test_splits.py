@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.splits import SplitSpec, holdout, purge, purged_kfold
+from ml_factory.targets.splits import SplitSpec, chronological_split, purge, purged_kfold
 from tests.targets.split_cases import (
     TWELVE,
     any_labels,
@@ -21,16 +21,16 @@ from tests.targets.split_cases import (
 
 
 def test_holdout_of_twelve_rows():
-    parts = holdout(TWELVE, SplitSpec(train=0.5, validation=0.25))
+    parts = chronological_split(TWELVE, SplitSpec(train=0.5, validation=0.25))
     assert {name: rows.tolist() for name, rows in parts.items()} == {
         "train": [0, 1, 2, 3],
         "validation": [6],
         "test": [9, 10, 11],
     }
     assert all(rows.dtype == np.int64 for rows in parts.values())
-    assert drawn(holdout.__doc__, "train") == ["0", "1", "2", "3", ".", "."] + [""] * 6
-    assert drawn(holdout.__doc__, "validation") == [""] * 6 + ["6", ".", "."] + [""] * 3
-    assert drawn(holdout.__doc__, "test") == [""] * 9 + ["9", "10", "11"]
+    assert drawn(chronological_split.__doc__, "train") == ["0", "1", "2", "3", ".", "."] + [""] * 6
+    assert drawn(chronological_split.__doc__, "validation") == [""] * 6 + ["6", ".", "."] + [""] * 3
+    assert drawn(chronological_split.__doc__, "test") == [""] * 9 + ["9", "10", "11"]
 
 
 def test_purged_folds_of_twelve_rows():
@@ -78,9 +78,9 @@ def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, valida
     }
     if not all(wanted.values()):
         with pytest.raises(SettingsError, match="row is left"):
-            holdout(rows, SplitSpec(train, validation, embargo))
+            chronological_split(rows, SplitSpec(train, validation, embargo))
         return
-    parts = holdout(rows, SplitSpec(train, validation, embargo))
+    parts = chronological_split(rows, SplitSpec(train, validation, embargo))
     assert {name: part.tolist() for name, part in parts.items()} == wanted
 
 
@@ -131,9 +131,9 @@ def test_a_split_that_cannot_be_says_so(bad):
 
 def test_too_few_rows_say_so():
     with pytest.raises(SettingsError, match="row is left"):
-        holdout(TWELVE.iloc[:2], SplitSpec())
+        chronological_split(TWELVE.iloc[:2], SplitSpec())
     with pytest.raises(SettingsError, match="row is left"):
-        holdout(TWELVE.iloc[:0], SplitSpec())
+        chronological_split(TWELVE.iloc[:0], SplitSpec())
     for folds in (1, 13, "five", True, 2.0):
         with pytest.raises(SettingsError, match="folds"):
             purged_kfold(TWELVE, folds, 0)

@@ -88,9 +88,9 @@ def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600)
-    assert compute_session.hours_expected(tmp_path) == pytest.approx(11, abs=0.01)
+    assert compute_session.expected_hours_left(tmp_path) == pytest.approx(11, abs=0.01)
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert compute_session.hours_expected(tmp_path) == 1.5
+    assert compute_session.expected_hours_left(tmp_path) == 1.5
     assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(
         compute_session.hours_left()
     )
@@ -100,6 +100,6 @@ def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(
     taken.record_alive()
     clock[0] = day_ago + 9000
     taken.record_alive()  # and never again
-    assert compute_session.hours_expected(tmp_path) == 2.0
+    assert compute_session.expected_hours_left(tmp_path) == 2.0
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1.75")
-    assert compute_session.hours_expected(tmp_path) == pytest.approx(0.75, abs=0.01)
+    assert compute_session.expected_hours_left(tmp_path) == pytest.approx(0.75, abs=0.01)

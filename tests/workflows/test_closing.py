@@ -8,7 +8,7 @@ from ml_factory.settings import RunSpec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import restore_run
-from ml_factory.workflows.train import finalize_log
+from ml_factory.workflows.train import complete_log
 from ml_factory.workflows.unit_checkpoints import fit_phase
 
 TRAIN = RunSpec("MES", 10, "xgboost", "train", 0, False, "0" * 64)
@@ -33,7 +33,7 @@ def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
 
     def closed_with(place: Registry) -> tuple[bool, bool]:
         artifact = place.register("MES", "model", spec.model, {"a": 1}, {"run_id": "run"})
-        finalize_log(workspace, run, spec, artifact, mirror="off")
+        complete_log(workspace, run, spec, artifact, mirror="off")
         return run.ended, all(slot.returned for slot in Pool(workspace.checkpoints).scan())
 
     assert closed_with(registry.local_fallback) == (False, False)

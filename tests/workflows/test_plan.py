@@ -33,7 +33,9 @@ def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
 
 
 def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
-    monkeypatch.setattr(plan_module, "hours_expected", lambda records: 16 / 3600)  # one second more than the reserve
+    monkeypatch.setattr(
+        plan_module, "expected_hours_left", lambda records: 16 / 3600
+    )  # one second more than the reserve
     monkeypatch.setattr(
         cost_model.CostModel, "forecast", lambda self, work: cost_model.Cost(0.7 if work < 100 else 900.0)
     )

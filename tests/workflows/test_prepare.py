@@ -83,7 +83,7 @@ def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(
 
 def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
     told = []
-    monkeypatch.setattr(inspect_data.data_plots, "frame_alignment", lambda *parts: told.append(parts))
+    monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: told.append(parts))
     pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme", tick=0.5))
     inspect_data.frame_alignment(workspace, "ODD", row=700)
     base, coarse, visible, row = told[0]

@@ -25,7 +25,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import found_barriers, search_barriers
 from ml_factory.workflows.results import PrepareResult, SearchResult
 from tests.targets.markets import gappy
@@ -227,7 +227,7 @@ def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(s
             tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
             labels = triple_barrier(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
-            first = labels.index[holdout(labels, splits)["validation"][0]]
+            first = labels.index[chronological_split(labels, splits)["validation"][0]]
             assert train[-1] < judging[0] <= first
             moved += judging[0] < first
     assert moved

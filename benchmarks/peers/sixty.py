@@ -9,7 +9,7 @@ from numba import njit
 
 from ml_factory.data.resample import Frame
 from ml_factory.features import momentum
-from ml_factory.features.engine import Family
+from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
     ratio,
@@ -19,7 +19,7 @@ from ml_factory.features.rolling import (
     window_sum,
 )
 from ml_factory.features.rolling_std_slope import line_24, moments_of_twice, rise_of_twice
-from ml_factory.features.volume import mfi, typical_trend
+from ml_factory.features.volume import mfi, typical_price_direction
 
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
 _DX, _SIGNAL = 10, 11
@@ -104,7 +104,7 @@ def _trend(b, state, out, coarse):
     out[26] = rise[HISTORY:] / (24.0 * (24.0 * 24.0 - 1.0) / 12.0)
     out[27] = rise_of_twice(rise, mean, 24, HISTORY)[HISTORY:] / (48.0 * (48.0 * 48.0 - 1.0) / 12.0)
     typical = (b.high + b.low + b.close) / 3.0
-    mfi(typical * b.volume, typical_trend(typical), 14, b.t0, out[28])
+    mfi(typical * b.volume, typical_price_direction(typical), 14, b.t0, out[28])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -188,6 +188,6 @@ def _of_both(newer_mean, newer_spread, n, older_mean, older_spread, m, first):
 
 
 FAMILIES = {
-    "trend": Family(lambda market, coarse: TREND, _trend, 12),
-    "spread": Family(lambda market, coarse: SPREAD, _spread),
+    "trend": FeatureFamily(lambda market, coarse: TREND, _trend, 12),
+    "spread": FeatureFamily(lambda market, coarse: SPREAD, _spread),
 }

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import talib
 
-from benchmarks.twins.pandas_sklearn import FLOOR
+from benchmarks.peers.pandas_sklearn import FLOOR
 
 THREADS = 2
 PRICES = ("open", "high", "low", "close")
