@@ -15,6 +15,9 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
+# Values reach the shell through the environment, so that quotes and spaces in them are text.
+export SEED SHARE COLAB OWNER ROWS BENCH
+
 .PHONY: kernels picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
@@ -25,7 +28,6 @@ setup:  ## the environment in .venv, from exact pins; at once when they have not
 	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py $(VENV) requirements/dev.txt
 
-# Values reach the shell through the environment, so that quotes and spaces in them are text.
 run: export ML_RUN_WORKSPACE := $(WORKSPACE)
 run: export ML_RUN_DATA := $(DATA)
 run: export ML_RUN_SYMBOL := $(SYMBOL)
@@ -58,9 +60,9 @@ soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, br
 	@for campaign in notebooks peers chaos faults browser test-xla matrix; do $(MAKE) $$campaign || exit 1; done
 
 sample: setup  ## a share of `make soak`, drawn with SEED=text: what .ci/run takes of it
-	@$(PY) -m pytest $(SPREAD) -m soak --sample $(SHARE) --sample-seed '$(SEED)' $(ARGS)
-	@$(PY) -W error -m tests.chaos --sample 12 --seed $$(echo '$(SEED)' | cksum | cut -d' ' -f1)
-	@$(PY) -m tests.faults --every 24 --from $$(($$(echo '$(SEED)' | cksum | cut -d' ' -f1) % 24))
+	@$(PY) -m pytest $(SPREAD) -m soak --sample "$$SHARE" --sample-seed "$$SEED" $(ARGS)
+	@$(PY) -W error -m tests.chaos --sample 12 --seed $$(echo "$$SEED" | cksum | cut -d' ' -f1)
+	@$(PY) -m tests.faults --every 24 --from $$(($$(echo "$$SEED" | cksum | cut -d' ' -f1) % 24))
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
@@ -94,7 +96,7 @@ notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed a
 bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
 	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-bench requirements/bench.txt
-	@for name in $(BENCH); do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	@for name in $$BENCH; do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-training: setup  ## trainings beside their peers: steps, windows, the loop's share, compilers; 10 GB of packages the first time
 	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
@@ -110,18 +112,18 @@ faults: setup  ## every fault at every file operation of checkpoints, with the t
 	@$(PY) -m tests.faults $(ARGS)
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13
-	@ROWS="$(ROWS)" sh .ci/matrix
+	@sh .ci/matrix
 
 colab:  ## the notebooks and one wheel for MyDrive/ml_factory, into dist/colab or COLAB=folder
 	@test -n "$(PYTHON)" || { echo "make colab: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/colab.py '$(COLAB)'
+	@$(PYTHON) .ci/colab.py "$$COLAB"
 
 picture: setup  ## the picture of README, from the report of `make run`; needs Chromium
 	@$(PY) .ci/picture.py
 
 badges: setup  ## OWNER=name: write the repository's owner into links, badges and bootstrap cells
-	@test -n "$(OWNER)" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }
-	@$(PY) .ci/badges.py '$(OWNER)'
+	@test -n "$$OWNER" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }
+	@$(PY) .ci/badges.py "$$OWNER"
 
 clean:  ## remove environments and caches; never the workspace
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis build *.egg-info

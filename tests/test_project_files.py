@@ -1,6 +1,7 @@
 """Versions, pinned actions and hooks in the files that GitHub, PyPI and pre-commit read."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -44,3 +45,23 @@ def test_every_hook_runs_what_make_lint_runs():
     assert local["repo"] == "local" and len(commands) >= 3
     hooks = [hook["entry"] for hook in local["hooks"]]
     assert [command for command in commands if not any(f"-m {command}" in entry for entry in hooks)] == []
+
+
+@pytest.mark.parametrize(
+    ("target", "variable"),
+    [
+        ("run", "SYMBOL"),
+        ("run", "DATA"),
+        ("run", "WORKSPACE"),
+        ("badges", "OWNER"),
+        ("colab", "COLAB"),
+        ("sample", "SEED"),
+    ],
+)
+@pytest.mark.parametrize("quote", ["'", '"', "`", "$$("])
+def test_make_with_quotes_in_a_value_runs_nothing_of_it(target, variable, quote, tmp_path):
+    value = f"a{quote}; touch {tmp_path / 'ran'}; echo {quote}"
+    command = ["make", "-s", "-C", str(ROOT), target, "PY=echo", "PYTHON=echo", f"{variable}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not (tmp_path / "ran").exists() and "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
