@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.compute_session import ComputeSession
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import commit
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
@@ -129,10 +130,10 @@ def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
         upload_compile_cache(folder.parent)
         push_checkpoints(folder.parent)
 
+    schedule = SaveSchedule(ending=session.ending, mean_life_seconds=session.mean_life)
     return CheckpointManager(
-        folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, ending=session.ending,
-        mean_life_seconds=session.mean_life, on_saved=saved,
-    )  # fmt: skip
+        folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, schedule=schedule, on_saved=saved
+    )
 
 
 def _attempt(base: str, attempt: int) -> str:

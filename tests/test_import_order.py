@@ -21,8 +21,8 @@ storage.locks storage.safetensors_header storage.safetensors_layout storage.seri
 storage.workspace storage.compile_cache storage.pending_uploads storage.artifact_registry
 checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule checkpoints.session_planner
 checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots
-checkpoints.mount_slots checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.latest_training
-checkpoints.manager
+checkpoints.mount_slots checkpoints.uploader checkpoints.store checkpoints.safe_stop checkpoints.stop_signals
+checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
 tracking.wandb_sync tracking.tracker tracking.restore
 argument_checks code_fingerprint

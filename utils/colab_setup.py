@@ -192,7 +192,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
         def flush() -> None:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
-    stopped = importlib.import_module("ml_factory.checkpoints.manager").safe_stop(seconds, logs=logs, flush=flush)
+    stopped = importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(seconds, logs=logs, flush=flush)
     return stopped.safe
 
 

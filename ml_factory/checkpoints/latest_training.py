@@ -7,7 +7,8 @@ so it is found in the registry: model, last epoch and history are the same there
 import importlib
 import logging
 
-from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.store import CheckpointStore
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import names_in
@@ -23,29 +24,30 @@ def is_training_run(run: str, phase: str) -> bool:
     return run.startswith("train-") and phase.startswith(PREFIX)
 
 
-def latest_training(manager, phase: str, run: str = "") -> dict | None:
+def latest_training(store: CheckpointStore, phase: str, run: str = "") -> dict | None:
     """Return the newest training's checkpoint with this phase, as of `CheckpointManager.load_latest_checkpoint`, or
     None.
 
     Parameters
     ----------
-    manager : a CheckpointManager.
+    store : the workspace's checkpoints.
     phase : such as "train_lstm".
     run : only this run; "" for all runs in the workspace.
 
     `state` has the training's own keys, `model_state` for the model's `load_state`, and `epoch`, the number of finished
     epochs. One log line names run, symbol, horizon and epoch.
     """
-    saved = [entry for entry in manager.list_trainings(phase) if run in ("", entry["run"])]
+    saved = [entry for entry in store.list_trainings(phase) if run in ("", entry["run"])]
     finished = [
-        entry for entry in _registered(manager, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
+        entry for entry in _registered(store, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
     ]
     finished_runs = {entry.facts.get("run_id") for entry in finished}
-    found = [(entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs]
+    found: list[tuple[str, dict | Artifact]] = []
+    found += [(entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs]
     found += [(entry.registered_at, entry) for entry in finished]
     for _, entry in sorted(found, key=lambda pair: pair[0], reverse=True):
         checkpoint = (
-            _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_slots(manager, phase, entry["run"])
+            _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_slots(store, phase, entry["run"])
         )
         if checkpoint is not None:
             names = (checkpoint[name] for name in ("run", "symbol", "horizon", "saved_at"))
@@ -55,12 +57,12 @@ def latest_training(manager, phase: str, run: str = "") -> dict | None:
     return None
 
 
-def _registered(manager, phase: str, needed: bool) -> list[Artifact]:
+def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifact]:
     """List the finished models of this phase, of every symbol, in the workspace of these checkpoints.
 
     needed : raise for a folder that cannot be read, instead of treating it as empty.
     """
-    registry = Registry(manager.folder.parent / "models")
+    registry = Registry(store.folder.parent / "models")
     try:
         symbols = [name for name in names_in(registry.folder) if legal_symbol(name) == name]
         found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
@@ -72,9 +74,9 @@ def _registered(manager, phase: str, needed: bool) -> list[Artifact]:
     return [artifact for artifact in found if (artifact.kind, PREFIX + artifact.name) == ("model", phase)]
 
 
-def _from_slots(manager, phase: str, run: str) -> dict | None:
+def _from_slots(store: CheckpointStore, phase: str, run: str) -> dict | None:
     """Return the checkpoint of a training under way; None where none of its checkpoints is intact."""
-    found = PhaseCheckpoints(manager, phase, run).latest()
+    found = store.load_latest(Unit(run, phase))
     if found is None:
         return None
     state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})

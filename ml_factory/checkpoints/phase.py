@@ -1,24 +1,23 @@
 """Checkpoints of one phase: when a save is due, how it is made, and which one is the newest."""
 
 import logging
-import math
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from ml_factory.checkpoints.leases import LeaseHolder, TakenOverError
+from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.schedule import SaveTimer, reserved_seconds
 from ml_factory.checkpoints.slot_pool import Unit
-from ml_factory.checkpoints.slots import recency
 from ml_factory.checkpoints.stop_signals import stop
+from ml_factory.checkpoints.store import CheckpointStore
 from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_status
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.redaction import redact
 from ml_factory.storage.locks import acquire, release
 from ml_factory.storage.safetensors_layout import Layout
-from ml_factory.storage.serialization import decode_state, plan_layout
+from ml_factory.storage.serialization import plan_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _WAIT_SECONDS = 1.0  # seconds that an unforced save waits for the one before, and the end of a unit for the mount
@@ -35,28 +34,36 @@ _log = logging.getLogger("ml_factory")
 
 
 class PhaseCheckpoints:
-    """Checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to the training."""
+    """Checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to the training.
 
-    def __init__(self, manager, name: str, run: str = ""):
-        """run : a run whose checkpoints are only read; the manager's own run without it."""
-        self.manager, self.name, self.unit = manager, name, Unit(run or manager.save_run, name)
-        self.last_save: SaveStatus | None = None
-        self._lock = manager.locks / f"{self.unit.run}--{name}.lock"
-        self._timer = SaveTimer(
-            manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
-        )
+    Parameters
+    ----------
+    store : the slots, the staging buffer and the leases.
+    unit : run and phase.
+    timer : schedule of the saves that are not forced.
+    ending : as of `SaveSchedule`.
+    """
+
+    def __init__(self, store: CheckpointStore, unit: Unit, timer: SaveTimer, ending: Callable[[float], bool]):
+        self.store, self.unit, self.name = store, unit, unit.phase
+        self._timer, self._ending = timer, ending
+        self._lock = store.locks / f"{unit.run}--{unit.phase}.lock"
         self._locked = self._warned = self._listening = self._passed_over = False
-        later = manager.uploader.submit if manager.uploader is not None else None
-        self.lease_holder = LeaseHolder(self.unit, manager.lease.session, manager.home, manager.mount, later)
+        self.lease_holder = store.lease_holder(unit)
         self._taken_over: TakenOverError | None = None
+
+    @property
+    def last_save(self) -> SaveStatus | None:
+        """Status of the last save; None before the first."""
+        return self.store.last_saves.get(self.unit)
 
     def due(self) -> bool:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
-        if self.manager.uploader is not None:
-            self.manager.uploader.retry_if_due()
+        if self.store.uploader is not None:
+            self.store.uploader.retry_if_due()
         if self._taken_over is not None or self.stopping():
             return True
-        return not self.manager.staging.preparing and self._timer.due()
+        return not self.store.staging.preparing and self._timer.due()
 
     def due_in(self) -> float:
         """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
@@ -64,11 +71,11 @@ class PhaseCheckpoints:
 
     def stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
-        return stop.requested is not None or self.manager.ending(self.manager.durations.seconds)
+        return stop.requested is not None or self._ending(self.store.durations.seconds)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """Save a state, as `CheckpointManager.save_checkpoint`."""
-        self.manager.check_process()
+        self.store.check_process()
         if not force and not self.due():
             return None
         if self._taken_over is not None:
@@ -78,13 +85,13 @@ class PhaseCheckpoints:
         self.acquire(wait=False)
         must = force or self.stopping()
         if not must:
-            self.manager.staging.prepare(layout.size)
-            if self.manager.staging.preparing:  # for the first time: a later step copies without waiting for pages
+            self.store.staging.prepare(layout.size)
+            if self.store.staging.preparing:  # for the first time: a later step copies without waiting for pages
                 self._passed_over = True
                 return None
-        with self.manager.staging_lock(self.manager.deadline if must else _WAIT_SECONDS) as free:
+        with self.store.staging_lock(self.store.deadline if must else _WAIT_SECONDS) as free:
             if not free:
-                self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
+                self._warn(WorkspaceError("The save before it is still being written", where=self.store.home_folder))
                 self._passed_over = True
                 return None  # still due: the next step tries again
             info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
@@ -98,15 +105,15 @@ class PhaseCheckpoints:
 
     def _end_work(self) -> None:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
-        manager = self.manager
-        manager._wait_home(manager.deadline)
-        manager.wait(_END_UPLOAD_SECONDS if stop.requested is not None else reserved_seconds(manager.durations.seconds))
-        reached = _REACHED[self.last_save.where]
+        store, last = self.store, self.store.last_saves[self.unit]
+        store.wait_home(store.deadline)
+        store.wait(_END_UPLOAD_SECONDS if stop.requested is not None else reserved_seconds(store.durations.seconds))
+        reached = _REACHED[last.where]
         if stop.requested is not None:
-            _log.warning("Stopped: %s (%s)", reached, self.last_save)
+            _log.warning("Stopped: %s (%s)", reached, last)
             stop.resend_if_requested()
         raise SessionOver(
-            f"This session is about to end: {reached}", where=self.name, got=self.last_save,
+            f"This session is about to end: {reached}", where=self.name, got=last,
             next_step="run again in a new session: it resumes from the newest save",
         )  # fmt: skip
 
@@ -124,7 +131,7 @@ class PhaseCheckpoints:
         self._listen()
         found = self.latest()
         if found is not None:
-            self.manager.staging.prepare(found["bytes"])
+            self.store.staging.prepare(found["bytes"])
         return found
 
     def acquire(self, wait: bool = True) -> None:
@@ -133,7 +140,7 @@ class PhaseCheckpoints:
         wait : query the mount's lease too, and wait for it to expire.
         Raises CheckpointError when another living process owns it, on this or another machine.
         """
-        self.manager.check_process()
+        self.store.check_process()
         if not self._locked:
             try:
                 acquire(self._lock, f"run {self.unit.run}, phase {self.name}")
@@ -142,12 +149,12 @@ class PhaseCheckpoints:
                 self._warn(error)
         if not self.lease_holder.held:
             self.lease_holder.acquire(query_mount=wait)
-            self.manager.heartbeat.start()
+            self.store.heartbeat.start()
 
     def check_unlocked_by_others(self) -> None:
         """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
         if self._lock.is_file():
-            acquire(self._lock, f"run {self.manager.run}, phase {self.name}")
+            acquire(self._lock, f"run {self.unit.run}, phase {self.name}")
             release(self._lock)
 
     @contextmanager
@@ -162,9 +169,9 @@ class PhaseCheckpoints:
 
     def release(self) -> None:
         """Release this phase; its checkpoints stay. No effect in a forked process."""
-        if not self.manager.owned_by_this_process:
+        if not self.store.owned_by_this_process:
             return
-        self.manager._wait_home()
+        self.store.wait_home()
         self.lease_holder.renew(released=True)
         if self._locked:
             self._locked = False
@@ -178,8 +185,9 @@ class PhaseCheckpoints:
 
         False when that save was skipped because the one before was still being written or its pages were being made.
         """
-        self.manager._wait_home()
-        return not self._passed_over and self.last_save is not None and self.last_save.where not in (IN_MEMORY, REFUSED)
+        self.store.wait_home()
+        last = self.last_save
+        return not self._passed_over and last is not None and last.where not in (IN_MEMORY, REFUSED)
 
     def wait_uploaded(self) -> None:
         """Wait for the last save, for a mount at most one second.
@@ -187,9 +195,9 @@ class PhaseCheckpoints:
         Raises TakenOverError when it was refused because another session works on the unit: its result must not be
         registered then.
         """
-        self.manager._wait_home()
-        if self.manager.uploader is not None:
-            self.manager.uploader.wait(_WAIT_SECONDS)
+        self.store.wait_home()
+        if self.store.uploader is not None:
+            self.store.uploader.wait(_WAIT_SECONDS)
         if self._taken_over is not None:
             raise self._taken_over
 
@@ -199,138 +207,61 @@ class PhaseCheckpoints:
 
         Raises TakenOverError when another session works on the unit: then the slots are that session's.
         """
-        self.manager.check_process()
+        self.store.check_process()
         self.wait_uploaded()
         holder = self.lease_holder.lease.to_dict() if self.lease_holder.held else None
         try:
-            self.manager.home.release(self.unit, holder)
-            if self.manager.uploader is not None:
-                self.manager.uploader.release(self.unit, holder)
+            self.store.release(self.unit, holder)
         except WorkspaceError as error:
             self._warn(error)
 
     def latest(self) -> dict | None:
-        """Return the newest verified checkpoint, without owning the phase.
-
-        Raises WorkspaceError when the mount does not answer and nothing is on the local disk: to start from scratch
-        then would lose what the mount holds.
-        """
-        self.manager.check_process()
-        self.manager._wait_saves()
-        home = self.manager.home
-        info, state, skipped = home.latest_valid(self.unit, decode_state)
-        unusable = self._download_newer(info)
-        if unusable is not None:
-            info, state, unreadable = home.latest_valid(self.unit, decode_state)
-            skipped = list(dict.fromkeys([*unusable, *skipped, *unreadable]))
-        if info is not None:
-            return {"state": state, **_with_metrics(info), "skipped": skipped}
-        if skipped:
-            _log.warning("No checkpoint of %s can be used: %s", self.name, "; ".join(skipped))
-        return None
-
-    def list(self, verify: bool = True) -> list[dict]:
-        """List the checkpoints, oldest first, at most `keep_last`.
-
-        verify : read them through and drop the torn ones; a checkpoint on the local disk is not read again on a mount.
-        """
-        manager, found = self.manager, []
-        manager._wait_saves()
-        local: list[dict] = []
-        with suppress(WorkspaceError):
-            local = manager.home.list_unverified(self.unit)
-        remote = manager._query_mount(lambda mount: mount.list_unverified(self.unit)) or []
-        by_hash: dict[str, list[tuple]] = {}
-        for tier, infos in ((manager.home, local), (manager.mount, remote)):
-            for info in infos:
-                by_hash.setdefault(info["hash"], []).append((tier, info))
-        for copies in sorted(by_hash.values(), key=lambda copies: recency(copies[0][1]), reverse=True):
-            if len(found) < manager.keep_last:
-                found += _first_valid(copies) if verify else [copies[0][1]]
-        return [_with_metrics(info) for info in reversed(found)]
+        """Return the newest verified checkpoint, without owning the phase, as `CheckpointStore.load_latest`."""
+        return self.store.load_latest(self.unit, self.lease_holder.lease.fence)
 
     def latest_info(self) -> dict | None:
-        """Return the newest checkpoint's description, unverified; None without one. Cheap on a mount.
-
-        Raises UnresponsiveMountError when the mount does not answer and nothing is on the local disk.
-        """
-        manager = self.manager
-        manager.check_process()
-        manager._wait_saves()
-        infos: list[dict] = []
-        with suppress(WorkspaceError):
-            infos = manager.home.list_unverified(self.unit)
-        infos = [
-            *infos,
-            *(manager._query_mount(lambda mount: mount.list_unverified(self.unit), needed=not infos) or []),
-        ]
-        return _with_metrics(max(infos, key=recency)) if infos else None
-
-    def _download_newer(self, local: dict | None) -> "list[str] | None":
-        """Download a checkpoint that only the mount has; return the slots skipped there, None if nothing was
-        downloaded.
-
-        local : the newest that verified on the local disk. One that is torn there may be intact on the mount.
-        """
-        manager = self.manager
-        if manager.mount is None:
-            return None
-        try:
-            remote = manager.mount.list_unverified(self.unit)
-            if remote and (local is None or recency(remote[0]) > recency(local)):
-                return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
-            if local is not None and local["hash"] not in {info["hash"] for info in remote}:
-                # an earlier session ended before this upload
-                manager.uploader.enqueue_upload(self.unit, fence=self.lease_holder.lease.fence)
-        except WorkspaceError as error:
-            if local is None:
-                raise
-            _log.warning("Resuming from the local disk: %s", error)
-        return None
+        """Return the newest checkpoint's description, as `CheckpointStore.latest_info`."""
+        return self.store.latest_info(self.unit)
 
     def _hand_over(self, layout: Layout, info: dict) -> dict | None:
         """Copy the state now; write it now, or in the background while training continues. NonFiniteError changes
         nothing.
         """
-        manager, began = self.manager, time.perf_counter()
-        payload = manager.staging.copy(layout)
+        store, began = self.store, time.perf_counter()
+        staged = store.staging.copy(layout)
         blocking = time.perf_counter() - began
         saved = {"run": self.unit.run, "phase": self.name, **info, "status": IN_MEMORY}
-        self.last_save, self._passed_over = SaveStatus(self.name, at=time.time()), False
-        state = self.last_save
-        publish_status(state)
-        description = {**info, "metrics": {key: _encode_metric(value) for key, value in info["metrics"].items()}}
+        status = store.last_saves[self.unit] = SaveStatus(self.name, at=time.time())
+        self._passed_over = False
+        publish_status(status)
 
         def write() -> None:
-            written = self._write_or_warn(description, payload)
-            state.at = time.time()
+            written = self._write_or_warn(info, staged)
+            status.at = time.time()
             if written is None:
-                state.where = saved["status"] = REFUSED
+                status.where = saved["status"] = REFUSED
                 return
-            manager.durations.written = time.perf_counter() - began
-            self._timer.record_cost(blocking, manager.durations.seconds - blocking)
-            state.sequence = written["sequence"]
-            state.where = SAVED if manager.uploader is None else LOCAL
-            saved.update(_with_metrics(written), status=state.where)
-            if manager.uploader is not None:
-                manager.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.lease.fence)
-            manager.on_saved()
+            store.durations.written = time.perf_counter() - began
+            self._timer.record_cost(blocking, store.durations.seconds - blocking)
+            status.sequence, status.where = written["sequence"], SAVED if store.uploader is None else LOCAL
+            saved.update(written, status=status.where)
+            if store.uploader is not None:
+                store.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.lease.fence)
+            store.on_saved()
 
         def copied() -> None:
-            state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
-            if (
-                not manager.uploader.unresponsive
-            ):  # a copy that waited for an unresponsive mount does not predict the next
-                manager.durations.copied = time.perf_counter() - began
-                self._timer.record_cost(blocking, manager.durations.seconds - blocking)
+            status.where, status.at, saved["status"] = COPIED, time.time(), COPIED
+            # a copy that waited for an unresponsive mount does not predict the next
+            if store.uploader is not None and not store.uploader.unresponsive:
+                store.durations.copied = time.perf_counter() - began
+                self._timer.record_cost(blocking, store.durations.seconds - blocking)
 
-        manager._executor.submit(write)
+        store.executor.submit(write)
         return None if saved["status"] == REFUSED else saved
 
-    def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
-        manager = self.manager
+    def _write_or_warn(self, info: dict, staged: memoryview) -> dict | None:
         try:
-            saved = manager.select_writer(payload).write(self.unit, manager.keep_last, info, payload)
+            saved = self.store.write(self.unit, info, staged)
         except TakenOverError as error:
             self._mark_taken_over(error)
             return None
@@ -358,14 +289,6 @@ class PhaseCheckpoints:
         self._warned = True
 
 
-def _first_valid(copies: list[tuple]) -> list[dict]:
-    """Return the info of the first of these copies, (pool, info), that verifies, in a list; [] for none."""
-    for tier, info in copies:
-        with suppress(CheckpointError, WorkspaceError):
-            return [tier.verify(info["path"])]
-    return []
-
-
 def check_name(name: str, field: str) -> str:
     """Return the name if it is legal in a slot. Raises SettingsError with a legal one.
 
@@ -389,15 +312,3 @@ def _check_metric(key: str, value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return redact(value) if isinstance(value, str) else value
     raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)
-
-
-def _encode_metric(value: object) -> object:
-    """Encode NaN and infinity (a score not yet measured), which JSON lacks, as {"float": text}."""
-    return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _with_metrics(info: dict) -> dict:
-    """Return a container's info with its metrics decoded."""
-    metrics = info.get("metrics") or {}
-    read = {key: float(one["float"]) if isinstance(one, dict) else one for key, one in metrics.items()}
-    return {**info, "metrics": read}

@@ -4,6 +4,7 @@ save.
 
 import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,33 @@ _BACKGROUND_SHARE = 0.15
 # Worst ratio of a save's duration to its forecast; the reserve at a session's end is paid once.
 _SAVE_MARGIN = 3.0
 _MIN_RESERVE = 15.0
+
+
+@dataclass(frozen=True)
+class SaveSchedule:
+    """Schedule of saves, besides one every `auto_save_minutes` of the manager.
+
+    Parameters
+    ----------
+    first_save_minutes : interval of saves while the run is young.
+    mean_life_seconds : mean time until a session is preempted; a shorter one makes saves more frequent.
+    ending : returns True when the session is about to end, given the seconds until a save is in the workspace (on the
+        mount, if there is one); called at every step boundary. The state is then saved once more, and SessionOver ends
+        the work.
+    clock : monotonic seconds.
+    """
+
+    first_save_minutes: float = 2
+    mean_life_seconds: float = math.inf
+    ending: Callable[[float], bool] = lambda save_seconds: False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if not self.first_save_minutes >= 0:
+            raise SettingsError(
+                "A time between saves is not negative", where="first_save_minutes", got=self.first_save_minutes,
+                wanted=">= 0",
+            )  # fmt: skip
 
 
 class SaveTimer:
@@ -37,13 +65,10 @@ class SaveTimer:
         self, max_interval: float = MAX_INTERVAL, first_interval: float = 120.0, *, clock: Callable[[], float],
         mean_life: float = math.inf,
     ):  # fmt: skip
-        self.max_interval, self.first_interval, self.clock, self.mean_life = (
-            max_interval,
-            first_interval,
-            clock,
-            mean_life,
-        )
-        self._first_save = self._last_save = None
+        self.max_interval, self.first_interval = max_interval, first_interval
+        self.clock, self.mean_life = clock, mean_life
+        self._first_save: float | None = None
+        self._last_save: float | None = None
         self._cost = 0.0
 
     def due(self) -> bool:

@@ -43,15 +43,8 @@ class Slots:
 
     # ------------------------------------------------------------------ reading
 
-    def verify_slots(self, unit: Unit, trust_seen: bool = False) -> tuple[dict[Path, dict], dict[Path, Exception]]:
-        """Return ({path: info} of the unit's verified slots, oldest first; {path: reason} of its others).
-
-        trust_seen : do not hash again what was written or verified by this process.
-        """
-        return self._verify_slots(unit, self.pool.scan(), trust_seen)
-
     def latest_valid(
-        self, unit: Unit, decode: Callable[[bytearray], dict]
+        self, unit: Unit, decode: Callable[[bytes | bytearray], dict]
     ) -> tuple[dict | None, dict | None, list[str]]:
         """Load the newest valid checkpoint: (info of the highest sequence that verifies, its state, skipped slots with
         reasons).
@@ -146,14 +139,19 @@ class Slots:
                 newest[run] = max(newest.get(run, info), info, key=recency)
         return list(newest.values())
 
-    def _verify_slots(self, unit: Unit, slots: list[Slot], trust_seen: bool):
-        good, bad = {}, {}
+    def _verify_slots(self, unit: Unit, slots: list[Slot]) -> tuple[dict[Path, dict], dict[Path, Exception]]:
+        """Return ({path: info} of the unit's verified slots, oldest first; {path: reason} of its others).
+
+        What this process has written or verified is not hashed again.
+        """
+        good: dict[Path, dict] = {}
+        bad: dict[Path, Exception] = {}
         for slot in (slot for slot in slots if slot.belongs_to(unit)):
             try:
                 if slot.fault:
                     raise slot.fault
                 info = {**slot.header.info, "bytes": slot.header.size, "hash": slot.header.hash}
-                if not (trust_seen and self._verified_hashes.get(slot.path) == slot.header.hash):
+                if self._verified_hashes.get(slot.path) != slot.header.hash:
                     info = read_container(self.pool.disk, slot.path)
                 good[slot.path], self._verified_hashes[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
             except (CheckpointError, WorkspaceError) as error:
@@ -201,7 +199,7 @@ class Slots:
     def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]):
         with self.pool.locked():
             slots = self.pool.scan()
-            good, bad = self._verify_slots(unit, slots, trust_seen=True)
+            good, bad = self._verify_slots(unit, slots)
             infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
             check_fence(unit, writer, infos, self.read_lease(unit))
             sequence = 1 + max([self._last_sequence.get(unit, 0), *map(_sequence_of, infos)])

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.leases import TakenOverError
+from ml_factory.checkpoints.mount_slots import RemoteSlots
 from ml_factory.checkpoints.slot_pool import Unit
-from ml_factory.checkpoints.slots import val_loss
+from ml_factory.checkpoints.slots import Slots, val_loss
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
 
@@ -28,14 +29,20 @@ class BackgroundThread:
     """One daemon thread that runs jobs in order; `wait` returns when none is left.
 
     A job that fails is logged and stops no other job; after `close` the next job starts a new thread.
+
+    inline : run each job before `submit` returns, without a thread.
     """
 
-    def __init__(self, name: str):
-        self._name, self._jobs, self._working = name, queue.SimpleQueue(), False
+    def __init__(self, name: str, inline: bool = False):
+        self._name, self._inline, self._working = name, inline, False
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._unfinished, self._changed = 0, threading.Condition()
 
     def submit(self, job: Callable[[], None]) -> None:
+        if self._inline:
+            job()
+            return
         with self._changed:
             self._unfinished += 1
             self._jobs.put(job)
@@ -70,19 +77,6 @@ class BackgroundThread:
                 with self._changed:
                     self._unfinished -= 1
                     self._changed.notify_all()
-
-
-class InlineExecutor:
-    """The interface of BackgroundThread without a thread: each job is finished before `submit` returns."""
-
-    def submit(self, job: Callable[[], None]) -> None:
-        job()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        return True
-
-    def close(self) -> None:
-        """No effect: no job is under way."""
 
 
 @dataclass
@@ -136,14 +130,9 @@ class Uploader:
     """
 
     def __init__(
-        self,
-        home,
-        mount,
-        keep: int,
-        executor: BackgroundThread | InlineExecutor,
-        retry_seconds: float = 60,
-        target: str = "",
-    ):
+        self, home: Slots, mount: Slots | RemoteSlots, keep: int, executor: BackgroundThread,
+        retry_seconds: float = 60, target: str = "",
+    ):  # fmt: skip
         self._home, self._mount, self._keep, self._executor, self._retry = home, mount, keep, executor, retry_seconds
         self._target = target
         self._pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}

@@ -138,7 +138,7 @@ def local_copy(path: str | os.PathLike) -> Iterator[Path]:
 class Disk:
     """Every file operation that saving, rotating and loading checkpoints uses, one method each.
 
-    Tests replace this class to make a disk fail: `CheckpointManager(folder, disk=..., background=False)` takes a
+    Tests replace this class to make a disk fail: `StorageTiers(disk=...)` takes a
     subclass that refuses, hangs, tears or drops operations (tests/faults), and does all work in this process. No method
     deletes or renames. Paths are pathlib's, offsets are bytes; each method raises OSError as the operating system does.
     """

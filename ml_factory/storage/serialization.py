@@ -67,7 +67,7 @@ def encode_state(state: dict) -> bytes:
     return bytes(data)
 
 
-def decode_state(data: bytes) -> dict:
+def decode_state(data: bytes | bytearray) -> dict:
     """Return the state that `encode_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
 
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.

@@ -59,7 +59,7 @@ def restore_run(
     with tempfile.TemporaryDirectory() as folder:
         kind = names.get(_fetch(list(names), Path(folder)), "")
         if kind == CHECKPOINTS:
-            snapshot.restore_into(Path(folder), manager.home, manager.keep_last)
+            snapshot.restore_into(Path(folder), manager.store.home, manager.store.keep_last)
         elif kind:
             registry.import_artifact(Path(folder))
     return kind

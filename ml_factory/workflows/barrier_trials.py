@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.checkpoints.manager import PhaseCheckpoints
+from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.data.activity_bars import base_and_minute_bars
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import Frame

@@ -277,7 +277,7 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     ):
         manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
         manager.wait()
-        return Cost(manager.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
+        return Cost(manager.store.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
 
 
 _SAVE_TIME_UNKNOWN = "unknown: time of an upload to the mount, until the first save"

@@ -24,7 +24,7 @@ def snapshot_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnaps
     nested = range(int(settings["folds"])) if "search" in settings else ()
     runs = (run.run_id, *(nested_run(run, fold).run_id for fold in nested))
     kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
-    return RunSnapshot(run.run_id, str(manager.home_folder), runs, kept)
+    return RunSnapshot(run.run_id, str(manager.store.home_folder), runs, kept)
 
 
 def open_tracker(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:

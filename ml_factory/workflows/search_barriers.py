@@ -67,7 +67,9 @@ def run_barrier_search(
     run = _open_search_run(workspace.results / symbol, store, spec, fresh, run_name)
     results_path, decided = folder / f"trials-{run.run_id}.json", _search_identity(store, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        snapshot = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), results_path.name),))
+        snapshot = RunSnapshot(
+            run.run_id, str(manager.store.home_folder), (run.run_id,), ((str(folder), results_path.name),)
+        )
         begun = is_file(results_path) or manager.phase("trials").latest_info()
         if not begun and not fresh and mirror_mode(mirror) == "online":
             try_restore(manager, snapshot)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.checkpoints.manager import PhaseCheckpoints
+from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics, restrict_classes

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.models.base import FitResult, differences, union
 from ml_factory.run_folder import Run
 

@@ -74,7 +74,7 @@ def install(hooks: Hooks) -> None:
         os.environ[half_writes.CHUNK_VARIABLE] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
         replace_constant("ml_factory.checkpoints.mount_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
-            replace_constant("ml_factory.checkpoints.manager", "_INLINE_BYTES", 0)
+            replace_constant("ml_factory.checkpoints.store", "_INLINE_BYTES", 0)
 
 
 def replace_constant(module: str, name: str, value: object) -> None:
@@ -121,14 +121,14 @@ def step_of(state: dict) -> str:
 
 
 def _checkpoints(hooks: Hooks) -> None:
-    from ml_factory.checkpoints.manager import PhaseCheckpoints
+    from ml_factory.checkpoints.phase import PhaseCheckpoints
 
     def saves(save):
         def wrapped(self, *args, **kwargs):
             hooks.event("save")
             found = save(self, *args, **kwargs)
             if found is not None:
-                hooks.checkpoint(self.manager.wait)
+                hooks.checkpoint(self.store.wait)
                 hooks.event("saved")
             return found
 

@@ -14,7 +14,7 @@ class Resumed:
     """True in a process that resumed from a checkpoint; `change` may alter the loaded state."""
 
     def __init__(self, change: Callable[[dict], None] = lambda state: None):
-        from ml_factory.checkpoints.manager import PhaseCheckpoints
+        from ml_factory.checkpoints.phase import PhaseCheckpoints
 
         self.yes = False
 

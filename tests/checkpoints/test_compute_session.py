@@ -10,6 +10,7 @@ import pytest
 
 from ml_factory.checkpoints import compute_session, session_lifetimes
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.errors import WorkspaceError
 
@@ -113,11 +114,13 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(session_lifetimes, "write_json", write)
     hung, full = compute_session.ComputeSession(tmp_path / "hung"), compute_session.ComputeSession(tmp_path / "full")
-    with CheckpointManager(tmp_path / "a", on_saved=hung.record_alive, local=tmp_path / "local") as manager:
+    with CheckpointManager(
+        tmp_path / "a", on_saved=hung.record_alive, tiers=StorageTiers(tmp_path / "local")
+    ) as manager:
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
             assert manager.wait(60)
-        assert manager.status()[0].where == COPIED and calls == ["hung"]
+        assert manager.phase("p").last_save.where == COPIED and calls == ["hung"]
     with CheckpointManager(tmp_path / "b", on_saved=full.record_alive, background=False) as manager:
         assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
     hung._writer._end()

@@ -7,6 +7,8 @@ import time
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.schedule import SaveSchedule
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.errors import SessionOver
 from ml_factory.storage.atomic_files import Disk
@@ -30,13 +32,14 @@ class SlowDisk(Disk):
 
 def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_what_it_took(tmp_path):
     calls, disk = [], SlowDisk()
-    settings = {"disk": disk, "local": tmp_path / "here", "ending": lambda seconds: calls.append(seconds) or False}
+    ending = SaveSchedule(ending=lambda seconds: calls.append(seconds) or False)
+    settings = {"tiers": StorageTiers(tmp_path / "here", disk=disk), "schedule": ending}
     disk.seconds = 0.4
     with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
         save(manager, 1)
-        assert manager.wait(60) and 0 < manager.durations.written < manager.durations.copied
+        assert manager.wait(60) and 0 < manager.store.durations.written < manager.store.durations.copied
         manager.phase("p").due()
-        assert calls[-1] == manager.durations.copied > 0.4
+        assert calls[-1] == manager.store.durations.copied > 0.4
     with CheckpointManager(tmp_path / "there", run="another", **settings) as manager:
         manager.phase("p").due()
         assert calls[-1] > 0.4
@@ -44,13 +47,13 @@ def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_wha
 
 def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tmp_path, monkeypatch):
     disk = SlowDisk()
-    with CheckpointManager(tmp_path / "there", run="r", disk=disk, local=tmp_path / "here") as manager:
+    with CheckpointManager(tmp_path / "there", run="r", tiers=StorageTiers(tmp_path / "here", disk=disk)) as manager:
         disk.away = True
         save(manager, 1)
         assert not manager.wait(60)
         disk.away = False
-        assert manager.wait(60) and manager.status()[0].where == COPIED
-        assert manager.durations.copied == 0 < manager.durations.written
+        assert manager.wait(60) and manager.phase("p").last_save.where == COPIED
+        assert manager.store.durations.copied == 0 < manager.store.durations.written
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tm
 def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, output):
     disk, over = SlowDisk(), []
     local = tmp_path / "here" if fault == "mount" else None
-    settings = {"disk": disk, "local": local, "ending": lambda seconds: bool(over)}
+    settings = {"tiers": StorageTiers(local, disk=disk), "schedule": SaveSchedule(ending=lambda seconds: bool(over))}
     with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
         save(manager, 1)
         assert manager.wait(60)
@@ -69,26 +72,26 @@ def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, o
         with pytest.raises(SessionOver, match=output):
             save(manager, 2)
         disk.away, over[:] = False, []
-    with CheckpointManager(tmp_path / "there", run="r", local=local) as manager:
+    with CheckpointManager(tmp_path / "there", run="r", tiers=StorageTiers(local)) as manager:
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 1 if fault == "disk" else 2}
 
 
 @pytest.mark.parametrize("away", [True, False], ids=["on a mount", "on this disk"])
 def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tmp_path, monkeypatch, away):
     """The writer reads the copy in memory: were that given up, the save would be torn."""
-    places = {"local": tmp_path / "here"} if away else {}
+    places = {"tiers": StorageTiers(tmp_path / "here")} if away else {}
     manager = CheckpointManager(tmp_path / "there", run="r", **places)
-    calls, kept, writing, write = [], [], threading.Event(), manager.home.write
+    calls, kept, writing, write = [], [], threading.Event(), manager.store.home.write
 
     def slowly(*given):
         writing.set()
         time.sleep(1.5)
-        kept.append(manager.staging.file >= 0)
+        kept.append(manager.store.staging.file >= 0)
         return write(*given)
 
-    monkeypatch.setattr(manager.home, "write", slowly)
+    monkeypatch.setattr(manager.store.home, "write", slowly)
     if away:
-        monkeypatch.setattr(manager.uploader, "wait", calls.append)
+        monkeypatch.setattr(manager.store.uploader, "wait", calls.append)
     with pytest.raises(KeyboardInterrupt), manager:
         save(manager, 1)
         assert writing.wait(60)

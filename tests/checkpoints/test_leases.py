@@ -12,6 +12,7 @@ from ml_factory.checkpoints.leases import EXPIRY_SECONDS, Heartbeat, LeaseHolder
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.serialization import decode_state, encode_state
 
@@ -333,10 +334,12 @@ def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
 
 def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):
     state = {"weights": np.zeros(1000)}
-    with CheckpointManager(tmp_path, run="run", lease=WriterId("first"), background=False) as first:
+    with CheckpointManager(tmp_path, run="run", tiers=StorageTiers(lease=WriterId("first")), background=False) as first:
         assert first.phase("p").load() is None
         first.save_checkpoint("p", state, force=True)
-        with CheckpointManager(tmp_path, run="run", lease=WriterId("second"), background=False) as second:
+        with CheckpointManager(
+            tmp_path, run="run", tiers=StorageTiers(lease=WriterId("second")), background=False
+        ) as second:
             second.phase("p").lease_holder.acquire()
             assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
             with pytest.raises(TakenOverError):

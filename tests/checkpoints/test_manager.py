@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 
 from ml_factory.checkpoints import file_format, staging_buffer
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.schedule import SaveSchedule
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.storage import atomic_files
 
@@ -40,9 +42,9 @@ def manager(tmp_path):
         yield manager
 
 
-def written(folder, run="r", **settings):
+def written(folder, run="r", keep_last=3, **tiers):
     """A manager whose saves are on the disk when they return."""
-    return CheckpointManager(folder, run=run, background=False, **settings)
+    return CheckpointManager(folder, run=run, keep_last=keep_last, background=False, tiers=StorageTiers(**tiers))
 
 
 def save(manager, value, phase="p"):
@@ -100,7 +102,7 @@ def test_the_values_are_those_of_the_call(tmp_path):
 
 def test_the_timer(tmp_path):
     clock = Clock()
-    manager = CheckpointManager(tmp_path, clock=clock)
+    manager = CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock))
     saved = []
     for clock.minutes in np.arange(0, 100, 0.5):
         assert manager.phase("p").due() is (manager.save_checkpoint("p", {"minutes": clock.minutes}) is not None)
@@ -114,9 +116,9 @@ def test_the_timer(tmp_path):
 
 def test_short_and_absent_intervals(tmp_path):
     clock = Clock()
-    with CheckpointManager(tmp_path, auto_save_minutes=0, clock=clock) as manager:
+    with CheckpointManager(tmp_path, auto_save_minutes=0, schedule=SaveSchedule(clock=clock)) as manager:
         assert all(manager.save_checkpoint("p", {}) for _ in range(3))
-    with CheckpointManager(tmp_path, auto_save_minutes=1, clock=clock) as manager:
+    with CheckpointManager(tmp_path, auto_save_minutes=1, schedule=SaveSchedule(clock=clock)) as manager:
         assert [manager.save_checkpoint("p", {}) is not None for clock.minutes in (0, 0.5, 1, 1.5, 2)] == [
             1,
             0,
@@ -124,9 +126,11 @@ def test_short_and_absent_intervals(tmp_path):
             0,
             1,
         ]
-    for wrong in ({"auto_save_minutes": -1}, {"keep_last": 0}, {"run": "../up"}, {"first_save_minutes": float("nan")}):
+    for wrong in ({"auto_save_minutes": -1}, {"keep_last": 0}, {"run": "../up"}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             CheckpointManager(tmp_path, **wrong)
+    with pytest.raises(SettingsError, match="first_save_minutes"):
+        SaveSchedule(first_save_minutes=float("nan"))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 5])
@@ -336,7 +340,7 @@ def test_a_full_disk_costs_one_line_and_no_checkpoint(manager, caplog, disk_full
 
 def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_full_beyond):
     clock = Clock()
-    with CheckpointManager(tmp_path, clock=clock, background=False) as manager:
+    with CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock), background=False) as manager:
         with disk_full_beyond(100):
             assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
@@ -345,9 +349,9 @@ def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_
 
 
 def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, monkeypatch):
-    with CheckpointManager(tmp_path, deadline_seconds=0.1) as manager:
-        phase, gate, write = manager.phase("p"), threading.Event(), manager.home.write
-        monkeypatch.setattr(manager.home, "write", lambda *given: gate.wait(60) and write(*given))
+    with CheckpointManager(tmp_path, tiers=StorageTiers(deadline_seconds=0.1)) as manager:
+        phase, gate, write = manager.phase("p"), threading.Event(), manager.store.home.write
+        monkeypatch.setattr(manager.store.home, "write", lambda *given: gate.wait(60) and write(*given))
         assert not phase.is_saved()
         assert phase.save({"fold": 1}, force=True)
         assert phase.save({"fold": 2}, force=True) is None  # the first is still being written
@@ -461,6 +465,7 @@ def test_sigkill_in_the_middle_of_saves_loses_nothing_acknowledged(tmp_path, spa
 KILLED_AT_CALL = """
 import os, signal, sys, numpy as np
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.storage.atomic_files import Disk
 class Deadly(Disk):
     left = 1 << 30
@@ -471,7 +476,7 @@ for name in [name for name in vars(Disk) if not name.startswith("_")]:
             os.kill(os.getpid(), signal.SIGKILL)
         return method(self, *arguments)
     setattr(Deadly, name, call)
-manager = CheckpointManager(sys.argv[1], run="r", background=False, disk=Deadly())
+manager = CheckpointManager(sys.argv[1], run="r", background=False, tiers=StorageTiers(disk=Deadly()))
 for value in range(1, 6):
     manager.save_checkpoint("p", {"value": value, "a": np.full(500, value)}, force=True)
 Deadly.left = int(sys.argv[2])
@@ -605,7 +610,7 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
         manager.close()
         os._exit(refused)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), phase.save({"value": 3}, force=True) is not None)
-    print(manager.home.read_lease(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
+    print(manager.store.home.read_lease(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
 """
     assert spawn(code, tmp_path).stdout.read() == "7 True\nFalse {'value': 3}\n"
 
@@ -622,12 +627,12 @@ def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path, run="r") as manager:
         phase, steps = manager.phase("p"), 0
         while phase.save(state) is None:
-            manager.staging._allocator.join()
+            manager.store.staging._allocator.join()
             steps += 1
         assert steps <= 1 and made == ["staging"]  # a step later, and no page is waited for
     with CheckpointManager(tmp_path, run="r") as manager:
         assert (manager.phase("p").load()["state"]["a"] == state["a"]).all()
-        manager.staging._allocator.join()
+        manager.store.staging._allocator.join()
         assert manager.phase("p").due() and manager.save_checkpoint("p", state) is not None  # the size was known
     assert made == ["staging", "staging"]
     with CheckpointManager(tmp_path, run="other") as manager:

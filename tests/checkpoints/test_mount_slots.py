@@ -14,13 +14,15 @@ import time
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import manager as manager_module
+from ml_factory.checkpoints import store as store_module
 from ml_factory.checkpoints.file_format import read_header
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.mount_slots import RemoteSlots
+from ml_factory.checkpoints.safe_stop import safe_stop
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, LOCAL
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage import mount_table, worker_process
@@ -38,8 +40,9 @@ def drive(tmp_path):
     return tmp_path / "drive"
 
 
-def manager_of(drive, deadline=LONG, **settings):
-    return CheckpointManager(drive, run="r", local=drive.parent / "local", deadline_seconds=deadline, **settings)
+def manager_of(drive, deadline=LONG, background=True, local="local", **tiers):
+    tiers = StorageTiers(drive.parent / local, deadline_seconds=deadline, **tiers)
+    return CheckpointManager(drive, run="r", background=background, tiers=tiers)
 
 
 def hang(drive):
@@ -67,8 +70,8 @@ def test_a_checkpoint_lands_here_and_is_carried_over(drive):
     with manager_of(drive) as manager:
         saved = [save(manager, value) for value in range(6)]
         assert manager.wait(LONG)
-        assert saved[-1]["status"] == COPIED == manager.status()[0].where
-        assert "upload unconfirmed" in str(manager.status()[0])
+        assert saved[-1]["status"] == COPIED == manager.phase("p").last_save.where
+        assert "upload unconfirmed" in str(manager.phase("p").last_save)
     forget_local(drive)  # an empty machine
     with manager_of(drive) as manager:
         assert value_of(manager) == 5
@@ -87,7 +90,7 @@ def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
         hang(drive)
         for value in range(2, 6):
             saved = save(manager, value)
-            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+            assert manager.store.wait_home(LONG) and saved["status"] == LOCAL
         assert not manager.wait(LONG)  # gives up after its deadline
         assert value_of(manager) == 5
         assert caplog.text.count("stay on the local disk for now") == 1 and "does not answer" in caplog.text
@@ -96,19 +99,19 @@ def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
         heal(drive)
         assert manager.wait(LONG) and saved["status"] == COPIED
         assert "holds every newest checkpoint" in caplog.text
-        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 5
+        assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
 def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
     with manager_of(drive, deadline=2) as manager:
         hang(drive)
         save(manager, 1)
-        while not manager.uploader._unresponsive:
+        while not manager.store.uploader._unresponsive:
             time.sleep(0.01)
         heal(drive)
-        manager.uploader._next_try = 0
+        manager.store.uploader._next_try = 0
         assert not manager.phase("p").due()
-        assert manager.uploader._executor.wait(LONG) and not manager.uploader.has_pending
+        assert manager.store.uploader._executor.wait(LONG) and not manager.store.uploader.has_pending
 
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
@@ -118,8 +121,8 @@ def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(driv
     heal(drive)
     with manager_of(drive, lease=WriterId("later")) as manager:
         assert manager.phase("p").load()["state"] == {"value": 1}
-        assert manager.wait(LONG) and manager.mount.read_lease(UNIT)["fence"] == 2
-        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 1
+        assert manager.wait(LONG) and manager.store.mount.read_lease(UNIT)["fence"] == 2
+        assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 1
 
 
 def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
@@ -127,7 +130,7 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
     with manager_of(drive, lease=WriterId("here")) as manager:
         save(manager, "common")
         assert manager.wait(LONG)
-    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=WriterId("there"))
+    other = manager_of(drive, local="other", lease=WriterId("there"))
     with manager_of(drive, lease=WriterId("here")) as manager:
         drive.rename(drive.parent / "gone")
         drive.write_text("a mount that is away")
@@ -137,7 +140,7 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
     with other:
         assert other.phase("p").load()["state"] == {"value": "common"}
         assert save(other, "later") and other.wait(LONG)
-        assert other.mount.list_unverified(UNIT)[0]["sequence"] < saved[-1]["sequence"]
+        assert other.store.mount.list_unverified(UNIT)[0]["sequence"] < saved[-1]["sequence"]
     with manager_of(drive, lease=WriterId("back here")) as manager:
         assert manager.phase("p").load()["state"] == {"value": "later"}
         assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
@@ -164,7 +167,7 @@ def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
 
 def test_who_was_taken_over_gives_nothing_back(drive):
     """One machine's session hears only from the mount that another one's has gone on."""
-    with manager_of(drive) as ours, CheckpointManager(drive, run="r", local=drive.parent / "other") as other:
+    with manager_of(drive) as ours, manager_of(drive, local="other") as other:
         ours.phase("p").load()
         save(ours, 1)
         assert ours.wait(LONG)
@@ -196,9 +199,10 @@ def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):
 LEAVES = """
 import sys
 from ml_factory.checkpoints.manager import CheckpointManager
-manager = CheckpointManager(sys.argv[1], run="r", local=sys.argv[2], deadline_seconds=600)
+from ml_factory.checkpoints.store import StorageTiers
+manager = CheckpointManager(sys.argv[1], run="r", tiers=StorageTiers(sys.argv[2], deadline_seconds=600))
 manager.save_checkpoint("p", {"value": 1}, force=True)
-manager._wait_home()
+manager.store.wait_home()
 print("end", flush=True)
 """
 
@@ -249,12 +253,13 @@ def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
 ORPHANED = """
 import sys, time
 from ml_factory.checkpoints.manager import CheckpointManager
-manager = CheckpointManager(sys.argv[1], run="r", local=sys.argv[2], deadline_seconds=600)
+from ml_factory.checkpoints.store import StorageTiers
+manager = CheckpointManager(sys.argv[1], run="r", tiers=StorageTiers(sys.argv[2], deadline_seconds=600))
 manager.save_checkpoint("p", {"value": 1}, force=True)
-while manager.mount._process is None:
+while manager.store.mount._process is None:
     time.sleep(0.01)
 time.sleep(1)  # it is inside the pipe by now
-print(manager.mount._process.pid, flush=True)
+print(manager.store.mount._process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -279,7 +284,7 @@ def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
 @pytest.mark.parametrize("background", [True, False])
 def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
     """Also of a state that a child process reads out of shared memory while the caller goes on."""
-    monkeypatch.setattr(manager_module, "_INLINE_BYTES", 1000)
+    monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
     array = np.ones(1_500_000)
     with CheckpointManager(tmp_path, run="r", background=background) as manager:
         for value in range(1, 5):
@@ -287,8 +292,8 @@ def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
             manager.save_checkpoint("p", {"a": array}, force=True)
             array[:] = -1
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
-        assert isinstance(manager.writer, RemoteSlots) is background
-        assert (manager.writer._process is not None) if background else True
+        assert isinstance(manager.store.writer, RemoteSlots) is background
+        assert (manager.store.writer._process is not None) if background else True
         assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
 
 
@@ -337,13 +342,13 @@ def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(d
         assert output[1].startswith("  p #2 saved locally") and output[-1].startswith("Not confirmed")
         assert not any(line.startswith("Safe") for line in output)
         observed = []
-        manager_module.safe_stop(0.1, on_status=observed.append)
+        safe_stop(0.1, on_status=observed.append)
         assert observed[-1].startswith("Not confirmed") and not capsys.readouterr().out
 
 
 def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
     first = manager_of(drive, lease=WriterId("first"))
-    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=WriterId("second"))
+    other = manager_of(drive, local="other", lease=WriterId("second"))
     with first, other:
         save(first, 1)
         assert first.wait(LONG)
@@ -393,13 +398,13 @@ def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
 
 
 def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
-    monkeypatch.setattr(manager_module, "_INLINE_BYTES", 1000)
+    monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
     try:
         with manager_of(drive) as manager:
             saved = manager.save_checkpoint("p", {"a": np.zeros(1000)}, force=True)
-            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+            assert manager.store.wait_home(LONG) and saved["status"] == LOCAL
     finally:
         for process in stuck:
             process.kill()
@@ -417,7 +422,7 @@ def test_what_counts_as_a_mount(tmp_path, monkeypatch):
     assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with CheckpointManager(tmp_path / "drive", run="r") as manager:
-        assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.uploader is not None
+        assert manager.store.home_folder.is_relative_to(tmp_path / "cache") and manager.store.uploader is not None
         save(manager, 1)
     assert list((tmp_path / "drive").glob("slot-*.ckpt"))
 
@@ -435,9 +440,9 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
         assert not manager.wait(LONG)
         assert [one["status"] for one in saved] == [LOCAL] * 3 and caplog.text.count("Not enough space") == 1
         assert {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")} == before
-        manager.mount.pool.quota = None  # somebody emptied the Trash
+        manager.store.mount.pool.quota = None  # somebody emptied the Trash
         assert manager.wait(LONG) and saved[-1]["status"] == COPIED
-        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 5
+        assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
 def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):

@@ -18,6 +18,7 @@ from ml_factory.checkpoints import file_format, slot_pool
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk
 from ml_factory.storage.serialization import decode_state, encode_state
@@ -29,8 +30,13 @@ def state(value: int, size: int = 4_000) -> dict:
     return {"value": value, "a": np.full(size, value % 251, np.uint8)}
 
 
-def written(folder, run="r", **settings):
-    return CheckpointManager(folder, run=run, background=False, **settings)
+def written(folder, run="r", **tiers):
+    return CheckpointManager(folder, run=run, background=False, tiers=StorageTiers(**tiers))
+
+
+def intact(slots, unit):
+    """Return the descriptions of the unit's slots, each of them read through."""
+    return [slots.verify(info["path"]) for info in slots.list_unverified(unit)]
 
 
 def test_a_container_that_a_full_disk_refuses_keeps_its_file_and_gives_the_space_back(tmp_path, disk_full_beyond):
@@ -139,7 +145,7 @@ def test_a_thousand_rotations_use_no_more_than_the_pool(tmp_path):
             manager.save_checkpoint("p", state(value, 50), force=True, metrics={"val_loss": abs(value - 400)})
         paths = sorted(tmp_path.glob("slot-*.ckpt"))
         assert len(paths) == 5  # three last, the best, the one being written
-        good = manager.home.verify_slots(Unit("r", "p"))[0].values()
+        good = intact(manager.store.home, Unit("r", "p"))
         assert {401, 998, 999, 1000} <= {info["sequence"] for info in good}
         assert manager.load_latest_checkpoint("p")["state"]["value"] == 999
 
@@ -149,7 +155,7 @@ def test_the_best_is_kept_however_old_and_infinity_is_not_best(tmp_path):
     with written(tmp_path) as manager:
         for loss in losses:
             manager.save_checkpoint("p", state(0), force=True, metrics={"val_loss": loss})
-        good = [info["sequence"] for info in manager.home.verify_slots(Unit("r", "p"))[0].values()]
+        good = [info["sequence"] for info in intact(manager.store.home, Unit("r", "p"))]
         assert 3 in good and {8, 9, 10} <= set(good)
         assert manager.list_checkpoints("p")[-1]["metrics"] == {"val_loss": 4.0}
 
@@ -275,7 +281,7 @@ def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
     paths[0].write_bytes(paths[0].read_bytes()[:5000] + b"?" + paths[0].read_bytes()[5001:])
     with pytest.raises(CheckpointError, match="hash"):
         there.copy_in(unit, 3, saved["path"])
-    assert [one["sequence"] for one in there.verify_slots(unit)[0].values()] == [1]
+    assert [one["sequence"] for one in intact(there, unit)] == [1]
 
 
 def test_content_is_hashed_alike_in_pieces_and_whole(tmp_path, monkeypatch):

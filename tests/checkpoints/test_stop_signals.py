@@ -22,6 +22,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 from ml_factory.checkpoints import phase
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.schedule import SaveSchedule
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.storage.atomic_files import Disk
 
 class Slow(Disk):  # a mount
@@ -33,8 +35,8 @@ class Slow(Disk):  # a mount
 folder, local, slow = sys.argv[1], sys.argv[2] or None, float(sys.argv[3])
 phase._END_UPLOAD_SECONDS = 60.0 if slow < 60 else 0.5
 disk = Slow() if local else None
-often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
-with CheckpointManager(folder, run="r", **often) as manager:
+often = {"auto_save_minutes": 600, "schedule": SaveSchedule(first_save_minutes=600)}
+with CheckpointManager(folder, run="r", **often, tiers=StorageTiers(local, disk=disk)) as manager:
     with manager.phase("p").acquired() as checkpoints:
         checkpoints.save({"step": 0}, force=True)
         manager.wait()

@@ -3,6 +3,7 @@
 import threading
 
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import BackgroundThread
 
 
@@ -41,7 +42,7 @@ def test_what_is_told_after_a_save_may_fail_and_the_save_is_carried_on(tmp_path,
     def observed():
         raise OSError("a record that cannot be written")
 
-    with CheckpointManager(tmp_path / "mount", local=tmp_path / "local", on_saved=observed) as manager:
+    with CheckpointManager(tmp_path / "mount", tiers=StorageTiers(tmp_path / "local"), on_saved=observed) as manager:
         saved = manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager.wait(60) and saved["status"].startswith("copied")
     assert "a record that cannot be written" in caplog.text

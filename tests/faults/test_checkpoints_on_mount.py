@@ -12,6 +12,7 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.storage.serialization import decode_state
 from tests.faults.mount import ROOT, Mount
@@ -32,7 +33,10 @@ class Training:
         self.mount, self.home, self.step = mount, home, 0
         self.saved_files: dict[int, bytes] = {}
         self.manager = CheckpointManager(
-            mount.path / "checkpoints", run="run", keep_last=KEEP, local=home, deadline_seconds=deadline
+            mount.path / "checkpoints",
+            run="run",
+            keep_last=KEEP,
+            tiers=StorageTiers(local=home, deadline_seconds=deadline),
         )
 
     def save(self) -> dict:
@@ -43,7 +47,7 @@ class Training:
         """Return True when the newest save is on the mount; then record it."""
         if not self.manager.wait():
             return False
-        [state] = self.manager.status()
+        [state] = self.manager.store.last_saves.values()
         assert state.where == COPIED
         newest = self.manager.list_checkpoints(PHASE)[-1]
         self.saved_files[self.step] = Path(newest["path"]).read_bytes()
@@ -177,9 +181,9 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
     work.mount.wait_struck("slow")
     for step in range(2, 12):  # ten steps with a save each, while the first is still on its way
         assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
-        assert work.manager._wait_home()
-        assert work.manager.uploader.has_pending
-        assert check_state(work.manager.home.latest_valid(work.unit, decode_state)[1]) == step
+        assert work.manager.store.wait_home()
+        assert work.manager.store.uploader.has_pending
+        assert check_state(work.manager.store.home.latest_valid(work.unit, decode_state)[1]) == step
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
     work.step = 11
@@ -197,7 +201,7 @@ def test_training_goes_on_while_the_mount_hangs(training):
     work.mount.wait_struck("hang")
     for _ in range(5):
         assert work.save() is not None
-        assert work.manager._wait_home()
+        assert work.manager.store.wait_home()
     assert not work.manager.wait()
     stopped = work.manager.safe_stop(1)
     assert not stopped.safe and "Not confirmed" in stopped.text
@@ -226,9 +230,11 @@ import sys
 import time
 from pathlib import Path
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.store import StorageTiers
 from tests.faults.world import state_at
 
-manager = CheckpointManager(Path(sys.argv[1]) / "checkpoints", run="run", local=sys.argv[2], deadline_seconds=2)
+tiers = StorageTiers(sys.argv[2], deadline_seconds=2)
+manager = CheckpointManager(Path(sys.argv[1]) / "checkpoints", run="run", tiers=tiers)
 for step in range(1, 4):
     manager.save_checkpoint("toy", state_at(step), force=True)
 if sys.argv[3] == "close":
@@ -245,6 +251,6 @@ def test_a_hang_never_keeps_a_process_from_ending(mount, tmp_path, ending):
     words = [sys.executable, "-c", SCRIPT, drive.path, tmp_path / "home", ending]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "trained"), done.stderr
-    manager = CheckpointManager(tmp_path / "nowhere", run="run", local=tmp_path / "home")
+    manager = CheckpointManager(tmp_path / "nowhere", run="run", tiers=StorageTiers(tmp_path / "home"))
     assert check_state(manager.load_latest_checkpoint(PHASE)["state"]) == 3
     manager.close()

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import notebook, pipeline
-from ml_factory.checkpoints.manager import safe_stop
+from ml_factory.checkpoints.safe_stop import safe_stop
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.storage import artifact_registry, file_access
 from ml_factory.storage.artifact_registry import Registry

@@ -8,6 +8,7 @@ import pytest
 
 from ml_factory import doctor, run_folder
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.run_folder import Run, open_run
 from ml_factory.settings import RunSpec
 from ml_factory.storage import file_access
@@ -28,14 +29,15 @@ def silent(mount, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 2.0)
     monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
-    monkeypatch.setattr(run_folder, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
+    patient = partial(CheckpointManager, tiers=StorageTiers(deadline_seconds=2))
+    monkeypatch.setattr(run_folder, "CheckpointManager", patient)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("ML_FACTORY_WANDB", raising=False)
     drive = mount()
     workspace = Workspace(drive.path / "ml_factory")
     artifact = Registry(workspace.models).register("DEMO", "model", "xgboost", {"a": np.ones(3)}, {"horizon": 5})
-    manager = CheckpointManager(workspace.checkpoints, run="run", deadline_seconds=2)
-    assert manager.mount is not None
+    manager = CheckpointManager(workspace.checkpoints, run="run", tiers=StorageTiers(deadline_seconds=2))
+    assert manager.store.mount is not None
     manager.save_checkpoint("p", {"value": 1}, force=True)
     assert manager.wait(60)
     drive.fault("hang")

@@ -32,7 +32,7 @@ def compiled(root: Path, work=lambda folder: None) -> Path:
         folder = compile_cache.compile_cache_folder(Path(os.environ["ML_FACTORY_PROGRAMS"]))  # as on a GPU
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
-        assert manager._wait_home()
+        assert manager.store.wait_home()
         for thread in compile_cache._uploads.values():
             thread.join()
     return folder

@@ -17,6 +17,7 @@ from ml_factory.checkpoints import slot_pool
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import FactoryError
 from ml_factory.seeding import generator
 from ml_factory.storage.serialization import decode_state, encode_state
@@ -68,7 +69,7 @@ class World:
         self.disk = DriveDisk(self.drive, self.local)
         self.disk.heal()
         self.manager = CheckpointManager(
-            self.local / "checkpoints", keep_last=KEEP, run="run", background=False, disk=self.disk
+            self.local / "checkpoints", keep_last=KEEP, run="run", background=False, tiers=StorageTiers(disk=self.disk)
         )
 
     def new_machine(self) -> None:

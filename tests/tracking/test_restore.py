@@ -18,6 +18,7 @@ from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import WriterId
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.notebook_suite import find_notebook, run_notebook
 from ml_factory.storage.artifact_registry import Registry
@@ -109,7 +110,9 @@ def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
 
 
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
-    return RunSnapshot(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
+    return RunSnapshot(
+        manager.run, str(manager.store.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),)
+    )
 
 
 def keep(snapshot: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
@@ -230,7 +233,9 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         early.save_checkpoint("p", {"who": "early"}, force=True)
         keep(snapshot_of(early, tmp_path), tmp_path)
     shutil.copytree(tmp_path / "early", tmp_path / "late")
-    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("later")) as late:
+    with CheckpointManager(
+        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=WriterId("later"))
+    ) as late:
         assert late.phase("p").load()["state"] == {"who": "early"}
         late.save_checkpoint("p", {"who": "late"}, force=True)
         keep(snapshot_of(late, tmp_path), tmp_path)
@@ -241,7 +246,9 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         restore_run(manager, snapshot_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
-    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("third")) as late:
+    with CheckpointManager(
+        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=WriterId("third"))
+    ) as late:
         late.phase("p").load()
         late.save_checkpoint("p", {"who": "knows"}, force=True)
         keep(snapshot_of(late, tmp_path), tmp_path, TAKEN_OVER)

@@ -75,7 +75,8 @@ def test_a_safe_stop_flushes_drive_and_says_safe_only_then(colab):
     code = """
 info = setup()
 from ml_factory import CheckpointManager
-manager = CheckpointManager(info.workspace.checkpoints, local="local")
+from ml_factory.checkpoints.store import StorageTiers
+manager = CheckpointManager(info.workspace.checkpoints, tiers=StorageTiers(local="local"))
 manager.save_checkpoint(phase="p", state={"step": 1}, force=True)
 done = []
 first = colab_setup.safe_stop(60, logs=[lambda: done.append("log")])

@@ -1,0 +1,360 @@
+"""Checkpoint store: slots on the local disk, their copies on a mount, and the staging buffer that saves pass through.
+
+A save copies the state in memory and returns; a child process writes it to a slot of the local disk and reads it back.
+Where the workspace is on a mount (Drive), another child uploads it from there. The newest checkpoint is the one with
+the highest sequence that verifies, on either disk.
+"""
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ml_factory.checkpoints.leases import Heartbeat, LeaseHolder, session_id
+from ml_factory.checkpoints.mount_slots import RemoteSlots
+from ml_factory.checkpoints.schedule import save_durations
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.slots import Slots, recency
+from ml_factory.checkpoints.staging_buffer import StagingBuffer
+from ml_factory.checkpoints.uploader import BackgroundThread, SaveStatus, Uploader
+from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage.atomic_files import Disk, cache_folder, fingerprint
+from ml_factory.storage.file_access import UnresponsiveMountError, is_unresponsive
+from ml_factory.storage.mount_table import on_mount
+from ml_factory.storage.serialization import decode_state
+
+_INLINE_BYTES = 1 << 22  # bytes; a thread of this process writes less, because starting a child would take longer
+_EXIT_SECONDS = 10.0  # for a local save at interpreter exit
+UNRESPONSIVE_SECONDS = 1.0  # last wait for a mount that did not answer before, or when the process was asked to stop
+_log = logging.getLogger("ml_factory")
+_open: "weakref.WeakSet[CheckpointStore]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class StorageTiers:
+    """Disks and writer of a store of checkpoints.
+
+    Parameters
+    ----------
+    local : folder on a local disk that saves are written to first when the checkpoints' folder is on a mount. None:
+        below the user's cache folder for a mount (by the mount table, or $ML_FACTORY_MOUNTS), unused otherwise.
+    quota_bytes : bytes that all checkpoints in the folder together may take; None: the free space.
+    deadline_seconds : seconds without a reply after which a mount counts as dead.
+    disk : a Disk through which this process itself works on the folder, for tests; None: children do.
+    lease : identity of the writer, for workspaces that several sessions share; None: this process.
+    """
+
+    local: str | os.PathLike | None = None
+    quota_bytes: int | None = None
+    deadline_seconds: float = 60
+    disk: Disk | None = None
+    lease: WriterId | None = None
+
+
+class CheckpointStore:
+    """The tiers that one manager saves to and loads from.
+
+    Parameters
+    ----------
+    folder : folder of all runs' checkpoints.
+    keep_last : number of checkpoints kept of each unit.
+    tiers : see `StorageTiers`.
+    background : write in threads and child processes; otherwise a save is on the disk when it returns.
+    on_saved : called after each save that is on the disk, from the writing thread.
+
+    Attributes
+    ----------
+    home, writer : slots that are written first; `writer` is a child process for large states.
+    mount, uploader : slots on the mount, and what copies there from `home`; None without a mount.
+    last_saves : status of each unit's last save.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike, keep_last: int, tiers: StorageTiers, background: bool,
+        on_saved: Callable[[], object],
+    ):  # fmt: skip
+        self.folder, self.keep_last, self.on_saved = Path(os.path.abspath(folder)), keep_last, on_saved
+        self.lease, self.deadline = tiers.lease or WriterId(session_id()), tiers.deadline_seconds
+        self.staging, self.durations, self.executor = (
+            StagingBuffer(),
+            save_durations(self.folder),
+            BackgroundThread("checkpoint", inline=not background),
+        )
+        self.last_saves: dict[Unit, SaveStatus] = {}
+        self._process, self._save_lock = os.getpid(), threading.RLock()
+        self._holders: list[LeaseHolder] = []
+        self.heartbeat = Heartbeat(lambda: list(self._holders))
+        local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
+        if local is None and on_mount(self.folder):
+            local = cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
+        self.home_folder = self.folder if local is None else Path(os.path.abspath(local))
+        self.locks = self.home_folder / "locks"
+        own_disk, own_quota = (disk, quota) if local is None else (None, None)
+        self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
+        self.writer: RemoteSlots | Slots = self.home
+        if background and own_disk is None:
+            self.writer = self._remote(self.home_folder, "pool.lock", own_quota, self.staging.file)
+        self.mount: RemoteSlots | Slots | None = None
+        self.uploader: Uploader | None = None
+        if local is not None:
+            if disk is None:
+                self.mount = self._remote(self.folder, "mount.lock", quota)
+            else:
+                self.mount = Slots(Pool(self.folder, disk, lock=self.locks / "mount.lock", quota=quota), self.lease)
+            self.uploader = Uploader(
+                self.home,
+                self.mount,
+                keep_last,
+                BackgroundThread("checkpoint-mount", inline=not background),
+                target=str(self.folder),
+            )
+        _open.add(self)
+
+    def _remote(self, folder: Path, lock: str, quota: int | None, memory: int = -1) -> RemoteSlots:
+        return RemoteSlots(
+            folder, self.locks / lock, self.lease, memory=memory, quota=quota, deadline=self.deadline
+        )  # fmt: skip
+
+    @property
+    def owned_by_this_process(self) -> bool:
+        """True in the process that opened the store, False in a fork of it."""
+        return self._process == os.getpid()
+
+    def check_process(self) -> None:
+        """Raise CheckpointError in a forked process: the staging buffer, the writing threads and the leases are its
+        parent's.
+        """
+        if not self.owned_by_this_process:
+            raise CheckpointError(
+                "This CheckpointManager belongs to another process", where=self.folder,
+                got=f"process {os.getpid()}, made by fork", wanted=f"process {self._process}",
+                next_step="open a CheckpointManager in the process that saves",
+            )  # fmt: skip
+
+    def lease_holder(self, unit: Unit) -> LeaseHolder:
+        """Return the lease of this session on a unit, which the heartbeat renews while it is held."""
+        later = self.uploader.submit if self.uploader is not None else None
+        self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, later))
+        return self._holders[-1]
+
+    # ------------------------------------------------------------------ writing
+
+    @contextmanager
+    def staging_lock(self, seconds: float) -> Iterator[bool]:
+        """Hold the staging buffer alone among this process's threads, after its last content was written.
+
+        Yields False when that took longer than `seconds`.
+        """
+        ends = time.monotonic() + seconds
+        if not self._save_lock.acquire(timeout=seconds):
+            yield False
+            return
+        try:
+            yield self.wait_home(max(0.0, ends - time.monotonic()))
+        finally:
+            self._save_lock.release()
+
+    def write(self, unit: Unit, info: dict, state: memoryview) -> dict:
+        """Write a staged state to the first disk, as `Slots.write`: large ones in the child process that can see it."""
+        writer = self.writer if len(state) > _INLINE_BYTES and self.staging.shared else self.home
+        metrics = {key: _encode_metric(value) for key, value in info["metrics"].items()}
+        return _with_metrics(writer.write(unit, self.keep_last, {**info, "metrics": metrics}, state))
+
+    def release(self, unit: Unit, holder: dict | None = None) -> None:
+        """Return the unit's slots to the pool, on both disks; `holder` as of `Slots.release`."""
+        self.home.release(unit, holder)
+        if self.uploader is not None:
+            self.uploader.release(unit, holder)
+
+    # ------------------------------------------------------------------ reading
+
+    def load_latest(self, unit: Unit, fence: int = 0) -> dict | None:
+        """Return the unit's newest verified checkpoint, as `CheckpointManager.load_latest_checkpoint`.
+
+        fence : of this session, for an upload that an earlier session did not finish.
+        Raises WorkspaceError when the mount does not answer and nothing is on the local disk: to start from scratch
+        then would lose what the mount holds.
+        """
+        self.check_process()
+        self.wait_saves()
+        info, state, skipped = self.home.latest_valid(unit, decode_state)
+        unusable = self._download_newer(unit, info, fence)
+        if unusable is not None:
+            info, state, unreadable = self.home.latest_valid(unit, decode_state)
+            skipped = list(dict.fromkeys([*unusable, *skipped, *unreadable]))
+        if info is not None:
+            return {"state": state, **_with_metrics(info), "skipped": skipped}
+        if skipped:
+            _log.warning("No checkpoint of %s can be used: %s", unit.phase, "; ".join(skipped))
+        return None
+
+    def _download_newer(self, unit: Unit, local: dict | None, fence: int) -> list[str] | None:
+        """Download a checkpoint that only the mount has; return the slots skipped there, None if nothing was
+        downloaded.
+
+        local : the newest that verified on the local disk. One that is torn there may be intact on the mount.
+        """
+        if self.mount is None or self.uploader is None:
+            return None
+        try:
+            remote = self.mount.list_unverified(unit)
+            if remote and (local is None or recency(remote[0]) > recency(local)):
+                return self.mount.copy_out(unit, self.keep_last, str(self.home_folder))
+            if local is not None and local["hash"] not in {info["hash"] for info in remote}:
+                self.uploader.enqueue_upload(unit, fence=fence)  # an earlier session ended before this upload
+        except WorkspaceError as error:
+            if local is None:
+                raise
+            _log.warning("Resuming from the local disk: %s", error)
+        return None
+
+    def list_checkpoints(self, unit: Unit, verify: bool = True) -> list[dict]:
+        """List the unit's checkpoints, oldest first, at most `keep_last`.
+
+        verify : read them through and drop the torn ones; a checkpoint on the local disk is not read again on a mount.
+        """
+        by_hash: dict[str, list[tuple[Slots | RemoteSlots, dict]]] = {}
+        for tier, info in self._unverified(unit):
+            by_hash.setdefault(info["hash"], []).append((tier, info))
+        found: list[dict] = []
+        for copies in sorted(by_hash.values(), key=lambda copies: recency(copies[0][1]), reverse=True):
+            if len(found) < self.keep_last:
+                found += _first_valid(copies) if verify else [copies[0][1]]
+        return [_with_metrics(info) for info in reversed(found)]
+
+    def latest_info(self, unit: Unit) -> dict | None:
+        """Return the description of the unit's newest checkpoint, unverified; None without one. Cheap on a mount.
+
+        Raises UnresponsiveMountError when the mount does not answer and nothing is on the local disk.
+        """
+        infos = [info for _, info in self._unverified(unit, needed=True)]
+        return _with_metrics(max(infos, key=recency)) if infos else None
+
+    def _unverified(self, unit: Unit, needed: bool = False) -> list[tuple[Slots | RemoteSlots, dict]]:
+        """List (tier, description) of the unit's checkpoints on both disks, the local one first.
+
+        needed : raise UnresponsiveMountError when nothing is on the local disk and the mount does not answer.
+        """
+        self.check_process()
+        self.wait_saves()
+        found: list[tuple[Slots | RemoteSlots, dict]] = []
+        with suppress(WorkspaceError):
+            found += [(self.home, info) for info in self.home.list_unverified(unit)]
+        if self.mount is not None:
+            remote = self._query_mount(lambda mount: mount.list_unverified(unit), needed and not found)
+            found += [(self.mount, info) for info in remote or ()]
+        return found
+
+    def list_phases(self, run: str) -> list[str]:
+        """List the phases of this run that have slots, on the local disk or the mount."""
+        remote = self._query_mount(lambda mount: mount.list_phases(run)) or ()
+        return sorted({*self.home.list_phases(run), *remote})
+
+    def list_trainings(self, phase: str) -> list[dict]:
+        """List the descriptions of each training's newest checkpoint with this phase, on either disk."""
+        self.check_process()
+        self.wait_saves()
+        remote = self._query_mount(lambda mount: mount.list_trainings(phase)) or []
+        newest = {info["run"]: info for info in remote}
+        for info in self.home.list_trainings(phase):
+            newest[info["run"]] = max(info, newest.get(info["run"], info), key=recency)
+        return list(newest.values())
+
+    def _query_mount(self, query: Callable[[RemoteSlots | Slots], Any], needed: bool = False) -> Any:
+        """Return the mount's answer; None, with a warning, when it does not answer.
+
+        needed : raise UnresponsiveMountError instead of returning None.
+        """
+        if self.mount is None:
+            return None
+        try:
+            return query(self.mount)
+        except WorkspaceError as error:
+            if needed and isinstance(error, UnresponsiveMountError):
+                raise
+            _log.warning("Only the local disk is read: %s", error)
+            return None
+
+    # ------------------------------------------------------------------ waiting and closing
+
+    def wait_home(self, seconds: float | None = None) -> bool:
+        """Wait for the writes to the first disk; return False when some are unfinished after `seconds`."""
+        return self.executor.wait(seconds)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for every background write (disk and mount); return False when some are unfinished after `seconds`."""
+        began = time.monotonic()
+        if not self.wait_home(seconds):
+            return False
+        remaining = None if seconds is None else seconds - (time.monotonic() - began)
+        return self.uploader is None or self.uploader.wait(remaining)
+
+    def wait_saves(self) -> None:
+        """Wait until every save that this process started on this disk is written."""
+        for store in open_stores():
+            if store.home_folder == self.home_folder:
+                store.wait_home(self.deadline)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Finish the uploads and end the threads and children; `seconds` as of `CheckpointManager.close`."""
+        if self.uploader is not None:
+            unresponsive = self.uploader.unresponsive or is_unresponsive(self.folder)
+            usual = UNRESPONSIVE_SECONDS if unresponsive else self.deadline
+            self.uploader.wait(usual if seconds is None else seconds)
+            self.uploader.close()
+        self.executor.close()
+        self._close_children()
+        if self in _open:
+            _open.discard(self)
+            self.staging.close()
+
+    def flush_at_exit(self) -> None:
+        """Finish the local write at interpreter exit, within a few seconds; no mount is waited for."""
+        self.wait_home(_EXIT_SECONDS)
+        self._close_children()
+
+    def _close_children(self) -> None:
+        for tier in (self.writer, self.mount):
+            if isinstance(tier, RemoteSlots):
+                tier.close()
+
+
+def open_stores() -> list[CheckpointStore]:
+    """List the stores that this process has open."""
+    return [store for store in list(_open) if store.owned_by_this_process]
+
+
+def _first_valid(copies: list[tuple[Slots | RemoteSlots, dict]]) -> list[dict]:
+    """Return the info of the first of these copies that verifies, in a list; [] for none."""
+    for tier, info in copies:
+        with suppress(CheckpointError, WorkspaceError):
+            return [tier.verify(info["path"])]
+    return []
+
+
+def _encode_metric(value: object) -> object:
+    """Encode NaN and infinity (a score not yet measured), which JSON lacks, as {"float": text}."""
+    return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_metrics(info: dict) -> dict:
+    """Return a checkpoint's info with its metrics decoded."""
+    metrics = info.get("metrics") or {}
+    read = {key: float(one["float"]) if isinstance(one, dict) else one for key, one in metrics.items()}
+    return {**info, "metrics": read}
+
+
+def _at_exit() -> None:
+    for store in open_stores():
+        store.flush_at_exit()
+
+
+atexit.register(_at_exit)
