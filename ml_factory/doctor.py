@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import dataclass
 
-from ml_factory.checkpoints.compute_session import hours_remaining
+from ml_factory.checkpoints.compute_session import hours_left
 from ml_factory.hardware import cores
 from ml_factory.inference.bundle import library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package
@@ -49,7 +49,7 @@ def examine(workspace: Workspace) -> list[Check]:
         checks.append(Check("device", _device()))
     checks.append(Check("cores", str(cores())))
     if on_colab():
-        checks.append(Check("hours left", f"{hours_remaining():.1f}"))
+        checks.append(Check("hours left", f"{hours_left():.1f}"))
     try:
         free = free_bytes(workspace.root)
         raw = [name for name in names(workspace.raw) if parse_raw_name(name)]

@@ -35,22 +35,27 @@ def runtime_started(proc: Path = Path("/proc")) -> float:
         return time.time()
 
 
-def hours_remaining(tier: str = "free", limit_hours: float | None = None, now: float | None = None) -> float:
+def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
     """Return the hours until this runtime may be ended at the latest; infinite off Colab without a limit.
 
     Parameters
     ----------
-    tier : a key of TIER_HOURS; an unknown one counts as free. A runtime that outlived its tier's limit belongs to a
-        larger tier.
-    limit_hours : overrides the tier.
-    now : seconds since 1970, for tests.
+    tier : a key of TIER_HOURS; by default $ML_FACTORY_COLAB_TIER, else "free". A runtime that outlived its tier's limit
+        belongs to a larger tier.
+    limit_hours : overrides the tier, and counts off Colab too; by default $ML_FACTORY_SESSION_HOURS.
+
+    Raises SettingsError for an unknown tier.
     """
-    if limit_hours is None and not on_colab():
+    given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
+    tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
+    if given is None and tier not in TIER_HOURS:
+        raise SettingsError(
+            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
+        )
+    if given is None and not on_colab():
         return math.inf
-    lived = ((time.time() if now is None else now) - runtime_started()) / 3600
-    if limit_hours is None:
-        limit_hours = _tier_limit(tier if tier in TIER_HOURS else "free", lived)
-    return max(0.0, limit_hours - lived)
+    lived = (time.time() - runtime_started()) / 3600
+    return max(0.0, (_tier_limit(tier, lived) if given is None else _positive_hours(given)) - lived)
 
 
 def _tier_limit(tier: str, lived: float) -> float:
@@ -70,23 +75,6 @@ def _warn_outlived(tier: str, limit: float) -> None:
         TIER_HOURS[tier], tier, "on, with no end in sight" if math.isinf(limit) else f"up to {limit:.0f} h",
         ", ".join(TIER_HOURS),
     )  # fmt: skip
-
-
-def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
-    """Return `hours_remaining` for the given or configured limit.
-
-    ML_FACTORY_COLAB_TIER names the tier; ML_FACTORY_SESSION_HOURS sets a limit that also counts off Colab. Raises
-    SettingsError for an unknown tier.
-    """
-    given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
-    if given is not None:
-        return hours_remaining(limit_hours=_positive_hours(given))
-    tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
-    if tier not in TIER_HOURS:
-        raise SettingsError(
-            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
-        )
-    return hours_remaining(tier)
 
 
 class ComputeSession:

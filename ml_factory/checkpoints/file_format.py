@@ -160,40 +160,47 @@ def _intact_ends(disk: Disk, file: int) -> ContainerHeader:
 
 def _read_ends(disk: Disk, file: int) -> ContainerHeader:
     """Run every check that needs only the two ends of the file."""
-    size = disk.size(file)
+    size, info = disk.size(file), {}
+    try:
+        info = _read_info(disk, file, size)
+        return ContainerHeader(info, size, _read_seal(disk, file, size, info["sequence"]))
+    except CheckpointError as fault:
+        return ContainerHeader(info, size, fault=fault)
+
+
+def _read_info(disk: Disk, file: int, size: int) -> dict:
+    """Return the metadata; the rest of the header may be of another save."""
     start = _read(disk, file, min(size, 8 + len(_START)), 0)
     if not start[8:].startswith(_START):
-        return ContainerHeader({}, size=size, fault=_foreign(start))
-    if size < 8 + len(_START) + _SEAL.size:
-        return ContainerHeader({}, size=size, fault=CheckpointError("it is cut off", got=f"{size} bytes"))
-    length = min(int.from_bytes(start[:8], "little"), size, _LARGEST_HEADER)
+        raise _foreign(start)
+    header = _read(disk, file, min(int.from_bytes(start[:8], "little"), size, _LARGEST_HEADER), 8)
     try:
-        version, info = _parse_metadata(_read(disk, file, length, 8))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ContainerHeader({}, size=size, fault=CheckpointError("its description is not whole"))
-    if version != VERSION:
-        return ContainerHeader({}, size=size, fault=_other_version(version))
-    seal = _read(disk, file, _SEAL.size, size - _SEAL.size)
+        texts, _ = json.JSONDecoder().raw_decode(header[len(_METADATA) :].decode("ascii", "replace"))
+        version = int(str(texts.pop("format")).removeprefix(_FORMAT))
+        if version != VERSION:
+            raise _other_version(version)
+        info = {key: text if key in _TEXTS else json.loads(text) for key, text in texts.items()}
+        if type(info["sequence"]) is not int:
+            raise ValueError("a sequence is a whole number")
+    except ForeignFileError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError("its description is not whole") from error
+    return info
+
+
+def _read_seal(disk: Disk, file: int, size: int, wanted: int) -> str:
+    """Return the hash in the seal of a file whose beginning has the sequence `wanted`."""
+    seal = _read(disk, file, _SEAL.size, max(0, size - _SEAL.size))
     # padded: another process may make the file shorter just now
     digest, sequence, stated_size, end = _SEAL.unpack(seal.ljust(_SEAL.size))
-    fault = None
     if end != _END:
-        fault = CheckpointError("its end mark is missing: it is cut off, or something was added to it")
-    elif stated_size != size:
-        fault = CheckpointError("its sizes disagree", got=f"{size} bytes", wanted=stated_size)
-    elif sequence != info["sequence"]:
-        fault = CheckpointError("its end is of another save: it is torn", got=sequence, wanted=info["sequence"])
-    return ContainerHeader(info, size, digest.hex(), fault)
-
-
-def _parse_metadata(header: bytes) -> tuple[int, dict]:
-    """Return (version of the format, info); the rest of the header may be of another save."""
-    texts, _ = json.JSONDecoder().raw_decode(header[len(_METADATA) :].decode("ascii", "replace"))
-    version = int(str(texts.pop("format")).removeprefix(_FORMAT))
-    info = {key: text if key in _TEXTS else json.loads(text) for key, text in texts.items()}
-    if version == VERSION and type(info["sequence"]) is not int:
-        raise ValueError("a sequence is a whole number")
-    return version, info
+        raise CheckpointError("its end mark is missing: it is cut off, or something was added to it")
+    if stated_size != size:
+        raise CheckpointError("its sizes disagree", got=f"{size} bytes", wanted=stated_size)
+    if sequence != wanted:
+        raise CheckpointError("its end is of another save: it is torn", got=sequence, wanted=wanted)
+    return digest.hex()
 
 
 def _foreign(start: bytes) -> CheckpointError:

@@ -9,6 +9,7 @@ import mmap
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -75,15 +76,15 @@ class RemoteSlots(WorkerProcess):
         return self._call("read_lease", unit)
 
     def renew(self, unit: Unit, record: dict) -> None:
-        return self._call("renew", unit, record)
+        self._call("renew", unit, record)
 
-    def release(self, unit: Unit, holder: dict | None = None) -> int:
-        return self._call("release", unit, holder)
+    def release(self, unit: Unit, holder: dict | None = None) -> None:
+        self._call("release", unit, holder)
 
     def verify(self, path: str) -> dict:
         return self._call("verify", path)
 
-    def _call(self, method: str, *args):
+    def _call(self, method: str, *args: object) -> Any:
         encoded = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
         try:
             answer, _ = self.call({"method": method, "args": encoded})
@@ -108,12 +109,12 @@ class _ReportingDisk(Disk):
     def __init__(self, link: ParentConnection):
         self._link = link
 
-    def __getattribute__(self, name: str):
+    def __getattribute__(self, name: str) -> Any:
         method = super().__getattribute__(name)
         if name.startswith("_") or not callable(method):
             return method
 
-        def reporting(*args):
+        def reporting(*args: object) -> Any:
             result = method(*args)
             self._link.alive()
             return result
@@ -138,7 +139,7 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
     link.answer_with(handle)
 
 
-def _run_method(slots: Slots, method: str, args: list, memory: int):
+def _run_method(slots: Slots, method: str, args: list, memory: int) -> Any:
     if method in ("list_phases", "list_trainings", "verify"):
         return getattr(slots, method)(*args)
     unit, *rest = Unit(*args[0]), *args[1:]

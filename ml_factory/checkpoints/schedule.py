@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import SettingsError
@@ -132,16 +131,14 @@ class SaveDurations:
         return max(self.written, self.copied)
 
 
+_durations: dict[tuple[Path, int], SaveDurations] = {}
+
+
 def save_durations(folder: str | os.PathLike) -> SaveDurations:
     """Return the durations shared by all units of this process that save in `folder`, so that a unit that begins
     late in a session knows how long earlier saves took.
     """
-    return _durations_of(Path(os.path.abspath(folder)), os.getpid())
-
-
-@lru_cache(maxsize=64)
-def _durations_of(folder: Path, process: int) -> SaveDurations:
-    return SaveDurations()
+    return _durations.setdefault((Path(os.path.abspath(folder)), os.getpid()), SaveDurations())
 
 
 def reserved_seconds(save_seconds: float) -> float:

@@ -60,7 +60,7 @@ class CostModel:
 
     def forecast(self, work: float) -> Cost:
         """Return the cost of this much work."""
-        parts = zip(_values(self.fixed), _values(self.slope), strict=True)
+        parts = zip(astuple(self.fixed), astuple(self.slope), strict=True)
         return Cost(*(fixed + slope * work for fixed, slope in parts))
 
 
@@ -178,7 +178,3 @@ def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
     unit = work.max()
     fixed, slope = nnls(np.column_stack([np.ones_like(work), work / unit]) * scale[:, None], cost * scale)[0]
     return float(fixed), float(slope / unit)
-
-
-def _values(cost: Cost) -> tuple[float, ...]:
-    return astuple(cost)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ml_factory.checkpoints.file_format import (
     ForeignFileError,
@@ -27,6 +28,7 @@ from ml_factory.storage.atomic_files import FULL, Disk
 MIN_KEPT = 2
 _MAX_UNFINISHED = 4  # writes that may hang at once: a mount that hangs gets no more children
 _LARGEST_SEQUENCE = 1 << 62  # the seal's has 64 bits
+T = TypeVar("T")
 
 
 class Slots:
@@ -50,66 +52,57 @@ class Slots:
         reasons).
 
         decode : `decode_state`, which a child process that only writes does not import.
-        Raises WorkspaceError when none was found and the disk refused a slot that may hold one: starting from scratch
-        then would lose it.
+        Raises as `_first_usable` does: starting from scratch would lose a checkpoint in a slot that was refused.
+        """
+
+        def load(path: str) -> tuple[dict, dict]:
+            content = bytearray()
+            info = read_container(self.pool.disk, Path(path), content)
+            return {**info, "path": path}, decode(content)
+
+        found, skipped = self._first_usable(unit, load)
+        return *(found or (None, None)), skipped
+
+    def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
+        """Copy the newest intact checkpoint of the unit to the pool in the folder `home`; return the skipped slots
+        with reasons. Raises as `_first_usable` does.
+        """
+        there = Slots(Pool(Path(home)), self.lease)
+        return self._first_usable(unit, lambda path: there.copy_in(unit, keep, path, source_disk=self.pool.disk))[1]
+
+    def _first_usable(self, unit: Unit, use: Callable[[str], T]) -> tuple[T | None, list[str]]:
+        """Return (what `use` returns for the newest checkpoint for which it does not raise, skipped slots with
+        reasons).
+
+        Raises WorkspaceError when there is none and the disk refused a slot that may hold one.
         """
         owned = self._readable(unit)
         skipped = [f"{slot.path.name}: {slot.fault}" for slot in owned if slot.fault]
         refused = [slot.error for slot in owned if slot.error]
-        whole = [slot for slot in owned if not slot.fault]
-        for slot in sorted(whole, key=lambda slot: recency(slot.header.info), reverse=True):
-            content = bytearray()
+        for info in _descriptions(owned):
             try:
-                info = read_container(self.pool.disk, slot.path, content)
-                return {**info, "path": str(slot.path)}, decode(content), skipped
+                return use(info["path"]), skipped
             except (CheckpointError, WorkspaceError) as error:
-                skipped.append(f"{slot.path.name}: {error}")
+                skipped.append(f"{Path(info['path']).name}: {error}")
                 refused += [error] if isinstance(error, WorkspaceError) else []
         if refused:
             raise refused[0]
-        return None, None, skipped
+        return None, skipped
 
     def list_unverified(self, unit: Unit) -> list[dict]:
         """List the descriptions of the unit's slots, unverified, newest first; with `path`.
 
         Raises WorkspaceError when the list is empty and the disk refused a slot that may be the unit's.
         """
-        return self._list_with_reasons(unit)[0]
-
-    def _list_with_reasons(self, unit: Unit) -> tuple[list[dict], list[str]]:
-        """Return (the list of `list_unverified`, the unreadable slots with reasons)."""
         owned = self._readable(unit)
-        infos = [
-            {**slot.header.info, "hash": slot.header.hash, "path": str(slot.path)} for slot in owned if not slot.fault
-        ]
-        refused = [slot.error for slot in owned if slot.error]
+        infos, refused = _descriptions(owned), [slot.error for slot in owned if slot.error]
         if refused and not infos:
             raise refused[0]
-        reasons = [f"{slot.path.name}: {slot.fault}" for slot in owned if slot.fault]
-        return sorted(infos, key=recency, reverse=True), reasons
+        return infos
 
     def _readable(self, unit: Unit) -> list[Slot]:
         """List the unit's slots, and those whose owner the disk refused to read."""
         return [slot for slot in self.pool.scan() if slot.belongs_to(unit) or (slot.error and not slot.manifest)]
-
-    def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
-        """Copy the newest intact checkpoint of the unit to the pool in the folder `home`; return the skipped slots
-        with reasons.
-
-        Raises WorkspaceError where the disk refuses all of them.
-        """
-        infos, skipped = self._list_with_reasons(unit)
-        refused = []
-        for info in infos:
-            try:
-                Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, info["path"], source_disk=self.pool.disk)
-                return skipped
-            except (CheckpointError, WorkspaceError) as error:
-                skipped.append(f"{Path(info['path']).name}: {error}")
-                refused += [error] if isinstance(error, WorkspaceError) else []
-        if refused:
-            raise refused[0]
-        return skipped
 
     def verify(self, path: str) -> dict:
         """Return the info of the checkpoint at `path`, read through. Raises CheckpointError or WorkspaceError."""
@@ -196,7 +189,9 @@ class Slots:
             writer = max(writer, writer_rank(self.read_lease(unit)))
         return self._write(unit, keep, store, header.size, writer)
 
-    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]):
+    def _write(
+        self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]
+    ) -> dict:
         with self.pool.locked():
             slots = self.pool.scan()
             good, bad = self._verify_slots(unit, slots)
@@ -207,15 +202,14 @@ class Slots:
             good = {
                 path: info for path, info in good.items() if info["sequence"] == unfinished.get(path, info["sequence"])
             }
-            excluded = {
-                *unfinished,
-                *self._quarantined(unit, [slot for slot in slots if slot.path not in unfinished], bad),
-            }
+            others = [slot for slot in slots if slot.path not in unfinished]
+            excluded = {*unfinished, *self._quarantined(unit, others, bad)}
             failure: Exception | None = None
             for path in self._targets(unit, keep, slots, good, torn_slots(bad), excluded):
                 try:
                     self.pool.free_space(slots, path, size)
-                    self.pool.write_manifest(path, WRITING, self._writing_manifest(unit, sequence))
+                    owner = {"run": unit.run, "phase": unit.phase, "session": self.lease.session}
+                    self.pool.write_manifest(path, WRITING, {**owner, "sequence": sequence})
                     self._finished_writes.discard(path)
                     began = time.monotonic()
                     store(path, sequence)
@@ -230,15 +224,12 @@ class Slots:
                     continue
                 self._verified_hashes[path], self._last_sequence[unit] = saved["hash"], saved["sequence"]
                 self.pool.write_manifest(path, HELD, saved)
-                self._repair(
-                    slots, {where: info for where, info in good.items() if where != path and where not in unfinished}
-                )
+                self._repair(slots, {slot: info for slot, info in good.items() if slot not in {path, *unfinished}})
                 return {**saved, "wrote_seconds": write_seconds}
-            raise failure
+            raise failure or CheckpointError("No slot can be written", where=self.pool.folder)
 
-    def release(self, unit: Unit, holder: dict | None = None) -> int:
-        """Return the unit's slots to the pool after its artifact is registered, a slot with a hanging write last;
-        return their number.
+    def release(self, unit: Unit, holder: dict | None = None) -> None:
+        """Return the unit's slots to the pool after its artifact is registered, a slot with a hanging write last.
 
         holder : the lease of the caller. Raises TakenOverError when a later session holds the unit.
         """
@@ -247,17 +238,10 @@ class Slots:
             if holder is not None:
                 infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
                 check_fence(unit, writer_rank(holder), infos, self.read_lease(unit))
-            owned, unfinished = (
-                [slot for slot in slots if slot.belongs_to(unit) and not slot.unwritable],
-                self._unfinished_writes(unit, slots),
-            )
+            owned = [slot for slot in slots if slot.belongs_to(unit) and not slot.unwritable]
+            unfinished = self._unfinished_writes(unit, slots)
             for slot in owned:
                 self.pool.release(slot, last=slot.path in unfinished)
-        return len(owned)
-
-    def _writing_manifest(self, unit: Unit, sequence: int) -> dict:
-        """Return the manifest of a slot that is being written."""
-        return {"run": unit.run, "phase": unit.phase, "sequence": sequence, "session": self.lease.session}
 
     def _unfinished_writes(self, unit: Unit, slots: list[Slot]) -> dict[Path, int]:
         """Return {slot: sequence} of the newest slots whose write this session started and never saw end.
@@ -265,9 +249,8 @@ class Slots:
         A slot that holds that very sequence is intact, even if the write is repeated later.
         """
         sequences = {
-            slot.path: _sequence_of(slot.manifest) for slot in slots
-            if slot.manifest.get("status") == WRITING and unit.matches(slot.manifest)
-            and slot.path not in self._finished_writes and slot.manifest.get("session") == self.lease.session
+            slot.path: _sequence_of(slot.manifest) for slot in _being_written(unit, slots)
+            if slot.path not in self._finished_writes and slot.manifest.get("session") == self.lease.session
         }  # fmt: skip
         return dict(sorted(sequences.items(), key=lambda item: item[1])[-_MAX_UNFINISHED:])
 
@@ -283,9 +266,7 @@ class Slots:
         excluded : slots that must not be written.
         """
         retained, best = retained_slots(good, keep)
-        reserved = [
-            slot.path for slot in slots if slot.manifest.get("status") == WRITING and unit.matches(slot.manifest)
-        ]
+        reserved = (slot.path for slot in _being_written(unit, slots))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in retained)]
         returned = [slot.path for slot in self.pool.free_slots(slots)]
         free = [path for path in [*ours, *returned] if path not in retained | excluded]
@@ -298,9 +279,7 @@ class Slots:
         """Return the slot to leave alone: the newest torn one, for inspection, or one whose write another session
         never ended, which may be carried out late.
         """
-        unfinished = {
-            slot.path for slot in slots if slot.manifest.get("status") == WRITING and unit.matches(slot.manifest)
-        }
+        unfinished = {slot.path for slot in _being_written(unit, slots)}
         torn = {slot.path for slot in slots if slot.path in torn_slots(bad) and slot.header.size}
         candidates = [slot for slot in slots if slot.path in torn | unfinished]
         if not candidates:
@@ -316,6 +295,18 @@ class Slots:
         for path, info in good.items():
             if notes[path].get("status") != HELD or notes[path].get("hash") != info["hash"]:
                 self.pool.write_manifest(path, HELD, info)
+
+
+def _being_written(unit: Unit, slots: list[Slot]) -> list[Slot]:
+    """List the slots whose manifest names the unit and an unfinished write."""
+    return [slot for slot in slots if slot.manifest.get("status") == WRITING and unit.matches(slot.manifest)]
+
+
+def _descriptions(slots: list[Slot]) -> list[dict]:
+    """List the descriptions of the slots whose ends show no fault, newest first; with `hash` and `path`."""
+    whole = [slot for slot in slots if not slot.fault]
+    infos = [{**slot.header.info, "hash": slot.header.hash, "path": str(slot.path)} for slot in whole]
+    return sorted(infos, key=recency, reverse=True)
 
 
 def recency(info: dict) -> tuple[int, int]:
@@ -336,7 +327,7 @@ def retained_slots(good: dict[Path, dict], keep: int) -> tuple[set[Path], Path |
     lowest val_loss, the earliest of equals. `good` is oldest first.
     """
     losses = {path: val_loss(info) for path, info in good.items()}
-    best = min(losses, key=losses.get, default=None)
+    best = min(losses, key=lambda path: losses[path], default=None)
     best = best if best is not None and losses[best] < math.inf else None
     return {*list(good)[-max(keep, MIN_KEPT) :], *([best] if best else [])}, best
 

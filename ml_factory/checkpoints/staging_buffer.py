@@ -29,7 +29,7 @@ class StagingBuffer:
     shared : True when a child can see the last copy.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
             self.file = os.memfd_create("checkpoint", os.MFD_CLOEXEC)
         else:

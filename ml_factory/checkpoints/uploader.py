@@ -127,6 +127,9 @@ class Uploader:
     executor : runs the copies.
     retry_seconds : between two attempts while the mount fails.
     target : the folder on the mount, by name.
+
+    Attributes: `pending`, units with a local checkpoint that is not on the mount; `unresponsive`, True when the mount
+    failed the last upload.
     """
 
     def __init__(
@@ -135,18 +138,8 @@ class Uploader:
     ):  # fmt: skip
         self._home, self._mount, self._keep, self._executor, self._retry = home, mount, keep, executor, retry_seconds
         self._target = target
-        self._pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
-        self._next_try, self._unresponsive = 0.0, False
-
-    @property
-    def has_pending(self) -> bool:
-        """True while a local checkpoint is not on the mount."""
-        return bool(self._pending)
-
-    @property
-    def unresponsive(self) -> bool:
-        """True when the mount failed the last upload."""
-        return self._unresponsive
+        self.pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
+        self._next_try, self.unresponsive = 0.0, False
 
     def enqueue_upload(
         self, unit: Unit, on_uploaded: Callable[[], None] = lambda: None,
@@ -161,45 +154,45 @@ class Uploader:
         on_taken_over : called when another session has taken the unit over; logs a warning by default.
         fence : of this session; checkpoints that an earlier session of this machine left are uploaded under it.
         """
-        self._pending[unit] = on_uploaded, on_taken_over, fence
-        if not self._unresponsive:
+        self.pending[unit] = on_uploaded, on_taken_over, fence
+        if not self.unresponsive:
             self._executor.submit(self._upload_unless_unresponsive)
         self.retry_if_due()
 
     def retry_if_due(self) -> None:
         """Retry failed uploads after `retry_seconds`; cheap otherwise."""
-        if self._unresponsive and self._pending and time.monotonic() >= self._next_try:
+        if self.unresponsive and self.pending and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
             self._executor.submit(self.upload_pending)
 
     def _upload_unless_unresponsive(self) -> None:
         """Skip jobs that were queued before the mount became unresponsive: each would cost one more deadline."""
-        if not self._unresponsive:
+        if not self.unresponsive:
             self.upload_pending()
 
     def upload_pending(self) -> None:
         """Try every pending upload."""
-        for unit, job in list(self._pending.items()):
+        for unit, job in list(self.pending.items()):
             on_uploaded, on_taken_over, fence = job
             try:
                 self._copy(unit, fence)
             except TakenOverError as error:
-                del self._pending[unit]
+                del self.pending[unit]
                 on_taken_over(error)
                 continue
             except (WorkspaceError, CheckpointError) as error:
                 self._next_try = time.monotonic() + self._retry
-                if not self._unresponsive:
+                if not self.unresponsive:
                     _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
-                self._unresponsive = True
+                self.unresponsive = True
                 return
-            if self._pending.get(unit) == job:
-                del self._pending[unit]
+            if self.pending.get(unit) == job:
+                del self.pending[unit]
                 clear_pending((self._target, unit))
             on_uploaded()
-        if self._unresponsive:
+        if self.unresponsive:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
-        self._unresponsive = False
+        self.unresponsive = False
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run a small job on the mount, after the queued uploads."""
@@ -207,19 +200,19 @@ class Uploader:
 
     def release(self, unit: Unit, holder: dict | None = None) -> None:
         """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
-        self._pending.pop(unit, None)
+        self.pending.pop(unit, None)
         clear_pending((self._target, unit))
         self._executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for all uploads, after retrying failed ones; return True when every checkpoint is on the mount."""
-        if self.has_pending:
+        if self.pending:
             self._executor.submit(self.upload_pending)
-        return self._executor.wait(seconds) and not self.has_pending
+        return self._executor.wait(seconds) and not self.pending
 
     def close(self) -> None:
         """Stop; pending uploads are left to the next session."""
-        for unit in self._pending:
+        for unit in self.pending:
             mark_pending((self._target, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
         self._executor.close()
 

@@ -12,7 +12,7 @@ from ml_factory.checkpoints import compute_session, session_lifetimes
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import SettingsError, WorkspaceError
 
 
 def write_proc(folder, started: float, name: str = "init") -> None:
@@ -35,15 +35,19 @@ def test_without_proc_the_runtime_begins_now(tmp_path):
 
 
 def test_hours(monkeypatch):
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: 1000.0)
+    lived = {"hours": 1}
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    assert compute_session.hours_remaining() == math.inf
-    assert compute_session.hours_remaining(limit_hours=3, now=1000 + 3600) == 2
+    assert compute_session.hours_left() == math.inf
+    assert compute_session.hours_left(limit_hours=3) == pytest.approx(2, abs=1e-3)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    assert compute_session.hours_remaining(now=1000 + 7200) == 10
-    assert compute_session.hours_remaining("pro", now=1000 + 7200) == 22
-    assert compute_session.hours_remaining("unheard of", now=1000 + 7200) == 10
-    assert compute_session.hours_remaining(limit_hours=3, now=1e9) == 0
+    lived["hours"] = 2
+    assert compute_session.hours_left() == pytest.approx(10, abs=1e-3)
+    assert compute_session.hours_left("pro") == pytest.approx(22, abs=1e-3)
+    with pytest.raises(SettingsError, match="unheard of"):
+        compute_session.hours_left("unheard of")
+    lived["hours"] = 1e6
+    assert compute_session.hours_left(limit_hours=3) == 0
 
 
 def test_this_machine_started_before_now():

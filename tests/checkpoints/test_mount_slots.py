@@ -106,12 +106,12 @@ def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
     with manager_of(drive, deadline=2) as manager:
         hang(drive)
         save(manager, 1)
-        while not manager.store.uploader._unresponsive:
+        while not manager.store.uploader.unresponsive:
             time.sleep(0.01)
         heal(drive)
         manager.store.uploader._next_try = 0
         assert not manager.phase("p").due()
-        assert manager.store.uploader._executor.wait(LONG) and not manager.store.uploader.has_pending
+        assert manager.store.uploader._executor.wait(LONG) and not manager.store.uploader.pending
 
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):

@@ -182,7 +182,7 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
     for step in range(2, 12):  # ten steps with a save each, while the first is still on its way
         assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
         assert work.manager.store.wait_home()
-        assert work.manager.store.uploader.has_pending
+        assert work.manager.store.uploader.pending
         assert check_state(work.manager.store.home.latest_valid(work.unit, decode_state)[1]) == step
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
