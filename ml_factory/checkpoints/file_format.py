@@ -219,11 +219,9 @@ def _foreign(start: bytes) -> CheckpointError:
 
 def _other_version(version: int) -> ForeignFileError:
     later = version > VERSION
-    return ForeignFileError(
-        f"{'a later' if later else 'an earlier'} version of ml_factory wrote it", got=f"version {version}",
-        wanted=f"version {VERSION}",
-        next_step="update ml_factory" if later else "train again, and delete this file; that version alone resumes it",
-    )  # fmt: skip
+    what = f"{'a later' if later else 'an earlier'} version of ml_factory wrote it"
+    step = "update ml_factory" if later else "train again, and delete this file; that version alone resumes it"
+    return ForeignFileError(what, got=f"version {version}", wanted=f"version {VERSION}", next_step=step)
 
 
 def _verified_content(

@@ -42,18 +42,10 @@ class CheckpointManager:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike,
-        auto_save_minutes: float = 30,
-        keep_last: int = 3,
-        run: str = NO_RUN,
-        *,
-        background: bool = True,
-        schedule: SaveSchedule | None = None,
-        tiers: StorageTiers | None = None,
-        on_saved: Callable[[], object] = lambda: None,
-        during_training: bool = False,
-    ):
+        self, folder: str | os.PathLike, auto_save_minutes: float = 30, keep_last: int = 3, run: str = NO_RUN, *,
+        background: bool = True, schedule: SaveSchedule | None = None, tiers: StorageTiers | None = None,
+        on_saved: Callable[[], object] = lambda: None, during_training: bool = False,
+    ):  # fmt: skip
         if not auto_save_minutes >= 0:
             raise SettingsError(
                 "A time between saves is not negative", where="auto_save_minutes", got=auto_save_minutes, wanted=">= 0"
@@ -105,14 +97,11 @@ class CheckpointManager:
         found = latest_training(self.store, phase, run) if of_training else None
         return self.phase(phase).latest() if found is None else found
 
-    def list_checkpoints(self, phase: str | None = None, verify: bool = True) -> list[dict]:
-        """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each.
-
-        verify : False returns the descriptions without reading the files through.
-        """
+    def list_checkpoints(self, phase: str | None = None) -> list[dict]:
+        """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
         names = [check_name(phase, "phase")] if phase else self.store.list_phases(self._save_run)
         units = [Unit(self._save_run, name) for name in names]
-        return [info for unit in units for info in self.store.list_checkpoints(unit, verify)]
+        return [info for unit in units for info in self.store.list_checkpoints(unit)]
 
     def release_user_saves(self) -> None:
         """Release the slots of the user's own saves (`during_training`) after the training of this run has ended.

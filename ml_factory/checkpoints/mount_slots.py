@@ -44,15 +44,9 @@ class RemoteSlots(WorkerProcess):
         deadline: float = 60, niceness: int = 14,
     ):  # fmt: skip
         self.folder = Path(folder)
-        settings = {
-            "folder": str(folder),
-            "lock": str(lock),
-            "quota": quota,
-            "lease": lease.to_dict(),
-            "memory": memory,
-        }
+        options = {"folder": str(folder), "lock": str(lock), "quota": quota, "memory": memory, "lease": lease.to_dict()}
         descriptors = [memory] if memory >= 0 else []
-        super().__init__(_SERVED_BY, [json.dumps(settings), niceness], str(folder), deadline, descriptors, [_HASHES])
+        super().__init__(_SERVED_BY, [json.dumps(options), niceness], str(folder), deadline, descriptors, [_HASHES])
 
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
         return self._call("write", unit, keep, info, len(payload))

@@ -299,11 +299,8 @@ def check_name(name: str, field: str) -> str:
     proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"
     raise SettingsError(
         f"A {field}'s name is written into every slot",
-        where=field,
-        got=repr(name),
-        wanted="letters, digits and . _ = - (100 at most)",
-        next_step=f"use {proposal!r}",
-    )
+        where=field, got=repr(name), wanted="letters, digits and . _ = - (100 at most)", next_step=f"use {proposal!r}",
+    )  # fmt: skip
 
 
 def _check_metric(key: str, value: object) -> object:

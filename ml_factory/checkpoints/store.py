@@ -83,11 +83,8 @@ class CheckpointStore:
     ):  # fmt: skip
         self.folder, self.keep_last, self.on_saved = Path(os.path.abspath(folder)), keep_last, on_saved
         self.lease, self.deadline = tiers.lease or WriterId(session_id()), tiers.deadline_seconds
-        self.staging, self.durations, self.executor = (
-            StagingBuffer(),
-            save_durations(self.folder),
-            BackgroundThread("checkpoint", inline=not background),
-        )
+        self.staging, self.durations = StagingBuffer(), save_durations(self.folder)
+        self.executor = BackgroundThread("checkpoint", inline=not background)
         self.last_saves: dict[Unit, SaveStatus] = {}
         self._process, self._save_lock = os.getpid(), threading.RLock()
         self._holders: list[LeaseHolder] = []
@@ -101,27 +98,21 @@ class CheckpointStore:
         self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
         self.writer: RemoteSlots | Slots = self.home
         if background and own_disk is None:
-            self.writer = self._remote(self.home_folder, "pool.lock", own_quota, self.staging.file)
+            self.writer = RemoteSlots(
+                self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
+                deadline=self.deadline,
+            )  # fmt: skip
         self.mount: RemoteSlots | Slots | None = None
         self.uploader: Uploader | None = None
         if local is not None:
-            if disk is None:
-                self.mount = self._remote(self.folder, "mount.lock", quota)
-            else:
-                self.mount = Slots(Pool(self.folder, disk, lock=self.locks / "mount.lock", quota=quota), self.lease)
-            self.uploader = Uploader(
-                self.home,
-                self.mount,
-                keep_last,
-                BackgroundThread("checkpoint-mount", inline=not background),
-                target=str(self.folder),
+            lock, executor = self.locks / "mount.lock", BackgroundThread("checkpoint-mount", inline=not background)
+            self.mount = (
+                RemoteSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
+                if disk is None
+                else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
+            self.uploader = Uploader(self.home, self.mount, keep_last, executor, target=str(self.folder))
         _open.add(self)
-
-    def _remote(self, folder: Path, lock: str, quota: int | None, memory: int = -1) -> RemoteSlots:
-        return RemoteSlots(
-            folder, self.locks / lock, self.lease, memory=memory, quota=quota, deadline=self.deadline
-        )  # fmt: skip
 
     @property
     def owned_by_this_process(self) -> bool:
@@ -141,7 +132,7 @@ class CheckpointStore:
 
     def lease_holder(self, unit: Unit) -> LeaseHolder:
         """Return the lease of this session on a unit, which the heartbeat renews while it is held."""
-        later = self.uploader.submit if self.uploader is not None else None
+        later = self.uploader.executor.submit if self.uploader is not None else None
         self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, later))
         return self._holders[-1]
 
@@ -216,19 +207,16 @@ class CheckpointStore:
             _log.warning("Resuming from the local disk: %s", error)
         return None
 
-    def list_checkpoints(self, unit: Unit, verify: bool = True) -> list[dict]:
-        """List the unit's checkpoints, oldest first, at most `keep_last`.
-
-        verify : read them through and drop the torn ones; a checkpoint on the local disk is not read again on a mount.
+    def list_checkpoints(self, unit: Unit) -> list[dict]:
+        """List the unit's verified checkpoints, oldest first, at most `keep_last`; one that is on the local disk is not
+        read again on the mount.
         """
-        by_hash: dict[str, list[tuple[Slots | RemoteSlots, dict]]] = {}
-        for tier, info in self._unverified(unit):
-            by_hash.setdefault(info["hash"], []).append((tier, info))
-        found: list[dict] = []
-        for copies in sorted(by_hash.values(), key=lambda copies: recency(copies[0][1]), reverse=True):
-            if len(found) < self.keep_last:
-                found += _first_valid(copies) if verify else [copies[0][1]]
-        return [_with_metrics(info) for info in reversed(found)]
+        found: dict[str, dict] = {}
+        for tier, info in sorted(self._unverified(unit), key=lambda pair: recency(pair[1]), reverse=True):
+            if len(found) < self.keep_last and info["hash"] not in found:
+                with suppress(CheckpointError, WorkspaceError):
+                    found[info["hash"]] = tier.verify(info["path"])
+        return [_with_metrics(info) for info in reversed(found.values())]
 
     def latest_info(self, unit: Unit) -> dict | None:
         """Return the description of the unit's newest checkpoint, unverified; None without one. Cheap on a mount.
@@ -311,17 +299,13 @@ class CheckpointStore:
             self.uploader.wait(usual if seconds is None else seconds)
             self.uploader.close()
         self.executor.close()
-        self._close_children()
+        self.close_children()
         if self in _open:
             _open.discard(self)
             self.staging.close()
 
-    def flush_at_exit(self) -> None:
-        """Finish the local write at interpreter exit, within a few seconds; no mount is waited for."""
-        self.wait_home(_EXIT_SECONDS)
-        self._close_children()
-
-    def _close_children(self) -> None:
+    def close_children(self) -> None:
+        """End the child processes; no mount is waited for."""
         for tier in (self.writer, self.mount):
             if isinstance(tier, RemoteSlots):
                 tier.close()
@@ -330,14 +314,6 @@ class CheckpointStore:
 def open_stores() -> list[CheckpointStore]:
     """List the stores that this process has open."""
     return [store for store in list(_open) if store.owned_by_this_process]
-
-
-def _first_valid(copies: list[tuple[Slots | RemoteSlots, dict]]) -> list[dict]:
-    """Return the info of the first of these copies that verifies, in a list; [] for none."""
-    for tier, info in copies:
-        with suppress(CheckpointError, WorkspaceError):
-            return [tier.verify(info["path"])]
-    return []
 
 
 def _encode_metric(value: object) -> object:
@@ -354,7 +330,8 @@ def _with_metrics(info: dict) -> dict:
 
 def _at_exit() -> None:
     for store in open_stores():
-        store.flush_at_exit()
+        store.wait_home(_EXIT_SECONDS)
+        store.close_children()
 
 
 atexit.register(_at_exit)

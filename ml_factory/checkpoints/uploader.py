@@ -128,15 +128,15 @@ class Uploader:
     retry_seconds : between two attempts while the mount fails.
     target : the folder on the mount, by name.
 
-    Attributes: `pending`, units with a local checkpoint that is not on the mount; `unresponsive`, True when the mount
-    failed the last upload.
+    Attributes: `executor`; `pending`, units with a local checkpoint that is not on the mount; `unresponsive`, True when
+    the mount failed the last upload.
     """
 
     def __init__(
         self, home: Slots, mount: Slots | RemoteSlots, keep: int, executor: BackgroundThread,
         retry_seconds: float = 60, target: str = "",
     ):  # fmt: skip
-        self._home, self._mount, self._keep, self._executor, self._retry = home, mount, keep, executor, retry_seconds
+        self._home, self._mount, self._keep, self.executor, self._retry = home, mount, keep, executor, retry_seconds
         self._target = target
         self.pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
         self._next_try, self.unresponsive = 0.0, False
@@ -156,14 +156,14 @@ class Uploader:
         """
         self.pending[unit] = on_uploaded, on_taken_over, fence
         if not self.unresponsive:
-            self._executor.submit(self._upload_unless_unresponsive)
+            self.executor.submit(self._upload_unless_unresponsive)
         self.retry_if_due()
 
     def retry_if_due(self) -> None:
         """Retry failed uploads after `retry_seconds`; cheap otherwise."""
         if self.unresponsive and self.pending and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
-            self._executor.submit(self.upload_pending)
+            self.executor.submit(self.upload_pending)
 
     def _upload_unless_unresponsive(self) -> None:
         """Skip jobs that were queued before the mount became unresponsive: each would cost one more deadline."""
@@ -194,27 +194,23 @@ class Uploader:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
         self.unresponsive = False
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Run a small job on the mount, after the queued uploads."""
-        self._executor.submit(job)
-
     def release(self, unit: Unit, holder: dict | None = None) -> None:
         """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
         self.pending.pop(unit, None)
         clear_pending((self._target, unit))
-        self._executor.submit(lambda: self._mount.release(unit, holder))
+        self.executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for all uploads, after retrying failed ones; return True when every checkpoint is on the mount."""
         if self.pending:
-            self._executor.submit(self.upload_pending)
-        return self._executor.wait(seconds) and not self.pending
+            self.executor.submit(self.upload_pending)
+        return self.executor.wait(seconds) and not self.pending
 
     def close(self) -> None:
         """Stop; pending uploads are left to the next session."""
         for unit in self.pending:
             mark_pending((self._target, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
-        self._executor.close()
+        self.executor.close()
 
     def _copy(self, unit: Unit, fence: int) -> None:
         local = self._home.list_unverified(unit)

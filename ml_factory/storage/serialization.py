@@ -78,11 +78,9 @@ def decode_state(data: bytes | bytearray) -> dict:
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(
-                "A later version of ml_factory wrote this state",
-                got=f"version {version}",
-                wanted=f"at most {VERSION}",
-                next_step="update ml_factory",
-            )
+                "A later version of ml_factory wrote this state", got=f"version {version}",
+                wanted=f"at most {VERSION}", next_step="update ml_factory",
+            )  # fmt: skip
         state = _unpack(tree["state"], arrays)
     except CheckpointError:
         raise
@@ -247,7 +245,6 @@ _DECODERS = {
 def _unsupported_type(path: str, got: str) -> CheckpointError:
     return CheckpointError(
         "A state holds only numbers, texts, bytes, lists, dicts, NumPy arrays and tensors",
-        where=path,
-        got=got,
+        where=path, got=got,
         next_step="keep its numbers, not the object (an estimator's get_state(), an array's .to_numpy())",
-    )
+    )  # fmt: skip

@@ -111,7 +111,7 @@ def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
         heal(drive)
         manager.store.uploader._next_try = 0
         assert not manager.phase("p").due()
-        assert manager.store.uploader._executor.wait(LONG) and not manager.store.uploader.pending
+        assert manager.store.uploader.executor.wait(LONG) and not manager.store.uploader.pending
 
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
@@ -373,7 +373,6 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
         assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not calls
     forget_local(drive)
     with manager_of(drive) as manager:
-        assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not calls
         assert manager.phase("p").latest_info()["sequence"] == 5 and not calls
         there = len(manager.list_checkpoints())
         assert there == len(calls) >= 1
@@ -381,7 +380,7 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
         with open(newest, "r+b") as file:
             file.seek(os.path.getsize(newest) - 100)
             file.write(b"?")
-        assert manager.list_checkpoints(verify=False)[-1]["path"] == newest
+        assert manager.phase("p").latest_info()["path"] == newest
         assert newest not in [one["path"] for one in manager.list_checkpoints()]
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
-from ml_factory.storage.safetensors_layout import NonFiniteError
+from ml_factory.storage.safetensors_layout import Layout, NonFiniteError, TensorEntry
 from ml_factory.storage.serialization import decode_state, encode_state, plan_layout
 
 NAN, INF = float("nan"), float("inf")
@@ -88,3 +88,26 @@ def test_the_buffer_is_reused_and_grows():
     assert decode_state(bytes(large))["a"][-1] == 99_999
     head = bytes(large[8 : 8 + int.from_bytes(large[:8], "little")])
     assert (8 + len(head)) % 64 == 0 and set(json.loads(head)) == {"['a']", "tree"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "uint8"])
+def test_tensors_of_a_device_give_the_bytes_of_tensors_in_memory(monkeypatch, dtype):
+    """A torch tensor stands for one on a device: it is copied by torch, into the buffer's own pages."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    given = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
+    floats = dtype if dtype == "float32" else ""
+    layouts = [
+        Layout({"['w']": TensorEntry(data, dtype, (2, 3), floats)}) for data in (given.reshape(-1), given.numpy())
+    ]
+    files = [bytearray(layout.size) for layout in layouts]
+    for layout, file in zip(layouts, files, strict=True):
+        layout.fill(memoryview(file))
+    assert files[0] == files[1] and np.array_equal(load(bytes(files[0]))["['w']"], given.numpy())
+    assert layouts[0].on_device and not layouts[1].on_device
+
+
+def test_a_tensor_of_a_device_that_is_not_finite_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    layout = Layout({"['w']": TensorEntry(torch.tensor([1.0, INF]), "float32", (2,), "float32")})
+    with pytest.raises(NonFiniteError, match=r"state\['w'\]"):
+        layout.fill(memoryview(bytearray(layout.size)))
