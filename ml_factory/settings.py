@@ -1,6 +1,7 @@
 """Settings of an experiment: data, runs and QUICK limits; as JSON, and as a fingerprint."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
@@ -57,6 +58,8 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", check_steps(self.preprocess))
+        if self.tick is not None and not 0 < self.tick < math.inf:
+            raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0")
         found = [SearchedLabels.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched]
         for one in found:
             if not isinstance(one, SearchedLabels):

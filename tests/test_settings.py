@@ -120,10 +120,10 @@ def test_minutes_between_checkpoints(tmp_path, monkeypatch):
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
     assert save_minutes_from_environment() == 30
     with open_checkpoints(tmp_path, run) as manager:
-        assert (manager.auto_seconds, manager.first_seconds, manager.run) == (1800, 120, run.run_id)
+        assert (manager._auto_seconds, manager.run) == (1800, run.run_id)
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
     with open_checkpoints(tmp_path, run) as manager:
-        assert (manager.auto_seconds, manager.first_seconds) == (30, 30)
+        assert manager._auto_seconds == 30
     for text in ("often", "-1", "nan", "inf"):
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
         with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
@@ -162,3 +162,9 @@ def test_attempts_stand_beside_each_other(tmp_path):
 def test_the_gpu_is_part_of_the_machine_where_a_model_would_take_it(model, settings, told):
     spec = run_spec("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
     assert ("gpu" in machine(spec)) is told
+
+
+@pytest.mark.parametrize("tick", [float("nan"), float("inf"), 0.0, -0.25])
+def test_data_spec_with_tick_that_is_no_price_step_raises(tick):
+    with pytest.raises(SettingsError, match="positive price step"):
+        DataSpec(tick=tick)

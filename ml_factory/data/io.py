@@ -5,12 +5,15 @@ import gzip
 import importlib
 import io
 import os
+import stat
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow
+import pyarrow.parquet
 
 from ml_factory.argument_checks import check_file
 from ml_factory.data.bad_rows import format_lines, refuse_bad_rows, skipped_finding, skipped_table, without_bad_rows
@@ -35,6 +38,8 @@ DELIMITERS = (",", ";", "\t", "|")
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _HEAD_BYTES = 65_536
+_PIECE, _LARGE = 1 << 24, 1 << 26  # bytes
+_MOST_OF_TEXT, _MOST_OF_COLUMNS = 50, 400  # times its stored size: bars grow 5 to 15 times from gzip, 2 from Parquet
 # Before 3.1 pandas parses decimals inexactly in the last bit without this option; since then the option is deprecated.
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
@@ -284,6 +289,11 @@ def _back_up_previous(path: Path) -> None:
 
 def _first_bytes(path: Path, local: Path) -> bytes:
     try:
+        if not stat.S_ISREG(os.stat(local).st_mode):  # a pipe is never read to its end, /dev/zero has none
+            raise BarsError(
+                "This is not a regular file", where=path, got="a pipe, a device or a socket", wanted="Parquet or CSV",
+                next_step="write its content to a file first",
+            )  # fmt: skip
         with open(local, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
@@ -295,8 +305,32 @@ def _first_bytes(path: Path, local: Path) -> bytes:
     return head
 
 
+def _check_expansion(path: Path, stored: int, expanded: float, most: int) -> None:
+    """Raise BarsError for a file that grows more than `most` times when it is read."""
+    if expanded > max(_LARGE, most * stored):
+        raise BarsError(
+            "This file is a decompression bomb, or not a table of bars", where=path,
+            got=f"{expanded / 1e6:,.0f} MB or more in {stored / 1e6:,.1f} MB",
+            wanted=f"at most {most} times its size on the disk", next_step="export it again",
+        )  # fmt: skip
+
+
+def _read_gzip(path: Path, local: Path) -> bytes:
+    """Read a compressed file piece by piece, so that a bomb is refused while it is small."""
+    stored, pieces, size = local.stat().st_size, [], 0
+    with gzip.open(local) as file:
+        while piece := file.read(_PIECE):
+            size += len(piece)
+            _check_expansion(path, stored, size, _MOST_OF_TEXT)
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
 def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
     try:
+        facts = pyarrow.parquet.read_metadata(local)
+        # By the number of values: repeated values take no space in a file, and all of theirs in memory.
+        _check_expansion(path, local.stat().st_size, 8.0 * facts.num_rows * facts.num_columns, _MOST_OF_COLUMNS)
         return pd.read_parquet(local)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         with open(local, "rb") as file:
@@ -311,16 +345,19 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
 def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
     encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
     try:
-        with gzip.open(local) if head[:2] == b"\x1f\x8b" else open(local, "rb") as file:
-            text = file.read().decode(encoding)
+        content = _read_gzip(path, local) if head[:2] == b"\x1f\x8b" else local.read_bytes()
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte {error.start} is not {encoding} text"
         step = "give a Parquet file, or a CSV in UTF-8"
         raise BarsError("This file is neither Parquet nor text", where=path, got=got, next_step=step) from error
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
-    text, skipped = _without_ragged(text, delimiter) if skip_bad else (text, [])
-    width, delimiter = _check_layout(path, text, delimiter)
+    try:
+        text, skipped = _without_ragged(text, delimiter) if skip_bad else (text, [])
+        width, delimiter = _check_layout(path, text, delimiter)
+    except csv.Error as error:
+        raise BarsError("This is not a table of bars", where=path, got=error, next_step="export it again") from error
     try:
         table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:

@@ -1,10 +1,14 @@
 """Files in every state: other delimiters, gone, empty, cut short; and what is written is whole."""
 
 import gzip
+import os
 import time
+import tracemalloc
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import ml_factory.data.io as sources
@@ -299,3 +303,40 @@ def test_prepare_takes_a_roll_in_mid_session(shared_data, tmp_path):
     assert len(before) > 15 and (before["label_end"] <= at + pd.Timedelta("5min")).all()
     with pytest.raises(SettingsError, match="nothing to roll"):
         pipeline.prepare(tmp_path / "workspace", "ES", (20,), roll=rolled)
+
+
+def test_read_table_of_pipe_or_device_raises_without_reading_it(tmp_path):
+    os.mkfifo(tmp_path / "bars.csv")
+    (tmp_path / "zeros.csv").symlink_to("/dev/zero")
+    for path in (tmp_path / "bars.csv", tmp_path / "zeros.csv", "/dev/zero", "/dev/null"):
+        with pytest.raises(BarsError, match="not a regular file"):
+            read_table(path)
+
+
+def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
+    line = b"2024-01-01T00:00:00Z,1,1,1,1,1\n"
+    with gzip.open(tmp_path / "bars.csv.gz", "wb") as file:
+        file.write(b"timestamp,open,high,low,close,volume\n")
+        for _ in range(20):
+            file.write(line * 500_000)
+    tracemalloc.start()
+    with pytest.raises(BarsError, match="decompression bomb"):
+        read_table(tmp_path / "bars.csv.gz")
+    assert tracemalloc.get_traced_memory()[1] < 200e6
+    tracemalloc.stop()
+
+
+def test_read_table_of_parquet_bomb_raises_before_it_is_expanded(tmp_path):
+    table = pa.table({name: pa.array([1.0] * 1_000_000) for name in ("timestamp", "open", "high", "low", "close")})
+    with pq.ParquetWriter(tmp_path / "bars.parquet", table.schema, compression="zstd") as writer:
+        for _ in range(40):
+            writer.write_table(table)
+    with pytest.raises(BarsError, match="decompression bomb"):
+        read_table(tmp_path / "bars.parquet")
+
+
+def test_read_table_of_csv_with_endless_field_raises(tmp_path):
+    text = "timestamp,open,high,low,close\n2024-01-01,1,1,1,1\n" + "1" * 200_000 + ",1,1\n"
+    (tmp_path / "bars.csv").write_text(text)
+    with pytest.raises(BarsError, match="not a table of bars"):
+        read_table(tmp_path / "bars.csv", skip_bad=True)
