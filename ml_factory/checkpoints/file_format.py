@@ -108,7 +108,7 @@ def read_header(disk: Disk, path: Path) -> ContainerHeader:
 
 
 def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
-    """Return the info of a verified checkpoint, with its `bytes` and `hash`; the file's content is stored in `into`.
+    """Return the info of a verified checkpoint, with its `bytes` and `hash`; `into` gets its content.
 
     Marks and sizes are checked first, so that a huge or foreign file is refused without being read.
     Raises CheckpointError with the reason when torn, ForeignFileError when it is an intact file of another kind.
@@ -116,7 +116,7 @@ def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dic
     with disk_errors(path), _opened(disk, path) as file:
         header = _intact_ends(disk, file)
         if into is not None:
-            into[:] = bytes(header.size)  # the seal stays zero: no reader needs it any more
+            into += bytes(header.size)  # the seal stays zero: no reader needs it any more
         for _ in _verified_content(disk, file, header, into):
             pass
     return {**header.info, "bytes": header.size, "hash": header.hash}

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ml_factory.checkpoints.file_format import read_small, write_small
 from ml_factory.checkpoints.slot_pool import Unit, WriterId
@@ -98,8 +99,9 @@ def writer_rank(lease: object) -> tuple[int, str]:
 
     Two sessions that began before either saw the other have equal fences: the name decides which of them keeps writing.
     """
-    fence = lease.get("fence") if isinstance(lease, dict) else 0
-    return (fence, str(lease.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
+    record = lease if isinstance(lease, dict) else {}
+    fence = record.get("fence")
+    return (fence, str(record.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
 
 
 def clock_is_synchronized() -> bool:
@@ -112,6 +114,14 @@ def clock_is_synchronized() -> bool:
     return 0 <= state < 5 and not _TIMEX.unpack_from(timex)[-1] & _UNSYNCHRONISED
 
 
+class LeaseTier(Protocol):
+    """Slots of one disk, as a lease uses them."""
+
+    def read_lease(self, unit: Unit) -> dict: ...
+    def renew(self, unit: Unit, record: dict) -> None: ...
+    def list_unverified(self, unit: Unit) -> list[dict]: ...
+
+
 class LeaseHolder:
     """Lease of this session on one unit of work.
 
@@ -119,20 +129,20 @@ class LeaseHolder:
     ----------
     unit : the unit of work.
     session : id of this process, as of `session_id`.
-    local : the pool on the local disk, with `read_lease`, `renew` and `list_unverified`.
-    mount : the same on a mount, or None; a pool that does not answer is skipped.
+    local, mount : the slots on the local disk, and those on a mount or None; one that does not answer is skipped.
     later : runs a job on the mount in the background.
     now, clock, sleep : seconds since 1970, monotonic seconds, and a wait; replaced in tests.
     """
 
     def __init__(
-        self, unit: Unit, session: str, local, mount=None, later: Callable | None = None, *,
-        now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        self, unit: Unit, session: str, local: LeaseTier, mount: LeaseTier | None = None,
+        later: Callable[[Callable[[], None]], object] = lambda job: job(), *, now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
         self.unit, self.lease, self._local, self._mount, self._later = unit, WriterId(session), local, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
-        self.held, self._tiers, self._beat = False, [], 0
+        self.held, self._beat = False, 0
+        self._tiers: list[LeaseTier] = []
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
 
@@ -147,7 +157,7 @@ class LeaseHolder:
         renewed = found.get("session") == self.lease.session
         if found and not renewed and not found.get("released") and found.get("host") != machine_id():
             self._wait_until_stale(found)
-        fence = max([found.get("fence", 0), *(fence_of(info) for info in self._query("list_unverified"))])
+        fence = max([found.get("fence", 0), *map(fence_of, self._query(lambda tier: tier.list_unverified(self.unit)))])
         self.lease = replace(self.lease, fence=fence if renewed else fence + 1)
         self.held, self._beat = True, max(self._beat, _beat_of(found)) if renewed else self._beat
         self.renew()
@@ -169,22 +179,23 @@ class LeaseHolder:
     def _write_mount(self) -> None:
         """Write the latest record to the mount; while the mount hangs, records do not queue up."""
         self._write_queued = False
-        self._write(self._mount, self._record)
+        if self._mount is not None:
+            self._write(self._mount, self._record)
 
-    def _write(self, tier, record: dict) -> None:
+    def _write(self, tier: LeaseTier, record: dict) -> None:
         with suppress(WorkspaceError):  # a session that misses this record finds the fence in the checkpoints
             if writer_rank(tier.read_lease(self.unit)) <= writer_rank(record):
                 tier.renew(self.unit, record)
 
     def _latest(self) -> dict:
-        return max(self._query("read_lease"), key=_record_order, default={})
+        leases = self._query(lambda tier: [tier.read_lease(self.unit)])
+        return max(filter(None, leases), key=_record_order, default={})
 
-    def _query(self, method: str) -> list[dict]:
+    def _query(self, ask: Callable[[LeaseTier], list[dict]]) -> list[dict]:
         answers = []
         for tier in self._tiers:
             with suppress(WorkspaceError):
-                answer = getattr(tier, method)(self.unit)
-                answers += answer if isinstance(answer, list) else [answer] if answer else []
+                answers += ask(tier)
         return answers
 
     def _wait_until_stale(self, found: dict) -> None:

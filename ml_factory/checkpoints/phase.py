@@ -1,4 +1,4 @@
-"""Checkpoints of one phase: when a save is due, how it is made, and which one is the newest."""
+"""Checkpoints of one phase: when a save is due, how it is made, and which process owns the phase."""
 
 import logging
 import re

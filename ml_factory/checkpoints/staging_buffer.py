@@ -37,7 +37,8 @@ class StagingBuffer:
                 self.file = os.dup(file.fileno())
         self._view, self._pinned, self.shared = memoryview(b""), False, True
         self._process = os.getpid()
-        self._grow_lock, self._allocator, self._requested_bytes = threading.Lock(), None, _INLINE_BYTES
+        self._grow_lock, self._requested_bytes = threading.Lock(), _INLINE_BYTES
+        self._allocator: threading.Thread | None = None
 
     def copy(self, layout: Layout) -> memoryview:
         """Copy the state's present bytes; the view is valid until the next copy. Raises NonFiniteError."""

@@ -132,8 +132,8 @@ class CheckpointStore:
 
     def lease_holder(self, unit: Unit) -> LeaseHolder:
         """Return the lease of this session on a unit, which the heartbeat renews while it is held."""
-        later = self.uploader.executor.submit if self.uploader is not None else None
-        self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, later))
+        executor = self.executor if self.uploader is None else self.uploader.executor
+        self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, executor.submit))
         return self._holders[-1]
 
     # ------------------------------------------------------------------ writing
