@@ -37,7 +37,7 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, locate, spec_of
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, chronological_split
 

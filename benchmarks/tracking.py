@@ -26,7 +26,7 @@ import numpy as np
 
 from ml_factory.models.registry import build_model
 from ml_factory.redaction import known_secrets
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import encode_state
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import mirror_mode

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
-from ml_factory.storage.atomic_files import is_file, is_folder, names_in
+from ml_factory.storage.files import files
 
 DEMO = "DEMO"  # the synthetic market: never written under a real symbol's name
 BASE_MODELS = ("xgboost", "lstm", "patchtst")  # default base models of a stack
@@ -66,10 +66,10 @@ def check_scheme(name: str) -> str:
 
 def check_file(path: Path) -> Path:
     """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
-    if is_file(path):
+    if files.is_file(path):
         return path
-    if is_folder(path):
+    if files.is_folder(path):
         raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
-    near = difflib.get_close_matches(path.name, names_in(path.parent), n=1)
+    near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
     step = f"did you mean {near[0]!r}?" if near else "check the path"
     raise BarsError("No such file", where=path, next_step=step)

@@ -22,7 +22,8 @@ from types import CodeType, FunctionType
 
 import numpy as np
 
-from ml_factory.storage.atomic_files import disk_errors, fingerprint
+from ml_factory.storage.files import disk_errors
+from ml_factory.storage.json_values import fingerprint
 
 PACKAGE = Path(__file__).resolve().parent
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -30,8 +31,8 @@ _INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Modules that no result depends on, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
-    "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "code_fingerprint", "settings",
-    "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
+    "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "process_identity", "code_fingerprint",
+    "settings", "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
     "evaluation/html_report", "models/registry", "workflows/results", "workflows/result_summaries",
     "workflows/inspect_data", "workflows/report", "workflows/unit_checkpoints", "workflows/run_status",
     "workflows/warm_kernels", "leakage",

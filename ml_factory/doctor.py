@@ -4,10 +4,10 @@ import importlib
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.compute_session import hours_left
+from ml_factory.errors import UnresponsiveMountError
 from ml_factory.hardware import cores
 from ml_factory.inference.bundle import library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package
-from ml_factory.storage.file_access import MountTimeout, free_bytes, names
 from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_name
 
 NEEDED = (
@@ -51,12 +51,12 @@ def examine(workspace: Workspace) -> list[Check]:
     if on_colab():
         checks.append(Check("hours left", f"{hours_left():.1f}"))
     try:
-        free = free_bytes(workspace.root)
-        raw = [name for name in names(workspace.raw) if parse_raw_name(name)]
-    except MountTimeout as error:
+        free = workspace.files.free_bytes(workspace.root)
+        raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_name(name)]
+    except UnresponsiveMountError as error:
         return [
             *checks,
-            Check("workspace", f"{workspace.root} does not answer ({error.strerror})", False, "mount it again"),
+            Check("workspace", f"{workspace.root} does not answer ({error.got})", False, "mount it again"),
         ]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
     checks.append(Check("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))

@@ -53,6 +53,14 @@ class WorkspaceError(FactoryError):
     """A folder, file or disk that cannot be used."""
 
 
+class FileError(WorkspaceError):
+    """A file that is missing or damaged, or that its disk refuses."""
+
+
+class UnresponsiveMountError(WorkspaceError):
+    """A mount that does not answer: the state of its files is unknown, and nothing was lost."""
+
+
 class CheckpointError(FactoryError):
     """A state that cannot be saved or loaded."""
 

@@ -21,8 +21,7 @@ from ml_factory.errors import NotPreparedError
 from ml_factory.heartbeat import on_screen
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.redaction import redact
-from ml_factory.storage import file_access
-from ml_factory.storage.atomic_files import disk_errors, is_file, names_in
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, parse_raw_name
 
 NOTEBOOKS = (
@@ -115,10 +114,8 @@ class LiveCurves(EpochLine):
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """List the raw files of the workspace: symbol, minutes of a bar, megabytes."""
-    found = {name: facts for name in names_in(workspace.raw) if (facts := parse_raw_name(name))}
-    with disk_errors(workspace.raw):
-        sizes = [file_access.size(workspace.raw / name) for name in found]
-    rows = [(*facts, size / 1e6) for facts, size in zip(found.values(), sizes, strict=True)]
+    found = {name: facts for name in workspace.files.names(workspace.raw) if (facts := parse_raw_name(name))}
+    rows = [(*facts, workspace.files.size(workspace.raw / name) / 1e6) for name, facts in found.items()]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
 
@@ -129,9 +126,9 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {notebook: [] for notebook in NOTEBOOKS[1:]}
     for name, there in left.items():
         found[spec_of(name).notebook] += [name] if there else []
-    predicted = [name for name in names_in(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
+    predicted = [name for name in files.names(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
     for notebook, name, there in (
-        ("01_data_pipeline", "prepared", "current.json" in names_in(workspace.processed(symbol))),
+        ("01_data_pipeline", "prepared", "current.json" in files.names(workspace.processed(symbol))),
         ("05_train_ensemble", "stack", _holds(models, "stack-", "artifact.json")),
         ("06_cross_validation", "folds", _holds(results, "", "folds.parquet")),
         ("07_inference", "predictions", bool(predicted)),
@@ -142,7 +139,7 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
 
 def _holds(folder: Path, start: str, file: str) -> bool:
     """Return True where a folder whose name begins like this holds that file."""
-    return any(name.startswith(start) and is_file(folder / name / file) for name in names_in(folder))
+    return any(name.startswith(start) and files.is_file(folder / name / file) for name in files.names(folder))
 
 
 def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
@@ -164,9 +161,8 @@ def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
 def finish(paths: Iterable[Path], *, following: str = "") -> None:
     """Print the files written, and the next notebook: the last cell of each notebook."""
     for path in map(Path, paths):
-        with disk_errors(path):
-            kind, sizes = file_access.kind(path), file_access.sizes(path)
-        if not kind:
+        if not files.kind(path):
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
+        sizes = files.sizes(path)
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
     print(f"Next: {following}.ipynb" if following else "This was the last notebook.")

@@ -10,7 +10,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_parameters import SHARED, convert_parameters, notebook_parameters
 from ml_factory.progress import phase
 from ml_factory.redaction import redact
-from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
 papermill = LazyModule("papermill")
@@ -75,7 +75,7 @@ def _redact_file(path: Path) -> None:
     """Rewrite a text file without the secrets that it holds, such as one given as a notebook's parameter."""
     text = path.read_text(encoding="utf-8")
     if (redacted := redact(text)) != text:
-        write_bytes_atomic(path, redacted.encode("utf-8"))
+        files.write(path, redacted.encode("utf-8"))
 
 
 def run_suite(

@@ -22,10 +22,10 @@ from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.process_identity import process_rank
 from ml_factory.settings import run_spec
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.atomic_files import file_hash
-from ml_factory.storage.locks import process_rank
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, push_on_exit
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
@@ -233,7 +233,7 @@ def train(
         resumed_from=None if reused else facts["resumed_from"],
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
-        predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
+        predictions_path=verdict.path, predictions_hash=files.sha256(verdict.path),
         report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
@@ -353,7 +353,7 @@ def stack(
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
         reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
-        artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
+        artifact=artifact.path, predictions_path=verdict.path, predictions_hash=files.sha256(verdict.path),
         report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
         comparison=tuple(
@@ -419,6 +419,6 @@ def predict(
     predict_module.write_frame(path, frame)
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
-        path=path, frame=frame, frame_hash=file_hash(path), seconds=time.perf_counter() - started,
+        path=path, frame=frame, frame_hash=files.sha256(path), seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_probabilities(frame, close),
     )  # fmt: skip

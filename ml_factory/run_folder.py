@@ -17,8 +17,8 @@ from ml_factory.hardware import cores
 from ml_factory.models.base import environment
 from ml_factory.models.registry import spec_of
 from ml_factory.settings import RunSpec
-from ml_factory.storage.atomic_files import is_file, is_folder, write_json
 from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import push_checkpoints
 
 LIBRARIES = ("numpy", "pandas", "scipy")
@@ -87,20 +87,20 @@ class Run:
         Called when the settings have proved usable.
         """
         record = self.folder / "run.json"
-        if not is_file(record):
+        if not files.is_file(record):
             begun = datetime.now(UTC).isoformat(timespec="microseconds")
             made = {"run_id": self.run_id, "begun_at": begun, "environment": machine(spec)}
-            write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
+            files.write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
 
     def end(self) -> None:
         """Mark the run as finished."""
         if not self.ended:
-            write_json(self.folder / "done.json", {"run_id": self.run_id})
+            files.write_json(self.folder / "done.json", {"run_id": self.run_id})
 
     @property
     def ended(self) -> bool:
         """True after `end`."""
-        return is_file(self.folder / "done.json")
+        return files.is_file(self.folder / "done.json")
 
 
 def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
@@ -112,9 +112,9 @@ def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str 
 def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
     """Return the newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one."""
     attempt = 1
-    while is_folder(parent / _attempt(base, attempt + 1)):
+    while files.is_folder(parent / _attempt(base, attempt + 1)):
         attempt += 1
-    if fresh and is_folder(parent / _attempt(base, attempt)):
+    if fresh and files.is_folder(parent / _attempt(base, attempt)):
         attempt += 1
     return Run(_attempt(base, attempt), parent / _attempt(base, attempt))
 

@@ -13,7 +13,7 @@ from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import own_settings, signature_of, spec_of
-from ml_factory.storage.atomic_files import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.targets.barrier_search_spec import SearchedLabels
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec

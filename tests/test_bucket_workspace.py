@@ -46,7 +46,7 @@ def test_an_empty_machine_and_the_bucket_are_enough(machine, monkeypatch, tmp_pa
     def dies(epoch, metrics):
         if epoch == 2:
             mirror = workspaces._buckets[Workspace(place).root]
-            while not list(mirror.folder.glob("checkpoints/slot-*.ckpt")) or mirror._thread is not None:
+            while not list(mirror.folder.glob("checkpoints/slot-*.ckpt")) or not mirror._background.wait(0):
                 time.sleep(0.01)  # the save may still be on its way
             raise Gone
 

@@ -23,7 +23,7 @@ from ml_factory.models.registry import build_model, spec_of
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, notebook_parameters
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.tracking.artifact_versions import PROJECT
+from ml_factory.tracking.wandb_sync import PROJECT
 from utils import colab_setup
 from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
 from utils.google_colab_shim import install, uninstall

@@ -15,15 +15,15 @@ PACKAGE = ROOT / "ml_factory"
 # The map of docs/architecture.md from top to bottom. A file imports only from files above it; a new file is placed
 # here first.
 MAP_TEXT = """
-numba_cache hardware redaction errors seeding lazy_module compile_times progress heartbeat
-storage.worker_process storage.mount_table storage.atomic_replace storage.file_access storage.atomic_files
+numba_cache hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
+heartbeat storage.worker_process storage.mounts storage.atomic_replace storage.files storage.json_values
 storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
 storage.workspace storage.compile_cache storage.pending_uploads storage.artifact_registry
-checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule checkpoints.session_planner
-checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots
-checkpoints.mount_slots checkpoints.uploader checkpoints.store checkpoints.safe_stop checkpoints.stop_signals
-checkpoints.phase checkpoints.latest_training checkpoints.manager
-tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
+checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
+checkpoints.session_planner checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool
+checkpoints.leases checkpoints.slots checkpoints.mount_slots checkpoints.uploader checkpoints.store
+checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
+tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.restore
 argument_checks code_fingerprint
 data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check

@@ -25,8 +25,8 @@ from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.log_upload import SUMMARY
-from ml_factory.tracking.tracker import read_log
 from ml_factory.workflows import folds, load, prepare, prepared_dataset
+from tests.tracking.metrics_table import read_log
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}

@@ -12,8 +12,9 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
 from ml_factory.notebook_suite import run_notebook
 from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact
-from ml_factory.storage.atomic_files import write_json
-from ml_factory.tracking.tracker import Tracker, read_log
+from ml_factory.storage.files import files
+from ml_factory.tracking.tracker import Tracker
+from tests.tracking.metrics_table import read_log
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ml_factory"
 LONG = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -169,14 +170,14 @@ def holds(secret: str, text: str) -> bool:
 
 def test_no_file_of_a_run_says_a_key(secret, tmp_path):
     """A setting, a metric, a text among the metrics of a checkpoint, the summary."""
-    write_json(tmp_path / "run.json", {"settings": {"note": secret, secret: 1}})
+    files.write_json(tmp_path / "run.json", {"settings": {"note": secret, secret: 1}})
     with CheckpointManager(tmp_path / "checkpoints", run="r") as manager:
         manager.save_checkpoint("p", {"value": 1}, force=True, metrics={"note": f"from {secret}"})
     with Tracker("r", {"note": secret}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
         tracker.log(1, {"loss": 0.5, "note": secret})
         tracker.finish({"note": secret})
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    texts = {path: path.read_bytes().decode("utf-8", "replace") for path in files}
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    texts = {path: path.read_bytes().decode("utf-8", "replace") for path in written}
     assert [path.name for path, text in texts.items() if holds(secret, text)] == []
     said = {path.suffix for path, text in texts.items() if "[redacted]" in text}
     assert {".json", ".ckpt", ".jsonl"} <= said, "each was offered the key"

@@ -18,8 +18,8 @@ from ml_factory import pipeline
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.tracker import read_log
 from ml_factory.workflows.unit_checkpoints import history_of
+from tests.tracking.metrics_table import read_log
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[1]

@@ -239,6 +239,6 @@ def test_a_record_without_its_end_gets_one(often):
     assert again.reused
     told = json.loads((log / "summary.json").read_text())
     assert (told["status"], told["summary"]) == ("finished", json.loads(whole)["summary"])
-    from ml_factory.tracking.tracker import read_log
+    from tests.tracking.metrics_table import read_log
 
     assert list(read_log(log)["step"]) == steps

@@ -14,7 +14,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.run_folder import machine, open_checkpoints, open_run, save_minutes_from_environment
 from ml_factory.settings import DataSpec, QuickLimits, RunSpec, run_spec
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

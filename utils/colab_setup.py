@@ -24,9 +24,8 @@ from ml_factory.checkpoints.compute_session import hours_left, on_free_tpu
 from ml_factory.checkpoints.session_lifetimes import DEFAULT_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
-from ml_factory.storage import file_access
 from ml_factory.storage import workspace as workspaces
-from ml_factory.storage.atomic_files import is_file, write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.tracking.wandb_process import MODES, mirror_mode
 from utils import runtime
 
@@ -168,9 +167,9 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
-        mounted = file_access.kind(mountpoint / "MyDrive") == "folder"
-    except OSError as error:
-        return f"{mountpoint} does not answer after mounting: {error.strerror}"
+        mounted = files.kind(mountpoint / "MyDrive") == "folder"
+    except WorkspaceError as error:
+        return f"{mountpoint} does not answer after mounting: {error.got}"
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
 
 
@@ -199,8 +198,8 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 def _mount_state(mountpoint: Path) -> str:
     """Return "alive", "dead" (mounted, but disconnected: ENOTCONN, EIO, ESTALE, or no answer) or "absent"."""
     try:
-        return "alive" if file_access.is_mount_point(mountpoint) and file_access.names(mountpoint) else "absent"
-    except OSError:
+        return "alive" if files.is_mount_point(mountpoint) and files.names(mountpoint) else "absent"
+    except WorkspaceError:
         return "dead"
 
 
@@ -323,12 +322,12 @@ def _log_in(workspace: workspaces.Workspace) -> str:
     the workspace, so that no other notebook prompts again.
     """
     declined = workspace.root / "wandb_login.txt"
-    if is_file(declined):
+    if files.is_file(declined):
         return f"declined in this workspace; to be asked again, delete {declined}"
     key = getpass.getpass("W&B API key from https://wandb.ai/authorize, or Enter to work without: ").strip()
     if not key:
         text = "No W&B key was given when a notebook asked. Delete this file to be asked again.\n"
-        write_bytes_atomic(declined, text.encode())
+        files.write(declined, text.encode())
         return "no key given; later: wandb login, WANDB_API_KEY, or Colab's secret of that name"
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its warning is about keys in cells

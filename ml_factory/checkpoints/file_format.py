@@ -18,8 +18,9 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.errors import CheckpointError
-from ml_factory.storage.atomic_files import Disk, disk_errors
+from ml_factory.storage.files import disk_errors
 from ml_factory.storage.safetensors_header import join_header, split_header
 
 VERSION = 4

@@ -11,7 +11,7 @@ from ml_factory.checkpoints.slot_pool import Unit
 from ml_factory.checkpoints.store import CheckpointStore
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.atomic_files import names_in
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import legal_symbol
 
 PREFIX = "train_"  # of a training's phase; its runs begin with "train-"
@@ -64,7 +64,7 @@ def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifa
     """
     registry = Registry(store.folder.parent / "models")
     try:
-        symbols = [name for name in names_in(registry.folder) if legal_symbol(name) == name]
+        symbols = [name for name in files.names(registry.folder) if legal_symbol(name) == name]
         found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
     except WorkspaceError as error:
         if needed:

@@ -28,11 +28,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_small, write_small
 from ml_factory.checkpoints.slot_pool import Unit, WriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
-from ml_factory.storage.atomic_files import Disk, disk_errors, fingerprint
-from ml_factory.storage.locks import machine_id
+from ml_factory.process_identity import machine_id
+from ml_factory.storage.files import disk_errors
+from ml_factory.storage.json_values import fingerprint
 
 RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail

@@ -13,12 +13,12 @@ from typing import Any
 
 import xxhash
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
-from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.atomic_files import Disk
-from ml_factory.storage.file_access import UnresponsiveMountError, mark_unresponsive, run_in_process
+from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
+from ml_factory.storage.files import files
 from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ class RemoteSlots(WorkerProcess):
         try:
             answer, _ = self.call({"method": method, "args": encoded})
         except WorkerUnavailable as error:
-            mark_unresponsive(self.folder)
+            files.mark_unresponsive(self.folder)
             raise UnresponsiveMountError(
                 "This folder does not answer", where=self.folder, got=error,
                 next_step="mount it again; until then checkpoints stay on the local disk",
@@ -120,7 +120,7 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
     """Run the parent's requests until the parent is gone."""
     os.nice(int(niceness))
     link, options = ParentConnection(channel, parent), json.loads(settings)
-    run_in_process()
+    files.run_in_process()
     pool = Pool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
     slots = Slots(pool, WriterId(**options["lease"]))
 

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_files import names_in, read_json, write_json
+from ml_factory.storage.files import files
 
 # Counts as one preempted session: typical for a free runtime, until this workspace has records.
 DEFAULT_LIFE = 2 * 3600.0
@@ -65,10 +65,10 @@ class SessionLog:
 
     def _others(self) -> list[dict]:
         records, own_path = [], self._path()
-        names = [name for name in names_in(self.folder) if name.endswith(".json") and name[0] != "."]
+        names = [name for name in files.names(self.folder) if name.endswith(".json") and name[0] != "."]
         for path in [self.folder / name for name in names[-_NEWEST:]]:  # names begin with the time
             try:
-                record = read_json(path)
+                record = files.read_json(path)
                 if path != own_path and record["began"] <= record["seen"] and "ended" in record:
                     records.append(record)
             except (WorkspaceError, KeyError, TypeError):  # a torn record is skipped
@@ -80,4 +80,4 @@ class SessionLog:
 
     def _write(self, seen: float, ended: float | None) -> None:
         limit = self._limit if math.isfinite(self._limit) else None
-        write_json(self._path(), {"began": self.began, "seen": seen, "ended": ended, "limit": limit})
+        files.write_json(self._path(), {"began": self.began, "seen": seen, "ended": ended, "limit": limit})

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import (
     ContainerHeader,
     ForeignFileError,
@@ -29,8 +30,9 @@ from ml_factory.checkpoints.file_format import (
     write_small,
 )
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.atomic_files import Disk, disk_errors
-from ml_factory.storage.locks import file_lock, machine_id
+from ml_factory.process_identity import machine_id
+from ml_factory.storage.files import disk_errors
+from ml_factory.storage.locks import file_lock
 
 HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
 USER_SUFFIX = "-user"  # suffix of the run name under which the user's own saves during a training are stored

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import (
     ForeignFileError,
     copy_container,
@@ -23,7 +24,7 @@ from ml_factory.checkpoints.file_format import (
 from ml_factory.checkpoints.leases import check_fence, fence_of, read_lease, write_lease, writer_rank
 from ml_factory.checkpoints.slot_pool import HELD, QUARANTINED, USER_SUFFIX, WRITING, Pool, Slot, Unit, WriterId
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.atomic_files import FULL, Disk
+from ml_factory.storage.files import FULL
 
 MIN_KEPT = 2
 _MAX_UNFINISHED = 4  # writes that may hang at once: a mount that hangs gets no more children

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ml_factory.background_thread import BackgroundThread
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import Heartbeat, LeaseHolder, session_id
 from ml_factory.checkpoints.mount_slots import RemoteSlots
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots, recency
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
-from ml_factory.checkpoints.uploader import BackgroundThread, SaveStatus, Uploader
-from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.atomic_files import Disk, cache_folder, fingerprint
-from ml_factory.storage.file_access import UnresponsiveMountError, is_unresponsive
-from ml_factory.storage.mount_table import on_mount
+from ml_factory.checkpoints.uploader import SaveStatus, Uploader
+from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
+from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import decode_state
 
 _INLINE_BYTES = 1 << 22  # bytes; a thread of this process writes less, because starting a child would take longer
@@ -90,7 +91,7 @@ class CheckpointStore:
         self._holders: list[LeaseHolder] = []
         self.heartbeat = Heartbeat(lambda: list(self._holders))
         local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
-        if local is None and on_mount(self.folder):
+        if local is None and files.is_remote(self.folder):
             local = cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
         self.home_folder = self.folder if local is None else Path(os.path.abspath(local))
         self.locks = self.home_folder / "locks"
@@ -294,7 +295,7 @@ class CheckpointStore:
     def close(self, seconds: float | None = None) -> None:
         """Finish the uploads and end the threads and children; `seconds` as of `CheckpointManager.close`."""
         if self.uploader is not None:
-            unresponsive = self.uploader.unresponsive or is_unresponsive(self.folder)
+            unresponsive = self.uploader.unresponsive or files.is_unresponsive(self.folder)
             usual = UNRESPONSIVE_SECONDS if unresponsive else self.deadline
             self.uploader.wait(usual if seconds is None else seconds)
             self.uploader.close()

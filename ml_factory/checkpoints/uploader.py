@@ -6,77 +6,22 @@ to finish; a checkpoint that did not reach the mount is on the local disk and is
 """
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ml_factory.background_thread import BackgroundThread
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.mount_slots import RemoteSlots
 from ml_factory.checkpoints.slot_pool import Unit
 from ml_factory.checkpoints.slots import Slots, val_loss
-from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
 
 IN_MEMORY, REFUSED = "in memory", "not saved"
 SAVED, LOCAL = "saved", "saved locally"
 COPIED = "copied to the mount, upload unconfirmed"
 _log = logging.getLogger("ml_factory")
-
-
-class BackgroundThread:
-    """One daemon thread that runs jobs in order; `wait` returns when none is left.
-
-    A job that fails is logged and stops no other job; after `close` the next job starts a new thread.
-
-    inline : run each job before `submit` returns, without a thread.
-    """
-
-    def __init__(self, name: str, inline: bool = False):
-        self._name, self._inline, self._working = name, inline, False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._unfinished, self._changed = 0, threading.Condition()
-
-    def submit(self, job: Callable[[], None]) -> None:
-        if self._inline:
-            job()
-            return
-        with self._changed:
-            self._unfinished += 1
-            self._jobs.put(job)
-            if not self._working:
-                self._working = True
-                self._thread = threading.Thread(target=self._work, args=(self._thread,), name=self._name, daemon=True)
-                self._thread.start()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until every job is finished; return False after `seconds`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, seconds)
-
-    def close(self) -> None:
-        """End the thread after the queued jobs."""
-        with self._changed:
-            if self._working:
-                self._working = False
-                self._jobs.put(None)
-
-    def _work(self, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except FactoryError as error:
-                _log.warning("%s", error)
-            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
-                _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
-            finally:
-                with self._changed:
-                    self._unfinished -= 1
-                    self._changed.notify_all()
 
 
 @dataclass

@@ -13,7 +13,7 @@ from ml_factory.cli_output import status_printer
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.models.setting_names import read_value
-from ml_factory.storage.atomic_files import is_file, names_in
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 
 
@@ -128,7 +128,7 @@ def check_raw(workspace: Workspace, symbol: str) -> None:
 
 def check_prepared(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless prepared data exist for this symbol; the reader checks whether they are valid."""
-    if is_file(workspace.processed(symbol) / PREPARED):
+    if files.is_file(workspace.processed(symbol) / PREPARED):
         return
     check_raw(workspace, symbol)
     raise NotPreparedError(
@@ -139,7 +139,7 @@ def check_prepared(workspace: Workspace, symbol: str) -> None:
 
 def check_trained(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless some model is finished for this symbol."""
-    if not names_in(workspace.models / symbol):
+    if not workspace.files.names(workspace.models / symbol):
         raise NotPreparedError(
             "No model is finished for this symbol yet", where=workspace.models / symbol,
             next_step=f"run: python -m ml_factory train --symbol {symbol} (notebook 02)",

@@ -26,7 +26,7 @@ from ml_factory.commands.options import (
 )
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, settings_by_model
-from ml_factory.storage.locks import process_rank
+from ml_factory.process_identity import process_rank
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")

@@ -17,7 +17,7 @@ from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_t
 from ml_factory.data.report import Finding, count_noun
 from ml_factory.data.validation import PRICES, BarSpec, find_columns
 from ml_factory.errors import BarsError
-from ml_factory.storage.atomic_files import local_copy
+from ml_factory.storage.files import files
 
 SHOWN = 10
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
@@ -131,7 +131,7 @@ def skipped_table(bad: Sequence[BadRow]) -> pd.DataFrame:
 
 def read_text_lines(path: Path) -> list[tuple[int, str]]:
     """Read (number from 1, text) of the lines of a CSV (also .gz) that are not blank; [] for other files."""
-    with local_copy(path) as local:
+    with files.local_copy(path) as local:
         with open(local, "rb") as file:
             head = file.read(4)
         if head == b"PAR1":

@@ -23,15 +23,7 @@ from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.validation import BarSpec, check_bars, read_columns
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.progress import phase
-from ml_factory.storage import file_access, mount_table
-from ml_factory.storage.atomic_files import (
-    disk_errors,
-    is_file,
-    local_copy,
-    read_file,
-    replace_file,
-    write_bytes_atomic,
-)
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, parse_raw_name, require_raw_bars
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -61,7 +53,7 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_ba
     """
     path = local_path_of(path)
     check_file(path)
-    with local_copy(path) as local:
+    with files.local_copy(path) as local:
         return _read(path, local, delimiter, skip_bad)
 
 
@@ -128,15 +120,15 @@ def import_bars(
     except BarsError as error:
         refuse_bad_rows(raw, spec, file, error)
         raise
-    if is_file(path):
+    if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
     if skipped:
         report = replace(report, findings=(skipped_finding(skipped, rows), *report.findings))
         listed = skipped_table(skipped).to_csv(index=False)
-        write_bytes_atomic(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
-    if is_file(path):
-        if file is not None and _same_file(file, path):
+        files.write(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
+    if files.is_file(path):
+        if file is not None and files.is_same(path, file):
             return report
         if _has_equal_bars(path, bars):
             return report  # equal bars: the backup of the previous ones stays
@@ -261,19 +253,11 @@ def load_bars(
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
     """Write checked bars as Parquet in one step: a column `timestamp` (UTC, start) and then the others."""
     table = bars.reset_index()
-    replace_file(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
-
-
-def _same_file(source: Path, path: Path) -> bool:
-    """Return whether the source is that very file; files on different mounts are not compared."""
-    if mount_table.mount_of(source) != mount_table.mount_of(path):
-        return False
-    with disk_errors(path):
-        return file_access.same_file(path, os.path.abspath(source))
+    files.replace(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
 
 
 def _has_equal_bars(path: Path, bars: pd.DataFrame) -> bool:
-    with local_copy(path) as local:
+    with files.local_copy(path) as local:
         try:
             return pd.read_parquet(local).equals(bars.reset_index())
         except (pyarrow.ArrowException, OSError, ValueError):
@@ -282,9 +266,9 @@ def _has_equal_bars(path: Path, bars: pd.DataFrame) -> bool:
 
 def _back_up_previous(path: Path) -> None:
     previous = path.with_name(path.stem + ".previous.parquet")
-    content = read_file(path)
-    if not is_file(previous) or read_file(previous) != content:
-        write_bytes_atomic(previous, content)
+    content = files.read(path)
+    if not files.is_file(previous) or files.read(previous) != content:
+        files.write(previous, content)
 
 
 def _first_bytes(path: Path, local: Path) -> bytes:

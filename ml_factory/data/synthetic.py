@@ -17,7 +17,7 @@ from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, session_days, sessions_of
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.seeding import generator
-from ml_factory.storage.atomic_files import is_file
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
 KINDS = ("planted", "null", "drift")
@@ -273,6 +273,6 @@ def oracle_probabilities(
 def ensure_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
     """Write the raw file of `symbol` from the planted market if there is none; return its path."""
     path = workspace.raw_bars(symbol)
-    if not is_file(path):
+    if not files.is_file(path):
         write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))
     return path

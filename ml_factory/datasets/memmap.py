@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory.hardware import cores
-from ml_factory.storage import atomic_files, file_access, mount_table
+from ml_factory.storage.files import cache_folder, files
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
@@ -42,16 +42,21 @@ def content_hash(array: np.ndarray) -> str:
 
 
 def file_state_hash(path: Path) -> str:
-    """Return the file's hash (`content_hash` of a part, else SHA-256), computed once for each state of the file."""
-    state = _state(path)
-    if state not in _hash_cache:
-        _hash_cache[state] = content_hash(_map(path)) if path.suffix == ".npy" else atomic_files.file_hash(path)
+    """Return the file's hash (`content_hash` of a part, else SHA-256), computed once for each state of the file; "" for
+    a part that is not an array or cannot be read.
+    """
+    try:
+        state = _state(path)
+        if state not in _hash_cache:
+            _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else content_hash(_map(path))
+    except (OSError, ValueError):
+        return ""
     return _hash_cache[state]
 
 
 def cache_hash(path: Path, digest: str) -> None:
     """Remember the hash of a file just written; a file on a mount is verified when it is read."""
-    if not mount_table.on_mount(path):
+    if not files.is_remote(path):
         _hash_cache[_state(path)] = digest
 
 
@@ -69,7 +74,7 @@ def write_part(path: Path, array: np.ndarray) -> dict:
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(content_hash, array)
         # Not flushed: a file lost in a power cut fails its hash and is written again.
-        atomic_files.replace_file(path, write, len(header) + array.nbytes, flush=False)
+        files.replace(path, write, len(header) + array.nbytes, flush=False)
     cache_hash(path, digest.result())
     return {"hash": digest.result(), "bytes": len(header) + array.nbytes}
 
@@ -82,11 +87,11 @@ def verified_local(path: Path, digest: str) -> Path:
 
     The caller checks the content against `digest`: a damaged copy is replaced once.
     """
-    if not mount_table.on_mount(path):
+    if not files.is_remote(path):
         return path
-    copy = atomic_files.cache_folder("parts") / f"{digest[:32]}{path.suffix}"
+    copy = cache_folder("parts") / f"{digest[:32]}{path.suffix}"
     if not copy.is_file() or file_state_hash(copy) != digest:
-        atomic_files.replace_file(copy, lambda temporary: _copy(path, temporary), flush=False)
+        files.replace(copy, lambda temporary: files.download(path, str(temporary)), flush=False)
         _remove_old_copies(copy.parent)
     return copy
 
@@ -104,7 +109,7 @@ def map_joined(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
 
 def _joined_file(parts: list[np.ndarray], hashes: Sequence[str]) -> np.ndarray:
     names = [hashlib.sha256("".join(hashes[:count]).encode()).hexdigest()[:32] for count in range(len(parts) + 1)]
-    folder = atomic_files.cache_folder("parts")
+    folder = cache_folder("parts")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{names[-1]}.rows"
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -151,11 +156,6 @@ def _holds_parts(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> 
 
 
 # ---- cache -----------------------------------------------------------------------------------------------------
-
-
-def _copy(source: Path, target: Path) -> None:
-    with atomic_files.disk_errors(source):
-        file_access.download(source, str(target))
 
 
 def _remove_old_copies(folder: Path) -> None:

@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 from ml_factory.datasets import memmap, store_parts
 from ml_factory.datasets.incremental_quantiles import QuantileState
 from ml_factory.datasets.preprocessing import Fitted, from_dict
-from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.storage import atomic_files, file_access, mount_table
+from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import decode_state
 
 FORMAT = 2
@@ -55,7 +56,7 @@ class Store:
     def current(cls, processed: Path) -> "Store":
         """Return the data set committed last. Raises NotPreparedError."""
         pointer = Path(processed) / CURRENT
-        if not atomic_files.is_file(pointer):
+        if not files.is_file(pointer):
             raise NotPreparedError(
                 "Nothing is prepared for this symbol yet",
                 where=processed,
@@ -63,7 +64,7 @@ class Store:
                 wanted="features and labels",
                 next_step="run prepare (notebook 01, or python -m ml_factory prepare)",
             )
-        stored = atomic_files.json_or_none(pointer)  # a half-written one is reported below, with the next step
+        stored = files.read_json_or_none(pointer)  # a half-written one is reported below, with the next step
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
@@ -168,12 +169,12 @@ class Store:
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
-        stored = atomic_files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
+        stored = files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
         return {name: store_parts.from_runs(runs) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> Fitted:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
-        return from_dict(atomic_files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
+        return from_dict(files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
 
     def load_quantile_state(self, horizon: int) -> QuantileState | None:
         """Return the quantile state of this horizon's training rows; None where none was stored."""
@@ -202,22 +203,14 @@ class Store:
     def _check_file(self, name: str) -> tuple[Path, str]:
         """Return (local path to read the file from, its damage in words)."""
         path, wanted = self.folder / name, self._readable[name]
-        remote = mount_table.on_mount(path)  # once: it costs more than the file's size
-        readable, same = path, False
         try:
-            size = file_access.size(path) if remote else path.stat().st_size
-            if size != wanted["bytes"]:
-                return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-            readable = memmap.verified_local(path, wanted["hash"]) if remote else path
-            same = memmap.file_state_hash(readable) == wanted["hash"]
-        except file_access.MountTimeout as error:
-            raise atomic_files.unresponsive_mount_error(path, error) from error
-        except OSError as error:
-            return path, f"{path.name}: {error.strerror or error}"
-        except WorkspaceError:
-            raise
-        except ValueError:  # not an array file
-            pass
+            size = files.size(path)
+        except FileError as error:
+            return path, f"{path.name}: {error.got}"
+        if size != wanted["bytes"]:
+            return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
+        readable = memmap.verified_local(path, wanted["hash"])
+        same = memmap.file_state_hash(readable) == wanted["hash"]
         return readable, "" if same else f"{path.name}: its content has changed"
 
     def mapped_part(self, *names: str) -> np.ndarray:
@@ -279,8 +272,8 @@ def read_manifest(folder: Path) -> dict | None:
 
     Raises UnresponsiveMountError.
     """
-    manifest = atomic_files.json_or_none(folder / MANIFEST)
+    manifest = files.read_json_or_none(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    return manifest if manifest.get("hash") == atomic_files.fingerprint(content) else None
+    return manifest if manifest.get("hash") == fingerprint(content) else None

@@ -14,7 +14,8 @@ from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import FeatureRows
-from ml_factory.storage import atomic_files
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import encode_state
 
 MOST_PARTS = 8
@@ -39,7 +40,7 @@ class StoreWriter(Store):
         if found is not None:
             return found
         folder = folder_of(processed, fingerprint)
-        atomic_files.make_folder(folder)
+        files.make_folder(folder)
         return cls(folder, fingerprint, None)
 
     @property
@@ -123,8 +124,8 @@ class StoreWriter(Store):
         }
         # JSON turns number keys into text, and the hash must be of the text.
         manifest = json.loads(json.dumps(manifest, allow_nan=False))
-        manifest["hash"] = atomic_files.fingerprint(manifest)
-        atomic_files.write_json(self.folder / MANIFEST, manifest)
+        manifest["hash"] = fingerprint(manifest)
+        files.write_json(self.folder / MANIFEST, manifest)
         self._manifest, self._written, self._rows = manifest, {}, None
         if current:
             self.make_current()
@@ -149,8 +150,8 @@ class StoreWriter(Store):
         """Make this data set the one that the next steps read."""
         path = self.folder.parent / CURRENT
         pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
-        if atomic_files.json_or_none(path) != pointer:
-            atomic_files.write_json(path, pointer)
+        if files.read_json_or_none(path) != pointer:
+            files.write_json(path, pointer)
 
     def _write_table(self, name: str, table: pa.Table) -> None:
         self._write(name, lambda temporary: store_parts.write_table(table, temporary))
@@ -162,9 +163,9 @@ class StoreWriter(Store):
 
         def write(temporary: Path) -> None:
             writer(temporary)
-            written.update(hash=atomic_files.file_hash(temporary), bytes=temporary.stat().st_size)
+            written.update(hash=files.sha256(temporary), bytes=temporary.stat().st_size)
 
-        atomic_files.replace_file(path, write)
+        files.replace(path, write)
         memmap.cache_hash(path, written["hash"])
         self._written[name] = written
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ml_factory.evaluation.plot_style import COLOURS, to_svg
 from ml_factory.redaction import redact
-from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.files import files
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def write_report(
     notice : text at the top, such as limits of QUICK.
     """
     page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
-    write_bytes_atomic(path, redact(page).encode("utf-8"))
+    files.write(path, redact(page).encode("utf-8"))
     return Path(path)
 
 

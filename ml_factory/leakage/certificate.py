@@ -13,7 +13,8 @@ from ml_factory.data.prefix_hash import PrefixHasher, block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.timed_tables import Leak
-from ml_factory.storage.atomic_files import fingerprint, json_or_none, names_in, to_json_value, write_json
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint, to_json_value
 
 FORMAT = 2
 FOLDER = "certificates"
@@ -178,7 +179,7 @@ def write_certificate(processed: Path, certificate: Certificate) -> Path:
     stored = read_certificate(path)
     same = stored is not None and (stored.subject, stored.code) == (certificate.subject, certificate.code)
     if not (same and stored.passed and stored.form == "full" and certificate.passed and certificate.form == "quick"):
-        write_json(path, certificate.to_dict())
+        files.write_json(path, certificate.to_dict())
     return path
 
 
@@ -187,7 +188,7 @@ def read_certificate(path: Path) -> Certificate | None:
 
     Raises UnresponsiveMountError.
     """
-    stored = json_or_none(path)
+    stored = files.read_json_or_none(path)
     try:
         content = {name: value for name, value in stored.items() if name != "hash"}
         if stored["format"] != FORMAT or stored["hash"] != fingerprint(content):
@@ -202,7 +203,7 @@ def best_coverage(
 ) -> CertificateCoverage:
     """Return the widest coverage of these bars by any certificate of this symbol with equal code and settings."""
     best = NO_COVERAGE
-    for subject in names_in(Path(processed) / FOLDER):
+    for subject in files.names(Path(processed) / FOLDER):
         certificate = read_certificate(certificate_path(processed, subject, horizon))
         if certificate is None or (certificate.code, certificate.settings) != (code, settings):
             continue

@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.storage.atomic_files import fingerprint, json_or_none, remove_file, replace_file, to_json_value
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint, to_json_value
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,11 @@ class ProofProgress:
         """Replace the saved record. Not flushed: a step lost in a power cut is repeated."""
         content = {"proof": self.proof, "horizons": list(self.horizons), "record": to_json_value(record)}
         text = json.dumps(content | {"hash": fingerprint(content)}, allow_nan=False)
-        replace_file(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"), flush=False)
+        files.replace(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"), flush=False)
 
     def forget(self) -> None:
         """Remove the file once the proof is complete."""
-        remove_file(self.path)
+        files.remove(self.path)
 
 
 def saved_horizons(path: Path) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def saved_horizons(path: Path) -> tuple[int, ...]:
 
 def _read(path: Path) -> dict | None:
     """Read the file where it is valid, else None. Raises UnresponsiveMountError."""
-    stored = json_or_none(path)
+    stored = files.read_json_or_none(path)
     try:
         content = {name: stored[name] for name in ("proof", "horizons", "record")}
         return content if stored["hash"] == fingerprint(content) else None

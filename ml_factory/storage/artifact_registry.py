@@ -19,23 +19,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
-from ml_factory.storage.atomic_files import (
-    cache_folder,
-    file_hash,
-    fingerprint,
-    is_file,
-    is_folder,
-    names_in,
-    read_file,
-    read_json,
-    to_json_value,
-    write_bytes_atomic,
-    write_json,
-)
-from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
+from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
 from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.storage.workspace import check_symbol
@@ -77,10 +64,8 @@ class Artifact:
         Raises UnresponsiveMountError: a file on a mount that does not answer is not lost.
         """
         try:
-            return file_hash(self.path / "state.safetensors") == self.hash
-        except UnresponsiveMountError:
-            raise
-        except WorkspaceError:
+            return files.sha256(self.path / "state.safetensors") == self.hash
+        except FileError:
             return False
 
     def load_state(self) -> dict:
@@ -88,7 +73,7 @@ class Artifact:
         match.
         """
         file = self.path / "state.safetensors"
-        data = read_file(file)
+        data = files.read(file)
         if hashlib.sha256(data).hexdigest() != self.hash:
             raise CheckpointError(
                 "This artifact is torn or was changed",
@@ -163,13 +148,13 @@ class Registry:
         try:
             return self._store(data, **description)
         except WorkspaceError as error:
-            if not on_mount(self.folder):
+            if not files.is_remote(self.folder):
                 raise
             artifact = self.local_fallback._store(data, **description)
             mark_pending((str(self.folder), digest), f"{name} of {symbol}")
             _log.warning(
                 "%s of %s is stored on this machine's disk for now (%s), and moves to the workspace when possible: %s",
-                name, symbol, artifact.path, error,
+                name, symbol, artifact.path, error
             )  # fmt: skip
             return artifact
 
@@ -182,7 +167,7 @@ class Registry:
         source.load_state()
         if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (source.kind, source.name)):
             raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=source.name)
-        data = read_file(Path(folder) / "state.safetensors")
+        data = files.read(Path(folder) / "state.safetensors")
         description = {
             name: value for name, value in _record(source).items() if name not in ("sequence", "registered_at")
         }
@@ -200,18 +185,18 @@ class Registry:
             artifact = Artifact(
                 path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **description
             )
-            write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
+            files.write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
         return artifact
 
     def _write_state(self, file: Path, data: bytes, wanted: str) -> None:
         """Write the state and read it back: its checkpoints are released once it is registered."""
         for _ in range(2):
-            write_bytes_atomic(file, data)
-            if is_file(file) and file_hash(file, remembered=False) == wanted:
+            files.write(file, data)
+            if files.is_file(file) and files.sha256(file, False) == wanted:  # read from the disk, not from its cache
                 return
-        raise WorkspaceError(
+        raise FileError(
             "This folder lost what was written to it, twice", where=file,
-            next_step="mount it again and run again: training goes on from its last checkpoint",
+            next_step="mount it again and run again: training goes on from its last checkpoint"
         )  # fmt: skip
 
     def list(self, symbol: str) -> list[Artifact]:
@@ -221,7 +206,7 @@ class Registry:
         newest. A refused one is tried again after RETRY_SECONDS.
         Raises UnresponsiveMountError where the folder is on a mount that does not answer: that is not an empty folder.
         """
-        pending = self._move_pending(symbol) if on_mount(self.folder) else []
+        pending = self._move_pending(symbol) if files.is_remote(self.folder) else []
         found = self._list_stored(symbol)
         last = max((one.sequence for one in found), default=0)
         return found + [replace(one, sequence=last + number) for number, one in enumerate(pending, start=1)]
@@ -229,7 +214,7 @@ class Registry:
     def _move_pending(self, symbol: str) -> "list[Artifact]":
         """Move artifacts from the local fallback to the workspace; return those that were refused, oldest first."""
         pending, pending_folder = [], self.local_fallback.folder / check_symbol(symbol)
-        if not is_folder(pending_folder):
+        if not files.is_folder(pending_folder):
             return pending
         if time.monotonic() < _retry_at.get(pending_folder, 0.0):
             return self.local_fallback._list_stored(symbol)
@@ -242,9 +227,7 @@ class Registry:
                     _log.warning(
                         "%s of %s, stored on this machine's disk, is in the workspace now", artifact.name, symbol
                     )
-                except UnresponsiveMountError:
-                    raise
-                except FactoryError as error:
+                except (FileError, CheckpointError, SettingsError) as error:
                     pending.append(artifact)
                     _retry_at[pending_folder] = time.monotonic() + RETRY_SECONDS
                     _log.warning("%s of %s stays on this machine's disk: %s", artifact.name, symbol, error)
@@ -253,13 +236,11 @@ class Registry:
     def _list_stored(self, symbol: str) -> "list[Artifact]":
         """List the artifacts in the folder itself, oldest first."""
         found, symbol_folder = [], self.folder / check_symbol(symbol)
-        for file in [symbol_folder / name / "artifact.json" for name in names_in(symbol_folder)]:
+        for file in [symbol_folder / name / "artifact.json" for name in files.names(symbol_folder)]:
             try:
-                if is_file(file):
+                if files.is_file(file):
                     found.append(_artifact(file))
-            except UnresponsiveMountError:
-                raise
-            except WorkspaceError as error:
+            except FileError as error:
                 _log.warning("An artifact is skipped: %s", error)
         return sorted(found, key=lambda one: (one.sequence, one.registered_at, one.hash))
 
@@ -320,11 +301,11 @@ def _record(artifact: Artifact) -> dict:
 
 
 def _artifact(file: Path) -> Artifact:
-    record = read_json(file)
+    record = files.read_json(file)
     try:
         version = record.pop("version")
         if version > VERSION:
-            raise WorkspaceError("A later version of ml_factory registered this", where=file, got=f"version {version}")
+            raise FileError("A later version of ml_factory registered this", where=file, got=f"version {version}")
         artifact = Artifact(path=file.parent, **record)
         if type(artifact.sequence) is not int or not all(
             isinstance(value, dict) for value in (artifact.facts, artifact.made_from)
@@ -332,4 +313,4 @@ def _artifact(file: Path) -> Artifact:
             raise TypeError("sequence is a number, facts and made_from are objects")
         return artifact if artifact.made_from else replace(artifact, made_from=_first_version(artifact.facts))
     except (TypeError, KeyError, AttributeError) as error:
-        raise WorkspaceError("This is not an artifact's description", where=file, got=error) from error
+        raise FileError("This is not an artifact's description", where=file, got=error) from error

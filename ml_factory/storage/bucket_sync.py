@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import import_module
-from ml_factory.storage.atomic_files import fingerprint, read_json, replace_file, write_json
+from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.json_values import fingerprint
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
@@ -49,38 +51,27 @@ class BucketMirror:
 
     def __init__(self, url: str, folder: str | os.PathLike | None = None):
         self.url, self._prefix = url, _prefix_of(url)
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = Path(folder or base / "ml_factory" / "buckets" / fingerprint(url)[:16])
+        self.folder = Path(folder or cache_folder("buckets") / fingerprint(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
         self._sync_lock = _sync_locks.setdefault(self.folder, threading.RLock())
-        self._push_lock, self._push_requested = threading.Lock(), False
-        self._thread: threading.Thread | None = None
+        self._background, self._push_requested = BackgroundThread("bucket"), False
 
     def push_in_background(self, *places: str) -> None:
-        """Push in a daemon thread. Requests that arrive while it works are merged into one further pass.
+        """Push in a background thread. Requests that arrive while it works are merged into one further pass.
 
         A bucket that refuses costs a warning, and the next push uploads what is missing.
         """
-        with self._push_lock:
+        if not self._push_requested:
             self._push_requested = True
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._push_requested_changes, args=places, name="bucket", daemon=True
-                )
-                self._thread.start()
+            self._background.submit(lambda: self._push_requested_changes(*places))
 
     def _push_requested_changes(self, *places: str) -> None:
-        while True:
-            with self._push_lock:
-                if not self._push_requested:
-                    self._thread = None
-                    return
-                self._push_requested = False
-            try:
-                self.push(*places)
-            except (WorkspaceError, OSError) as error:
-                _log.warning("The bucket does not have the newest files yet, the run goes on: %s", error)
+        self._push_requested = False
+        try:
+            self.push(*places)
+        except (WorkspaceError, OSError) as error:
+            _log.warning("The bucket does not have the newest files yet, the run goes on: %s", error)
 
     def pull(self, *places: str) -> SyncResult:
         """Download objects that are new or changed in the bucket; delete local files that were deleted there, unless
@@ -172,7 +163,7 @@ class BucketMirror:
                 self._files.get_file(self._key(name), str(temporary))
             _check(temporary, facts, f"{self.url}/{name}")
 
-        replace_file(self.folder / name, fill, facts["size"])
+        files.replace(self.folder / name, fill, facts["size"])
 
     def _send(self, name: str) -> str:
         """Upload a file, compare size and MD5 with the bucket's, and return the new version."""
@@ -211,11 +202,11 @@ class BucketMirror:
 
     def _ledger(self) -> dict[str, dict]:
         path = self.folder / _LEDGER
-        return dict(read_json(path)) if path.exists() else {}
+        return dict(files.read_json(path)) if path.exists() else {}
 
     def _write_ledger(self, ledger: dict, *changes: list) -> None:
         if any(changes):
-            write_json(self.folder / _LEDGER, ledger)
+            files.write_json(self.folder / _LEDGER, ledger)
 
     def _errors(self, name: str):
         return _bucket_errors(f"{self.url}/{name}" if name else self.url)
@@ -284,7 +275,7 @@ def _check(path: Path, facts: dict, where: str) -> None:
     if (size, digest) != (facts["size"], facts["md5"]):
         raise WorkspaceError(
             "This copy is not what the bucket holds", where=where, got=f"{size} bytes, MD5 {digest}",
-            wanted=f"{facts['size']} bytes, MD5 {facts['md5']}", next_step="run again: nothing was replaced",
+            wanted=f"{facts['size']} bytes, MD5 {facts['md5']}", next_step="run again: nothing was replaced"
         )  # fmt: skip
 
 

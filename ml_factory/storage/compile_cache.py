@@ -6,19 +6,17 @@ therefore a copy on the local disk: downloaded once, and new files are uploaded 
 
 import logging
 import os
-import threading
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage import file_access
-from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint
-from ml_factory.storage.mount_table import on_mount
+from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.json_values import fingerprint
 
 FOLDER = "compiled"
 _log = logging.getLogger("ml_factory")
-_uploads: dict[Path, threading.Thread] = {}
 
 
 def compile_cache_folder(remote: Path) -> Path:
@@ -26,36 +24,36 @@ def compile_cache_folder(remote: Path) -> Path:
 
     A mount that does not answer costs its deadline once per process and a warning: everything is compiled again.
     """
-    return _downloaded(Path(remote), os.getpid()) if on_mount(remote) else Path(remote)
+    return _downloaded(Path(remote), os.getpid()) if files.is_remote(remote) else Path(remote)
 
 
 @lru_cache(maxsize=8)
 def _downloaded(remote: Path, process: int) -> Path:
     local = _local_folder(remote)
     try:
-        with disk_errors(remote):
-            local.mkdir(parents=True, exist_ok=True)
-            file_access.download_missing(remote, str(local))
+        files.make_folder(local)
+        files.download_missing(remote, str(local))
     except WorkspaceError as error:
         _log.warning("Compiled programs are not downloaded from the workspace: %s", error)
     return local
 
 
 def upload_compile_cache(root: Path) -> None:
-    """Upload new compiled programs to the mount in a daemon thread; a thread that hangs is not joined by a second
-    one.
-    """
-    remote = Path(root) / FOLDER
-    upload = _uploads.get(remote)
-    if not on_mount(remote) or not any(_local_folder(remote).glob("*")) or (upload is not None and upload.is_alive()):
-        return
-    _uploads[remote] = threading.Thread(target=_upload, args=(remote,), name="programs", daemon=True)
-    _uploads[remote].start()
+    """Upload new compiled programs to the mount in the background, unless an earlier upload is still under way."""
+    remote, background = Path(root) / FOLDER, _background(os.getpid())
+    if files.is_remote(remote) and any(_local_folder(remote).glob("*")) and background.wait(0):
+        background.submit(lambda: _upload(remote))
+
+
+@lru_cache(maxsize=1)
+def _background(process: int) -> BackgroundThread:
+    """Return the thread that uploads; a forked process has its own."""
+    return BackgroundThread("programs")
 
 
 def _upload(remote: Path) -> None:
-    with suppress(OSError):  # the next save tries again, and a program that never arrives is compiled again
-        file_access.upload_changed(remote, str(_local_folder(remote)))
+    with suppress(WorkspaceError):  # the next save tries again, and a program that never arrives is compiled again
+        files.upload_changed(remote, str(_local_folder(remote)))
 
 
 def _local_folder(remote: Path) -> Path:

@@ -10,16 +10,15 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
-from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint
-from ml_factory.storage.mount_table import on_mount
+from ml_factory.process_identity import machine_id
+from ml_factory.storage.files import cache_folder, disk_errors, files
+from ml_factory.storage.json_values import fingerprint
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 # path -> (descriptor, owning process, number of nested acquisitions)
@@ -62,30 +61,10 @@ def release(path: Path) -> None:
     os.close(descriptor)
 
 
-def launched_by_torchrun() -> bool:
-    """Return True when torchrun started this process as one of a group."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def process_rank() -> int:
-    """Return this process's rank in its torchrun group; 0 without a group."""
-    return int(os.environ.get("RANK", 0)) if launched_by_torchrun() else 0
-
-
-@lru_cache(maxsize=1)
-def machine_id() -> str:
-    """Return a name for this machine since its last boot, distinct also for machines with equal host names."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    except OSError:
-        boot = ""
-    return f"{socket.gethostname()} {boot}".strip()
-
-
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""
-    if on_mount(path):
+    if files.is_remote(path):
         path = cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

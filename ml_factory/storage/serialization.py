@@ -20,7 +20,7 @@ from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
 from ml_factory.lazy_module import import_module
-from ml_factory.storage.atomic_files import read_file, write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.storage.safetensors_layout import DTYPES, Layout, TensorEntry
 
 VERSION = 1
@@ -93,14 +93,14 @@ def decode_state(data: bytes | bytearray) -> dict:
 
 def save_state(path: str | os.PathLike, state: dict) -> None:
     """Write the state to one file in one step. Raises CheckpointError, or WorkspaceError when the disk is full."""
-    write_bytes_atomic(path, encode_state(state))
+    files.write(path, encode_state(state))
 
 
 def load_state(path: str | os.PathLike) -> dict:
     """Read a state that `save_state` wrote. Raises CheckpointError naming the file, WorkspaceError when it does not
     exist.
     """
-    data = read_file(path)
+    data = files.read(path)
     try:
         return decode_state(data)
     except CheckpointError as error:

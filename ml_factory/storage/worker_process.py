@@ -19,17 +19,50 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path[:0] = sys.argv[1].split('{sep}'); from {module} import serve; serve(*sys.argv[2:])"
 _ALIVE_INTERVAL = 0.2  # seconds
 _MAX_ABANDONED = 4
 _PIECE = 1 << 20
-_abandoned: list[tuple[str, subprocess.Popen]] = []  # (resource, the process that hangs in it)
+_abandoned: list[tuple[str, subprocess.Popen]] = []  # (resource, child that no code waits for)
 
 
 class WorkerUnavailable(TimeoutError):
     """A child sent nothing in time, died, or cannot be started; the text holds the reason."""
+
+
+def start_python(arguments: Sequence[object], **options: Any) -> subprocess.Popen:
+    """Start a Python process that Ctrl-C does not reach, by default without a folder, standard input and output.
+
+    arguments : of the interpreter.
+    options : as of subprocess.Popen.
+    """
+    _abandoned[:] = [(resource, process) for resource, process in _abandoned if _is_alive(process)]
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    # A process group of its own, not a session, where its niceness would have no effect: the kernel shares the cores
+    # among sessions first (autogroup).
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], process_group=0, **{"cwd": "/", **silent, **options}
+    )
+
+
+def abandon(process: subprocess.Popen, resource: str) -> None:
+    """Keep a child that no code waits for any more: it is reaped when it has ended and another one is started."""
+    _abandoned.append((resource, process))
+
+
+def _is_alive(process: subprocess.Popen) -> bool:
+    """Return True while an abandoned child exists: inside a mount, the kernel ends a killed one only when the mount
+    answers.
+    """
+    if process.returncode is None:
+        return process.poll() is None
+    try:
+        return os.waitpid(process.pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
 
 
 def readable(descriptor: int, seconds: float) -> bool:
@@ -57,7 +90,7 @@ class WorkerProcess:
 
     def __init__(
         self, module: str, arguments: Sequence[object], stuck_in: str, deadline: float, descriptors: Sequence[int] = (),
-        paths: Sequence[Path] = (),
+        paths: Sequence[Path] = ()
     ):  # fmt: skip
         self.deadline = deadline
         self._module, self._arguments, self._stuck_in, self._descriptors = module, arguments, stuck_in, descriptors
@@ -144,8 +177,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         """Start a child, unless too many earlier ones still hang."""
-        _abandoned[:] = [(what, process) for what, process in _abandoned if _is_alive(process.pid)]
-        hanging = sum(what == self._stuck_in for what, _ in _abandoned)
+        hanging = sum(resource == self._stuck_in and _is_alive(process) for resource, process in _abandoned)
         if hanging >= _MAX_ABANDONED:
             raise WorkerUnavailable(f"{hanging} earlier requests still hang")
         if self._channel is not None:  # of a child that died between two requests, or of the process before a fork
@@ -153,14 +185,11 @@ class WorkerProcess:
         self._channel, theirs = socket.socketpair()
         self._received, self._parent = bytearray(), os.getpid()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))
-        command = [sys.executable, "-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments]
-        # A process group of its own, so that Ctrl-C does not reach it; not a session, where its niceness would have no
-        # effect: the kernel shares the cores among sessions first (autogroup).
         with theirs:
-            self._process = subprocess.Popen(
-                [str(word) for word in command], pass_fds=[theirs.fileno(), *self._descriptors], cwd="/",
-                process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            self._process = start_python(
+                ["-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments],
+                pass_fds=[theirs.fileno(), *self._descriptors],
+            )
 
     def _kill(self) -> None:
         """Kill the child and forget it."""
@@ -173,16 +202,8 @@ class WorkerProcess:
             try:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
-                process.returncode = -9  # no code waits for it any more, not even the interpreter's exit
-                _abandoned.append((self._stuck_in, process))
-
-
-def _is_alive(pid: int) -> bool:
-    """Return True while a killed child exists: inside a mount, the kernel ends it only when the mount answers."""
-    try:
-        return os.waitpid(pid, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        return False
+                process.returncode = -9  # not even the interpreter's exit waits for it
+                abandon(process, self._stuck_in)
 
 
 # ---------------------------------------------------------------------- the child's side

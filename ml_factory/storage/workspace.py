@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.storage import file_access
-from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, names_in, unresponsive_mount_error
-from ml_factory.storage.locks import process_rank
+from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.process_identity import process_rank
+from ml_factory.storage.files import files
 
 if TYPE_CHECKING:
     from ml_factory.storage.bucket_sync import BucketMirror
@@ -65,7 +64,7 @@ def default_root() -> Path:
     if os.environ.get("ML_FACTORY_ROOT"):
         return Path(os.environ["ML_FACTORY_ROOT"])
     if on_colab():
-        if not is_folder(COLAB_ROOT.parent):
+        if not files.is_folder(COLAB_ROOT.parent):
             # Making the folder now would put a plain folder where Drive is to be mounted, and block the mount.
             raise WorkspaceError(
                 "Google Drive is not mounted",
@@ -97,14 +96,13 @@ class Workspace:
             importlib.import_module("ml_factory.storage.bucket_sync").BucketMirror(text) if "://" in text else None
         )
         self._pulled: set[str] = set()
+        self.files = files  # reads and writes everything in this workspace, also where a mount may hang
         folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()
         self.root = Path(os.path.abspath(folder))
         _buckets[self.root] = self._bucket
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
-        with disk_errors(self.root):
-            writable = file_access.writable(self.root)
-        if not writable:
+        if not self.files.is_writable(self.root):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")
 
@@ -154,9 +152,9 @@ class Workspace:
         self._pull(*(f"data/raw/{name}" for name in names))
         if minutes is not None:
             return self.raw / names[BAR_MINUTES.index(minutes)]
-        if is_file(self.raw / names[0]):
+        if self.files.is_file(self.raw / names[0]):
             return self.raw / names[0]
-        existing = set(names_in(self.raw))
+        existing = set(self.files.names(self.raw))
         return self.raw / next((name for name in names if name in existing), names[0])
 
     def processed(self, symbol: str) -> Path:
@@ -183,7 +181,7 @@ def parse_raw_name(name: str) -> tuple[str, int] | None:
 def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
     """Return the symbol's raw file. Raises NotPreparedError where none exists."""
     path = workspace.raw_bars(symbol)
-    if is_file(path):
+    if files.is_file(path):
         return path
     symbols = symbols_in(workspace)
     raise NotPreparedError(
@@ -198,7 +196,7 @@ def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
 
 def symbols_in(workspace: Workspace) -> list[str]:
     """List the symbols with raw bars in this workspace, sorted."""
-    return sorted({found[0] for found in map(parse_raw_name, names_in(workspace.raw)) if found})
+    return sorted({found[0] for found in map(parse_raw_name, workspace.files.names(workspace.raw)) if found})
 
 
 def push_checkpoints(root: Path) -> None:
@@ -227,13 +225,11 @@ def push_on_exit(verb: Verb) -> Verb:
 
 def _make_folder(folder: Path) -> None:
     try:
-        file_access.make_folder(folder)
-    except file_access.MountTimeout as error:
-        raise unresponsive_mount_error(folder, error) from error
-    except OSError as error:
-        raise WorkspaceError(
+        files.make_folder(folder)
+    except FileError as error:
+        raise FileError(
             "A folder of the workspace cannot be made",
             where=folder,
-            got=error.strerror,
+            got=error.got,
             next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
         ) from error

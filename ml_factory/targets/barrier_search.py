@@ -23,7 +23,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import import_module
 from ml_factory.seeding import derive_seed
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
 from ml_factory.targets.label_table import average_uniqueness
 from ml_factory.targets.labels import LabelSpec, triple_barrier

@@ -15,13 +15,12 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.redaction import redact
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.atomic_files import read_json
-from ml_factory.tracking.artifact_versions import PROJECT, artifact_name
+from ml_factory.storage.files import files
 from ml_factory.tracking.run_log import read_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import begin_run, client
 from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, disable_wandb, mirror_mode, run_wandb_query
-from ml_factory.tracking.wandb_sync import CHECKPOINTS, WandbSync
+from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
 _FETCH = f"import sys; from {__name__} import fetch_main; fetch_main(sys.stdin.read())"
@@ -85,10 +84,10 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
     run_file = {}
     with suppress(WorkspaceError):
-        run_file = read_json(folder / "run.json")
+        run_file = files.read_json(folder / "run.json")
     summary = {}
     with suppress(WorkspaceError):
-        summary = read_json(folder / "summary.json").get("summary", {})
+        summary = files.read_json(folder / "summary.json").get("summary", {})
     spec = {"run_id": run_id or run_file.get("run_id") or folder.parent.name, "settings": run_file.get("settings", {})}
     spec |= {"folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""], "mode": mode}
     spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "snapshot": None}

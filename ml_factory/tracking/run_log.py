@@ -8,16 +8,13 @@ the one that began later is the later attempt.
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_files import names_in, read_file
+from ml_factory.storage.files import files
 
 # Segments of older versions, without a session, belong to the session "".
 _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
@@ -46,7 +43,7 @@ def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
     """Return {(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
-        for name in names_in(folder):
+        for name in files.names(folder):
             match = _SEGMENT.fullmatch(name)
             if match:
                 found.setdefault((attempt_of(name), int(match[3])), folder / name)
@@ -116,7 +113,7 @@ def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
     """Read the records of each attempt that these folders have segments of, in order of writing."""
     attempts: dict[Attempt, list[dict]] = {}
     for (attempt, _), path in segments(*folders).items():
-        attempts.setdefault(attempt, []).extend(parse_lines(read_file(path), path))
+        attempts.setdefault(attempt, []).extend(parse_lines(files.read(path), path))
     return attempts
 
 
@@ -140,21 +137,6 @@ def count_logged_steps(steps: Sequence[int], *folders: Path) -> int:
     except WorkspaceError:
         recorded = set()
     return next((position for position, step in enumerate(steps) if step not in recorded), len(steps))
-
-
-def read_log(folder: str | os.PathLike) -> pd.DataFrame:
-    """Read a run's log, each step once and in order, however often the run was killed and resumed.
-
-    Columns: step (int), time (UTC), attempt (int), then one for each metric, missing values NaN. An empty frame where
-    nothing was logged. Raises WorkspaceError when a segment is damaged.
-    """
-    rows = read_steps(Path(folder))
-    frame = pd.DataFrame([{key: row[key] for key in ("step", "time", "attempt")} for row in rows])
-    if not rows:
-        frame = pd.DataFrame({"step": [], "time": [], "attempt": []})
-    frame = frame.astype({"step": "int64", "time": "float64", "attempt": "int64"})
-    frame["time"] = pd.to_datetime(frame["time"], unit="s", utc=True)
-    return frame.join(pd.DataFrame([row["metrics"] for row in rows], index=frame.index))
 
 
 def _encode_metric(value: object) -> object:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import copy_container, read_header
 from ml_factory.checkpoints.leases import fence_of
 from ml_factory.checkpoints.slot_pool import Pool, Unit
 from ml_factory.checkpoints.slots import Slots, recency
 from ml_factory.errors import CheckpointError
-from ml_factory.storage import file_access
-from ml_factory.storage.atomic_files import Disk, file_hash, is_file, read_file, read_json, write_bytes_atomic
+from ml_factory.storage.files import files
 
 PARTS = "parts.json"
 
@@ -56,13 +56,13 @@ class RunSnapshot:
         """
         found = {_name(unit): infos[0]["hash"] for unit, infos in self._units().items()}
         for file in self._files():
-            found[file.name] = file_access.size(file)
+            found[file.name] = files.size(file)
         return found
 
     def size(self) -> int:
         """Return the bytes that `pack` would copy, approximately. Raises OSError where a mount does not answer."""
         newest = [Path(infos[0]["path"]) for infos in self._units().values()]
-        return sum(file_access.size(file) for file in [*newest, *self._files()])
+        return sum(files.size(file) for file in [*newest, *self._files()])
 
     def pack(self, target: Path) -> dict:
         """Copy all files into an empty folder; return {"run", "fences": {unit: its fence}} of the copies.
@@ -77,9 +77,9 @@ class RunSnapshot:
                     fences[_name(unit)] = fence_of(copied)
                     break
         for file in self._files():
-            (target / file.name).write_bytes(read_file(file))
+            (target / file.name).write_bytes(files.read(file))
         packed = [name for name in sorted(path.name for path in target.iterdir()) if (target / name).stat().st_size]
-        parts = {name: file_hash(target / name) for name in packed}
+        parts = {name: files.sha256(target / name) for name in packed}
         (target / PARTS).write_text(json.dumps({"run": self.run, "files": parts}))
         return {"run": self.run, "fences": fences}
 
@@ -89,21 +89,21 @@ class RunSnapshot:
 
         Everything is verified first. Raises CheckpointError where a file is missing, changed or another run's.
         """
-        manifest = read_json(folder / PARTS)
+        manifest = files.read_json(folder / PARTS)
         if (
             not isinstance(manifest, dict)
             or manifest.get("run") != self.run
             or not isinstance(manifest.get("files"), dict)
         ):
             raise CheckpointError("These are not the checkpoints of this run", where=self.run)
-        units, files = [], []
+        units, parts = [], []
         for name, digest in manifest["files"].items():
             file = folder / Path(name).name
-            if not is_file(file) or file_hash(file) != digest:
+            if not files.is_file(file) or files.sha256(file) != digest:
                 raise CheckpointError("A part of these checkpoints is missing or was changed", where=name)
             target = next((target for target, pattern in self.files if file.match(pattern)), None)
             if target is not None:
-                files.append((Path(target) / file.name, file))
+                parts.append((Path(target) / file.name, file))
                 continue
             unit = Unit(*(str(read_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
             if unit.run not in self.runs:
@@ -111,10 +111,10 @@ class RunSnapshot:
             units.append((unit, file))
         for unit, file in units:
             slots.copy_in(unit, keep, str(file))
-        for target, file in files:
-            if not is_file(target):
-                write_bytes_atomic(target, read_file(file))
-        return len(units) + len(files)
+        for target, file in parts:
+            if not files.is_file(target):
+                files.write(target, files.read(file))
+        return len(units) + len(parts)
 
     def _units(self) -> dict[Unit, list[dict]]:
         """Return the descriptions of each unit's slots, newest first, without returned slots."""
@@ -128,7 +128,7 @@ class RunSnapshot:
 
     def _files(self) -> Iterator[Path]:
         for folder, pattern in self.files:
-            yield from (Path(folder) / name for name in fnmatch.filter(file_access.names(folder), pattern))
+            yield from (Path(folder) / name for name in fnmatch.filter(files.names(folder), pattern))
 
 
 def _name(unit: Unit) -> str:

@@ -17,26 +17,29 @@ from pathlib import Path
 from ml_factory.checkpoints.leases import TakenOverError, session_id
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.redaction import redact
-from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint, to_json_value
 from ml_factory.storage.atomic_replace import flush_to_disk
-from ml_factory.tracking.artifact_versions import PROJECT, artifact_name
+from ml_factory.storage.files import cache_folder, disk_errors, files
+from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
     Attempt,
     attempt_of,
     count_logged_steps,
-    read_log,
     record_line,
     segment_name,
     segments,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import DeadlineWatchdog, MirrorProcess, mirror_mode, warn_once
-from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, has_ended, read_exit_record
-
-__all__ = ["Tracker", "mirror_main", "read_log"]
+from ml_factory.tracking.wandb_sync import (
+    PROJECT,
+    SECONDS_PER_MB,
+    WandbSync,
+    artifact_name,
+    has_ended,
+    read_exit_record,
+)
 
 TAKEN_OVER = "taken over"
 LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
@@ -51,7 +54,7 @@ class Tracker:
     ----------
     run_id : names the run; the same after a resume.
     settings : JSON-able; stored with the log and sent to W&B.
-    folder : this run's log folder in the workspace, read by `read_log`.
+    folder : this run's log folder in the workspace.
     local_folder : on a local disk; by default below the user's cache folder.
     mirror : "auto" (W&B online where there is a key, else offline), "offline" or "off". The environment variable
         ML_FACTORY_WANDB can only reduce this.
@@ -135,7 +138,7 @@ class Tracker:
 
     def finish(
         self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
-        artifact: Artifact | None = None,
+        artifact: Artifact | None = None
     ) -> None:  # fmt: skip
         """Close the log, store the summary, and wait `mirror_seconds` for the mirror, which then continues alone.
 
@@ -229,7 +232,7 @@ def mirror_main(text: str) -> None:
     payloads = record.get("artifacts", [])
     unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
     watchdog.allow(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
-    size = sum(sum(file_access.sizes(file)) for payload in payloads for file in payload["files"])
+    size = sum(sum(files.sizes(file)) for payload in payloads for file in payload["files"])
     size += sync.checkpoints_size() if unfinished else 0
     watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
     for payload in payloads:
@@ -261,7 +264,7 @@ def _artifact_payload(artifact: Artifact) -> dict:
     return {
         "name": artifact_name(artifact.kind, artifact.facts.get("run_id") or artifact.hash[:12]), "kind": artifact.kind,
         "files": [str(artifact.path / name) for name in ("state.safetensors", "artifact.json")],
-        "metadata": {"symbol": artifact.symbol, "hash": artifact.hash, "made_from": artifact.made_from, **facts},
+        "metadata": {"symbol": artifact.symbol, "hash": artifact.hash, "made_from": artifact.made_from, **facts}
     }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +19,8 @@ from pathlib import Path
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package
 from ml_factory.redaction import has_wandb_key, redact
-from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.files import files
+from ml_factory.storage.worker_process import abandon, start_python
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
@@ -28,7 +28,6 @@ _log = logging.getLogger("ml_factory")
 _warned: set[str] = set()  # texts or topics of the warnings logged so far
 SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
 _DISABLED = "W&B has failed"
-_children: list[subprocess.Popen] = []  # kept so that they are reaped
 
 
 class MirrorProcess:
@@ -54,28 +53,15 @@ class MirrorProcess:
         if not _wandb_installed():
             warn_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
-        for process in _children:
-            process.poll()
         status, end = (folder / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
         spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(folder), "parent": os.getpid()}
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
-            with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
-                text.write(redact(json.dumps({**spec, "status": str(status), "end": str(end)})).encode())
-                text.seek(0)
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", code],
-                    stdin=text,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd=folder,
-                    env=_mirror_environment(mode, folder),
-                    start_new_session=True,
-                )
+            process = _start(code, {**spec, "status": str(status), "end": str(end)}, folder, mode)
         except OSError as error:
             warn_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
-        _children.append(process)
+        abandon(process, SERVICE)
         return cls(process, status, end, mode)
 
     def check(self) -> None:
@@ -100,7 +86,7 @@ class MirrorProcess:
     def end(self, record: dict, seconds: float) -> None:
         """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
         with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
-            write_bytes_atomic(self._end, redact(json.dumps(record)).encode())
+            files.write(self._end, redact(json.dumps(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
         if not self._ended and self._mode == "online" and not self._status.exists():
             warn_once(
@@ -123,12 +109,9 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     """
     if not _wandb_installed():
         raise missing_package("wandb")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        cwd=folder, env=_mirror_environment(mode, folder), start_new_session=True,
-    )  # fmt: skip
+    process = _start(code, spec, folder, mode, subprocess.PIPE)
     try:
-        output, _ = process.communicate(json.dumps(spec).encode(), timeout=seconds)
+        output, _ = process.communicate(timeout=seconds)
         lines = output.splitlines()
         answer = json.loads(lines[-1]) if lines else {"error": f"the child process ended with {process.returncode}"}
     except subprocess.TimeoutExpired:
@@ -142,6 +125,15 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     if "error" in answer:
         raise WorkspaceError("W&B did not answer the query", got=redact(str(answer["error"])))
     return answer
+
+
+def _start(code: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
+    """Start a child process that communicates with W&B and reads `spec` as JSON from its standard input."""
+    with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
+        text.write(redact(json.dumps(spec)).encode())
+        text.seek(0)
+        environment = _mirror_environment(mode, folder)
+        return start_python(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
 
 
 class DeadlineWatchdog:

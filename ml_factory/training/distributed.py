@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from ml_factory.storage.locks import launched_by_torchrun
+from ml_factory.process_identity import launched_by_torchrun
 from ml_factory.storage.serialization import decode_state, encode_state
 
 

@@ -27,7 +27,7 @@ from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
 from ml_factory.settings import DATA_PACKAGES, DataSpec
-from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 
 STREAM_BARS = 50_000

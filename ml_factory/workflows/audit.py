@@ -29,7 +29,7 @@ from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
 from ml_factory.run_folder import open_run
 from ml_factory.settings import RunSpec, run_spec
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import (
     Findings,

@@ -33,7 +33,7 @@ from ml_factory.leakage.pipeline_under_test import Split
 from ml_factory.leakage.timed_tables import ROWS, Leak
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
-from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import chronological_split
 from ml_factory.workflows.load import dataset_of

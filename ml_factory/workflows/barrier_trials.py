@@ -15,7 +15,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import WorkspaceError
 from ml_factory.run_folder import machine_with
-from ml_factory.storage.atomic_files import is_file, read_json, write_json
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
@@ -62,8 +62,8 @@ def checkpointed_search(
     results_path : file that keeps the record of a finished search and is read instead of searching again. The slots of
         the checkpoints are released then.
     """
-    if is_file(results_path):
-        stored = read_json(results_path)
+    if files.is_file(results_path):
+        stored = files.read_json(results_path)
         record, count = stored["record"], len(stored["record"]["trials"])
         done(count)
         found = search_barriers(*frames, train, spec, evaluated=evaluated, record=record)
@@ -92,7 +92,7 @@ def format_trial(done: int, spec: SearchSpec) -> str:
 def _release_slots(checkpoints: PhaseCheckpoints, results_path: Path, stored: dict) -> None:
     """Write the record of the finished search to its file and release the slots of its checkpoints."""
     try:
-        write_json(results_path, stored)
+        files.write_json(results_path, stored)
     except WorkspaceError as error:
         _log.warning("The trials of this search stay in its checkpoints: %s", error)
         return

@@ -20,7 +20,7 @@ from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.seeding import derive_seed
 from ml_factory.settings import RunSpec
-from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -169,7 +169,7 @@ def _nested_fold(
     with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
         results_path = trials_file(run, number)
         searched = checkpointed_search(manager.phase("barriers"), frames, *moments, search, results_path=results_path)
-        write_bytes_atomic(_barriers_file(run, number), searched.spec.to_json().encode())
+        files.write(_barriers_file(run, number), searched.spec.to_json().encode())
         relabelled = relabel(data, frames, searched.spec.labels, plan.labels.index)
         part = single_fold_plan(relabelled, moments, number, plan)
         seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))

@@ -9,7 +9,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import load_model, spec_of
-from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predict
 from ml_factory.workflows.results import Result
@@ -66,7 +66,7 @@ def export(
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
     path = Path(out or workspace.results / symbol / run_id) / PTH
-    write_bytes_atomic(path, state_dict.pth_bytes(fitted))
+    files.write(path, state_dict.pth_bytes(fitted))
     python = [
         "import torch", state_dict.module_source_line(fitted),
         f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",

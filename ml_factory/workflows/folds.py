@@ -9,7 +9,7 @@ import numpy as np
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, merge_forecasts
-from ml_factory.errors import FactoryError
+from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import build_model
@@ -17,8 +17,7 @@ from ml_factory.models.tabular_data import BinnedData
 from ml_factory.run_folder import machine
 from ml_factory.seeding import derive_seed
 from ml_factory.settings import RunSpec
-from ml_factory.storage.atomic_files import is_file
-from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.storage.files import files
 from ml_factory.storage.serialization import load_state, save_state
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.fold_schemes import FoldPlan
@@ -170,10 +169,8 @@ def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
     incomplete.
     """
     try:
-        state = load_state(results_path) if is_file(results_path) else {"p": []}
-    except UnresponsiveMountError:
-        raise
-    except FactoryError:  # torn or damaged: made again
+        state = load_state(results_path) if files.is_file(results_path) else {"p": []}
+    except (FileError, CheckpointError):  # torn or damaged: made again
         return None
     forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]
     if "calibrations" not in state or [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:

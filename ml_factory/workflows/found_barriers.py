@@ -12,7 +12,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
-from ml_factory.storage.atomic_files import is_file, names_in, read_file
+from ml_factory.storage.files import files
 from ml_factory.targets.barrier_search import fingerprint_of_bars
 from ml_factory.targets.barrier_search_spec import SearchedLabels
 
@@ -50,15 +50,17 @@ def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabe
         return reference
     folder = processed / "searched"
     places = [Path(reference), folder / f"{reference}.json"]
-    path = next((place for place in places if is_file(place)), None)
+    path = next((place for place in places if files.is_file(place)), None)
     if path is None:
-        existing = [name.removesuffix(".json") for name in names_in(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)]
+        existing = [
+            name.removesuffix(".json") for name in files.names(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)
+        ]
         raise SettingsError(
             "No such searched label spec", where=places[1], got=str(reference),
             wanted=f"a file, or one of: {', '.join(existing) or 'none'}",
             next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
         )  # fmt: skip
-    text = read_file(path)
+    text = files.read(path)
     try:
         return SearchedLabels.from_json(text.decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -11,7 +11,8 @@ from ml_factory.code_fingerprint import source_hash
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
 from ml_factory.settings import DATA_PACKAGES
-from ml_factory.storage.atomic_files import file_hash, fingerprint, is_file
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.inspect_data import current_store
 from ml_factory.workflows.prepared_dataset import Dataset
@@ -33,7 +34,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     settings = store.facts["settings"]
     raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
-    if is_file(raw) and file_hash(raw) != prepared:
+    if files.is_file(raw) and files.sha256(raw) != prepared:
         raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=prepare_again)
     if data_key(prepared, settings) != store.fingerprint:
         raise NotPreparedError(

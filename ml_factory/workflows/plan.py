@@ -14,14 +14,13 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.slot_pool import Pool
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import SettingsError, UnresponsiveMountError, did_you_mean
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.run_folder import Run, open_checkpoints, open_run
 from ml_factory.settings import QuickLimits, run_spec
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.atomic_files import cache_folder, fingerprint
-from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
-from ml_factory.storage.mount_table import on_mount
+from ml_factory.storage.files import cache_folder
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.cost_model import SLOTS, WorkSize, device_of, free_memory, full_size, warm_up, work_of
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
@@ -252,10 +251,10 @@ def workspace_state(workspace: Workspace, data: Dataset) -> WorkspaceState:
     except UnresponsiveMountError as error:
         unknown.append(f"unknown: which of them are finished; the mount does not answer ({error.got})")
     try:
-        space = float(free_bytes(workspace.root))
-    except MountTimeout as error:
-        unknown.append(f"unknown: free space; the mount does not answer ({error.strerror})")
-    if not on_mount(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
+        space = float(workspace.files.free_bytes(workspace.root))
+    except UnresponsiveMountError as error:
+        unknown.append(f"unknown: free space; the mount does not answer ({error.got})")
+    if not workspace.files.is_remote(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
         pool = sum(slot.header.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
     return WorkspaceState(artifacts, space, float(pool), tuple(unknown))
 
@@ -268,7 +267,7 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
         return Cost(seconds), ()
-    remote = on_mount(workspace.checkpoints)
+    remote = workspace.files.is_remote(workspace.checkpoints)
     place = cache_folder("planning") if remote else workspace.root
     place.mkdir(parents=True, exist_ok=True)
     with (

@@ -15,7 +15,12 @@ from ml_factory.data.io import local_path_of, read_table
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.ensemble.stacking import Stack, equal_pool
-from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.errors import (
+    CheckpointError,
+    FactoryError,
+    NotPreparedError,
+    SettingsError,
+)
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict
@@ -26,8 +31,7 @@ from ml_factory.inference.split_times import OUT_OF_SAMPLE, split_of_rows
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
-from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.labels import LabelSpec, class_labels
 from ml_factory.targets.primary_rule import primary_side
@@ -143,7 +147,7 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
     split = data.split_of()[positions]
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
     write_frame(path, frame)
-    write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
+    files.write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": files.sha256(path)})
     return frame
 
 
@@ -151,14 +155,12 @@ def is_prediction_of(path: Path, artifact: Artifact) -> bool:
     """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
     model.
     """
-    if not (is_file(path) and is_file(_checksum_path(path))):
-        return False
-    try:
-        return read_json(_checksum_path(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
-    except UnresponsiveMountError:
-        raise
-    except WorkspaceError:  # torn: predicted again
-        return False
+    checksum = files.read_json_or_none(_checksum_path(path))
+    return (
+        isinstance(checksum, dict)
+        and files.is_file(path)
+        and checksum == {"artifact": artifact.hash, "predictions": files.sha256(path)}
+    )
 
 
 def _checksum_path(path: Path) -> Path:
@@ -337,12 +339,12 @@ def _bundle(artifact: Artifact) -> Bundle:
 
 def read_frame(path: Path) -> pd.DataFrame:
     """Read the DataFrame that `write_frame` wrote. Raises WorkspaceError."""
-    return pd.read_parquet(io.BytesIO(read_file(path)))
+    return pd.read_parquet(io.BytesIO(files.read(path)))
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a DataFrame as Parquet, whole or not at all."""
-    replace_file(path, lambda temporary: frame.to_parquet(temporary))
+    files.replace(path, lambda temporary: frame.to_parquet(temporary))
 
 
 def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

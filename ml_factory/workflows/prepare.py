@@ -27,7 +27,7 @@ from ml_factory.features.build import FeatureSpec, build_features, column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
 from ml_factory.settings import DATA_PACKAGES, DataSpec
-from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
+from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fits, longest_session
@@ -111,7 +111,7 @@ def prepare(
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
-        raw = file_hash(require_raw_bars(workspace, symbol))
+        raw = files.sha256(require_raw_bars(workspace, symbol))
         key = data_key(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
@@ -125,7 +125,7 @@ def prepare(
                     _certify(store, workspace, missing, prefixes, seen)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
-                        write_bytes_atomic(workspace.raw_bars(symbol), before)
+                        workspace.files.write(workspace.raw_bars(symbol), before)
                     raise
             _certify(store, workspace, horizons)
             store.make_current()
@@ -147,7 +147,7 @@ def _import_raw_bars(
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
-        before = read_file(raw) if is_file(raw) else None
+        before = files.read(raw) if files.is_file(raw) else None
         with phase("importing") as done:
             imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
@@ -273,7 +273,7 @@ def _write(
             check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
     old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
     needed = bytes_needed(len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons))
-    check_space(store.folder, needed, f"the features and labels of {symbol}")
+    files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     compile_kernels(settings.features.families)
     rows = _write_features(store, known, checked, symbol, settings)
     made = {

@@ -35,7 +35,7 @@ from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.timed_tables import Leak, Table, one_per_column, table_of_frame, table_of_labels
 from ml_factory.settings import DataSpec, certified_code
-from ml_factory.storage.atomic_files import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

@@ -10,7 +10,7 @@ import pandas as pd
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase
-from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.workflows.result_summaries import calibration_lines, verdict_lines, warning_lines, wrap_line
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import changed
-from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.errors import SettingsError, UnresponsiveMountError
 from ml_factory.models.base import differences
 from ml_factory.run_folder import Run, machine, open_checkpoints
 from ml_factory.settings import DATA_PACKAGES, RunSpec
-from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json
-from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.unit_checkpoints import (
     fit_phase,
@@ -125,7 +124,7 @@ def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
 
 
 def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
-    if is_file(forecasts_file(run, model)):
+    if files.is_file(forecasts_file(run, model)):
         return "all folds"
     found = manager.phase(folds_phase(model)).latest_info()
     done = int(found["metrics"]["finished"]) if found else 0
@@ -137,10 +136,10 @@ def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
 def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
     """Return the progress of folds that each search and train under their own run id."""
     count = int(dict(spec.settings)["folds"])
-    done = next((fold for fold in range(count) if not is_file(forecasts_file(run, spec.model, fold))), count)
+    done = next((fold for fold in range(count) if not files.is_file(forecasts_file(run, spec.model, fold))), count)
     with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
         inside = _newest_progress(manager, fold_phase(spec.model, 0)) or _newest_progress(manager, "barriers")
-    if not inside and is_file(trials_file(run, done)):
+    if not inside and files.is_file(trials_file(run, done)):
         trials = dict(spec.settings)["search"]["trials"]
         inside = f"trial {trials} of {trials}"
     return format_progress(f"fold {done} of {count}" if done else "", inside)
@@ -153,12 +152,8 @@ def _newest_progress(manager: CheckpointManager, phase: str) -> str:
 
 def machine_of_run(run: Run) -> dict | None:
     """Return the machine that began a run; None where it is unknown."""
-    try:
-        return read_json(run.folder / "run.json").get("environment")
-    except UnresponsiveMountError:
-        raise
-    except (WorkspaceError, AttributeError):
-        return None
+    record = files.read_json_or_none(run.folder / "run.json")
+    return record.get("environment") if isinstance(record, dict) else None
 
 
 def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
@@ -166,12 +161,10 @@ def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
-            stored = read_json(path)
+            stored = files.read_json_or_none(path)
             same = all(stored[name] == wanted[name] for name in _SAME)
             base = stored["run_id"]
-        except UnresponsiveMountError:
-            raise
-        except (WorkspaceError, KeyError, TypeError):
+        except (KeyError, TypeError):  # missing or damaged
             continue
         if same and not base.startswith(spec.run_id):
             found.append(_mismatch(path, stored, wanted, sources))
@@ -184,15 +177,16 @@ def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) ->
     Changed code also changes the data it prepares and the base models of a stack, so settings or data count as the
     difference only where no code explains them.
     """
-    files = changed(stored.get("sources") or {}, sources)
-    prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in files)
-    settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring="bases" if files else "")
+    sources_changed = changed(stored.get("sources") or {}, sources)
+    prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in sources_changed)
+    ignored = "bases" if sources_changed else ""
+    settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring=ignored)
     if settings:
         why, details = "settings", settings
     elif stored.get("data") != wanted["data"] and not prepared:
         why, details = "data", []
     else:
-        why, details = "code", files
+        why, details = "code", sources_changed
     ended, commit = Run(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
     return MismatchedRun(
         stored["run_id"], str(stored.get("begun_at") or ""), why, tuple(details), prepared, commit, ended
@@ -212,19 +206,19 @@ def _differing_settings(stored: Mapping, wanted: Mapping, ignoring: str) -> list
 
 def _run_records(parent: Path, start: str = "") -> list[Path]:
     """Return the `run.json` files of runs whose names begin like this, in order of their names."""
-    return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
+    return [parent / name / "run.json" for name in files.names(parent) if name.startswith(start)]
 
 
 def check_run_name(parent: Path, spec: RunSpec, run_name: str) -> None:
     """Raise SettingsError for a run id that does not exist, or whose settings, data or code differ."""
     if run_name == spec.run_id or run_name.startswith(f"{spec.run_id}-"):
-        if is_folder(parent / run_name):
+        if files.is_folder(parent / run_name):
             return
         other = None
     else:
         other = next((one for one in mismatched_runs(parent, spec) if one.run_id == run_name), None)
     if other is None:
-        names = ", ".join(path.parent.name for path in _run_records(parent) if is_file(path)) or "none"
+        names = ", ".join(path.parent.name for path in _run_records(parent) if files.is_file(path)) or "none"
         raise SettingsError(
             "No such run of this model, horizon and seed", where="run", got=repr(run_name),
             wanted=f"one of: {names}", next_step="leave out run: the newest attempt is resumed, or a new one begins",

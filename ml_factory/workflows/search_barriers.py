@@ -25,14 +25,8 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation import plots
 from ml_factory.progress import phase
 from ml_factory.run_folder import Run, newest_attempt, open_checkpoints
-from ml_factory.storage.atomic_files import (
-    fingerprint,
-    is_file,
-    names_in,
-    read_file,
-    write_bytes_atomic,
-    write_json,
-)
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
@@ -70,7 +64,7 @@ def run_barrier_search(
         snapshot = RunSnapshot(
             run.run_id, str(manager.store.home_folder), (run.run_id,), ((str(folder), results_path.name),)
         )
-        begun = is_file(results_path) or manager.phase("trials").latest_info()
+        begun = files.is_file(results_path) or manager.phase("trials").latest_info()
         if not begun and not fresh and mirror_mode(mirror) == "online":
             try_restore(manager, snapshot)
         with tracked(manager, run, decided, snapshot, mirror, owned="trials") as finish:
@@ -123,15 +117,15 @@ def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, 
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
     run = Run(run_name, parent / run_name) if run_name else newest_attempt(parent, base, fresh)
     record = run.folder / "search.json"
-    if run_name and not (f"{run_name}-".startswith(f"{base}-") and is_file(record)):
-        existing = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
+    if run_name and not (f"{run_name}-".startswith(f"{base}-") and files.is_file(record)):
+        existing = ", ".join(name for name in files.names(parent) if name.startswith("barriers-")) or "none"
         raise SettingsError(
             "Not an attempt at this search", where="run", got=repr(run_name),
             wanted=f"one of {base}; found: {existing}",
             next_step="leave the name out: the newest attempt is found, or a new one begins",
         )  # fmt: skip
-    if not is_file(record):
-        write_json(record, {"run_id": run.run_id, **decided})
+    if not files.is_file(record):
+        files.write_json(record, {"run_id": run.run_id, **decided})
     return run
 
 
@@ -148,9 +142,9 @@ def _write_spec(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path,
     horizon, text = found.labels.horizon, found.to_json().encode()
     with file_lock(folder / "write.lock"):
         number = 1
-        while is_file(path := folder / f"h{horizon}-v{number}.json"):
-            if not fresh and read_file(path) == text:
+        while files.is_file(path := folder / f"h{horizon}-v{number}.json"):
+            if not fresh and files.read(path) == text:
                 return path, True
             number += 1
-        write_bytes_atomic(path, text)
+        files.write(path, text)
     return path, False

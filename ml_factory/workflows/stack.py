@@ -16,7 +16,7 @@ from ml_factory.models.registry import build_model, spec_of
 from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.settings import QuickLimits, RunSpec
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.fold_schemes import fold_plan

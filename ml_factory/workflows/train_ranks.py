@@ -9,8 +9,8 @@ import importlib
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.registry import WITH_DATA, build_model, spec_of
+from ml_factory.process_identity import launched_by_torchrun, process_rank
 from ml_factory.settings import RunSpec
-from ml_factory.storage.locks import launched_by_torchrun, process_rank
 from ml_factory.workflows.prepared_dataset import Dataset
 from ml_factory.workflows.train import training_data
 

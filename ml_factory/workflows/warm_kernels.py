@@ -26,7 +26,7 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.hardware import cores
 from ml_factory.progress import phase
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 from ml_factory.targets.labels import LabelSpec, triple_barrier

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ml_factory.checkpoints import mount_slots
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.slots import Slots
-from ml_factory.storage.atomic_files import Disk
 from tests.chaos.death import die, note
 
 CHUNK_VARIABLE = "ML_FACTORY_CHAOS_CHUNK"

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ml_factory.storage.files import Files
 from tests.chaos import half_writes
 from tests.chaos.death import die, note
 
@@ -159,7 +160,7 @@ def _files(hooks: Hooks) -> None:
 
         return wrapped
 
-    wrap_everywhere("ml_factory.storage.atomic_files", "replace_file", replaced)
+    wrap_method(Files, "replace", replaced)
 
 
 def _work(hooks: Hooks) -> None:

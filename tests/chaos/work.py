@@ -120,7 +120,7 @@ UNITS: Mapping[str, Callable[[Path], Hashes]] = {
 
 def _logged(result) -> list:
     """Return the run's log, step by step."""
-    from ml_factory.tracking.tracker import read_log
+    from tests.tracking.metrics_table import read_log
 
     log = read_log(result.report_path.parent / "log")
     return [list(log["step"]), [repr(loss) for loss in log["train_loss"]]]

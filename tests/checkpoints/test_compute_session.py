@@ -116,7 +116,7 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
             hangs.wait()
         raise WorkspaceError("full")
 
-    monkeypatch.setattr(session_lifetimes, "write_json", write)
+    monkeypatch.setattr(session_lifetimes.files, "write_json", write)
     hung, full = compute_session.ComputeSession(tmp_path / "hung"), compute_session.ComputeSession(tmp_path / "full")
     with CheckpointManager(
         tmp_path / "a", on_saved=hung.record_alive, tiers=StorageTiers(tmp_path / "local")

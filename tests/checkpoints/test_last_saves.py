@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.errors import SessionOver
-from ml_factory.storage.atomic_files import Disk
 
 
 def save(manager, value):

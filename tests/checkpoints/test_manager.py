@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.checkpoints import file_format, staging_buffer
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.storage import atomic_files
 
 
 class Clock:
@@ -63,7 +64,7 @@ def newest(manager, phase="p"):
 
 def slot_of(manager, which=-1):
     """Return the path of one of the checkpoints, by default the newest."""
-    return atomic_files.Path(manager.list_checkpoints("p")[which]["path"])
+    return Path(manager.list_checkpoints("p")[which]["path"])
 
 
 # ---------------------------------------------------------------- the contract
@@ -157,10 +158,10 @@ def test_phases_and_runs_do_not_see_each_other(tmp_path):
 
 def test_a_slot_carried_over_from_other_work_is_never_loaded_nor_overwritten(tmp_path):
     with written(tmp_path, "one") as one, written(tmp_path, "two") as two:
-        foreign = atomic_files.Path(save(one, 1)["path"]).read_bytes()
+        foreign = Path(save(one, 1)["path"]).read_bytes()
         for _ in range(3):
             save(two, 2)
-        slot = atomic_files.Path(two.list_checkpoints("p")[-1]["path"])
+        slot = Path(two.list_checkpoints("p")[-1]["path"])
         slot.write_bytes(foreign)  # its manifest still says that it is of two
         assert newest(two) == 2 and newest(one) == 1
         for value in range(5):
@@ -191,7 +192,7 @@ def test_a_new_session_goes_on_counting(tmp_path):
 def test_cut_off_anywhere_falls_back(manager):
     save(manager, 1)
     info = save(manager, 2)
-    slot = atomic_files.Path(info["path"])
+    slot = Path(info["path"])
     whole = slot.read_bytes()
     for size in [*range(0, len(whole), 97), *range(len(whole) - 60, len(whole))]:
         slot.write_bytes(whole[:size])
@@ -205,7 +206,7 @@ def test_torn_between_two_saves_falls_back(manager):
     for value in range(4):
         save(manager, value)
     before = {path: path.read_bytes() for path in slot_of(manager).parent.glob("slot-*.ckpt")}
-    slot = atomic_files.Path(save(manager, 4)["path"])
+    slot = Path(save(manager, 4)["path"])
     old, new = before[slot], slot.read_bytes()
     assert len(old) == len(new)
     for cut in range(0, len(new) - 1, 101):
@@ -218,7 +219,7 @@ def test_torn_between_two_saves_falls_back(manager):
 def test_any_changed_byte_is_seen(tmp_path_factory, at, flip):
     manager = written(tmp_path_factory.mktemp("flip"))
     save(manager, 1)
-    slot = atomic_files.Path(save(manager, 2)["path"])
+    slot = Path(save(manager, 2)["path"])
     data = bytearray(slot.read_bytes())
     data[at % len(data)] ^= flip
     slot.write_bytes(data)
@@ -267,7 +268,7 @@ def _sparse(path):
 )
 def test_refused_with_a_reason(manager, caplog, spoil, reason):
     save(manager, 1)
-    spoil(atomic_files.Path(save(manager, 2)["path"]))
+    spoil(Path(save(manager, 2)["path"]))
     checkpoint = manager.load_latest_checkpoint("p")
     assert checkpoint["state"]["value"] == 1
     assert len(checkpoint["skipped"]) == 1 and re.search(reason, checkpoint["skipped"][0])
@@ -279,13 +280,13 @@ def test_a_sound_container_with_a_pickle_inside_is_refused(manager):
     save(manager, 1)
     kept = ("run", "phase", "saved_at", "metrics", "lease")
     info = {key: value for key, value in save(manager, 2).items() if key in kept}
-    file_format.write_container(atomic_files.Disk(), slot_of(manager), {**info, "sequence": 9}, pickle.dumps(_Bomb()))
+    file_format.write_container(Disk(), slot_of(manager), {**info, "sequence": 9}, pickle.dumps(_Bomb()))
     checkpoint = manager.load_latest_checkpoint("p")
     assert checkpoint["state"]["value"] == 1 and "not a whole state" in checkpoint["skipped"][0]
 
 
 def test_when_none_is_good_one_line_says_why(manager, caplog):
-    slot = atomic_files.Path(save(manager, 1)["path"])
+    slot = Path(save(manager, 1)["path"])
     slot.write_bytes(b"hello")
     assert newest(manager) is None
     assert len(caplog.records) == 1 and "does not start" in caplog.text
@@ -298,7 +299,7 @@ def test_a_manifest_that_is_missing_or_stale_is_written_anew_from_the_container(
     for value in range(5):
         save(manager, value)
     info = manager.list_checkpoints("p")[-2]
-    file = atomic_files.Path(info["path"]).with_suffix(".json")
+    file = Path(info["path"]).with_suffix(".json")
     observed = json.loads(file.read_text())
     assert {name: observed[name] for name in ("sequence", "bytes", "hash", "status")} == {
         "sequence": 4, "bytes": info["bytes"], "hash": info["hash"], "status": "held",
@@ -361,7 +362,7 @@ def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, mon
         assert phase.save({"fold": 2}, force=True) and phase.is_saved()
 
 
-class Quota(atomic_files.Disk):
+class Quota(Disk):
     """Refuses to let all files together grow past `bytes`, as a full Drive does in the middle of a write."""
 
     def __init__(self, folder):
@@ -410,7 +411,7 @@ def test_faults_of_a_mount_lose_nothing(manager, monkeypatch, caplog, code, oper
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_files.os, operation, fail)
+        patch.setattr(os, operation, fail)
         got = [save(manager, value) for value in (5, 6)]
     # One that is whole on the disk counts, even if the disk took back its word.
     assert newest(manager) in (4, 5, 6) and (newest(manager) == 6 or got[1] is None)
@@ -421,7 +422,7 @@ def test_faults_of_a_mount_lose_nothing(manager, monkeypatch, caplog, code, oper
 def test_a_write_that_was_silently_dropped_is_noticed(manager, monkeypatch, caplog):
     save(manager, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_files.Disk, "write", lambda disk, file, data, offset: len(data))
+        patch.setattr(Disk, "write", lambda disk, file, data, offset: len(data))
         assert save(manager, 2) is None
     assert "not saved" in caplog.text and newest(manager) == 1
 
@@ -464,9 +465,9 @@ def test_sigkill_in_the_middle_of_saves_loses_nothing_acknowledged(tmp_path, spa
 
 KILLED_AT_CALL = """
 import os, signal, sys, numpy as np
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.storage.atomic_files import Disk
 class Deadly(Disk):
     left = 1 << 30
 for name in [name for name in vars(Disk) if not name.startswith("_")]:

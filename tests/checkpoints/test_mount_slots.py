@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import store as store_module
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_header
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
@@ -24,11 +25,9 @@ from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, LOCAL
-from ml_factory.errors import WorkspaceError
-from ml_factory.storage import mount_table, worker_process
-from ml_factory.storage.atomic_files import Disk
-from ml_factory.storage.file_access import UnresponsiveMountError
-from ml_factory.storage.mount_table import on_mount
+from ml_factory.errors import UnresponsiveMountError, WorkspaceError
+from ml_factory.storage import mounts, worker_process
+from ml_factory.storage.files import files
 
 UNIT = Unit("r", "p")
 LONG = 90.0  # seconds no test waits
@@ -411,14 +410,16 @@ def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, mon
 
 
 def test_what_counts_as_a_mount(tmp_path, monkeypatch):
-    assert not on_mount(tmp_path)
+    assert not files.is_remote(tmp_path)
     table = tmp_path / "mounts"
     table.write_text("/dev/sda / ext4 rw 0 0\ndrive /content/drive fuse.drive rw 0 0\n")
     with monkeypatch.context() as patch:
-        patch.setattr(mount_table, "MOUNTS", table)
-        assert on_mount("/content/drive/MyDrive/ml_factory/checkpoints") and not on_mount("/content/ml_factory")
+        patch.setattr(mounts, "MOUNTS", table)
+        assert files.is_remote("/content/drive/MyDrive/ml_factory/checkpoints") and not files.is_remote(
+            "/content/ml_factory"
+        )
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
-    assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
+    assert files.is_remote(tmp_path / "drive" / "x") and not files.is_remote(tmp_path / "drive2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with CheckpointManager(tmp_path / "drive", run="r") as manager:
         assert manager.store.home_folder.is_relative_to(tmp_path / "cache") and manager.store.uploader is not None

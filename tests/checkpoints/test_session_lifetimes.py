@@ -56,7 +56,7 @@ def test_only_the_newest_records_are_read(tmp_path, monkeypatch):
         record(tmp_path, f"s{i}", i * 1e5, i * 1e5 + HOUR)
     read = []
     monkeypatch.setattr(
-        session_lifetimes, "read_json", lambda path: read.append(path.name) or json.loads(path.read_text())
+        session_lifetimes.files, "read_json", lambda path: read.append(path.name) or json.loads(path.read_text())
     )
     assert SessionLog(tmp_path, now=lambda: 1e9).mean_life() == pytest.approx((2 + 50) * HOUR / 51)
     assert len(read) == 50 and min(read).startswith("000003000000")

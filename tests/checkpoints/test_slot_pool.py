@@ -15,12 +15,12 @@ from safetensors.numpy import load_file
 from xxhash import xxh3_128
 
 from ml_factory.checkpoints import file_format, slot_pool
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.atomic_files import Disk
 from ml_factory.storage.serialization import decode_state, encode_state
 
 MODELS = ("xgboost", "lightgbm", "catboost", "linear", "lstm", "tcn", "patchtst", "itransformer", "tft")

@@ -21,10 +21,10 @@ TRAINING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 from ml_factory.checkpoints import phase
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.storage.atomic_files import Disk
 
 class Slow(Disk):  # a mount
     seconds = 0.0

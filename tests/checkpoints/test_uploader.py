@@ -2,9 +2,9 @@
 
 import threading
 
+from ml_factory.background_thread import BackgroundThread
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.checkpoints.uploader import BackgroundThread
 
 
 def test_a_job_that_breaks_costs_no_other_job(caplog):

@@ -18,12 +18,13 @@ from ml_factory.datasets.store import Store
 from ml_factory.datasets.store_writer import StoreWriter
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.storage import atomic_files, mount_table
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, chronological_split
 
-PRINT = atomic_files.fingerprint({"bars": 1})
-OTHER = atomic_files.fingerprint({"bars": 2})
+PRINT = fingerprint({"bars": 1})
+OTHER = fingerprint({"bars": 2})
 CUT = ("values", "known_at", "session", "segment", "close")
 
 
@@ -109,7 +110,7 @@ def grow(folder, matrix, stops) -> Store:
     """A data set after each stop, each with the rows up to it; the last of them."""
     before = None
     for number, stop in enumerate(stops):
-        store = StoreWriter.begin(folder, atomic_files.fingerprint([number, stop]))
+        store = StoreWriter.begin(folder, fingerprint([number, stop]))
         if before is None and not store.committed:
             store.write_features(rows_of(matrix, 0, stop))
         elif not store.committed:
@@ -135,7 +136,7 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
         assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
         kept = after
     assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = Store.find(folder, atomic_files.fingerprint([0, 700]))
+    first = Store.find(folder, fingerprint([0, 700]))
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
@@ -159,9 +160,10 @@ def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
 
 def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mount_table, "on_mount", lambda path: str(path).startswith(str(processed)))
+    monkeypatch.setattr(files, "is_remote", lambda path: str(path).startswith(str(processed)))
     copied = []
-    monkeypatch.setattr(memmap, "_copy", lambda a, b, real=memmap._copy: copied.append(a) or real(a, b))
+    download = files.download
+    monkeypatch.setattr(files, "download", lambda path, target: copied.append(path) or download(path, target))
     store = Store.current(processed)
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
@@ -322,14 +324,14 @@ def test_a_manifest_edited_by_hand_is_not_believed(processed):
 @pytest.mark.parametrize("stop_after", range(7))
 def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, monkeypatch, stop_after):
     """The power fails after so many files: the new data set is not there, the old one still is; then it is made."""
-    real, count = atomic_files.replace_file, iter(range(100))
+    real, count = files.replace, iter(range(100))
 
     def failing(*args, **kwargs):
         if next(count) >= stop_after:
             raise KeyboardInterrupt
         real(*args, **kwargs)
 
-    monkeypatch.setattr(atomic_files, "replace_file", failing)
+    monkeypatch.setattr(files, "replace", failing)
     store = StoreWriter.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
         store.write_features(matrix)
@@ -352,7 +354,7 @@ def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
     def full(path, *args, **kwargs):
         raise WorkspaceError("No space left on the disk", where=path)
 
-    monkeypatch.setattr(atomic_files, "replace_file", full)
+    monkeypatch.setattr(files, "replace", full)
     with pytest.raises(WorkspaceError, match="No space"):
         StoreWriter.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ml_factory.storage.atomic_files import Disk
+from ml_factory.checkpoints.disk import Disk
 from tests.faults.drive import Drive
 
 

@@ -13,9 +13,9 @@ import pytest
 from ml_factory import notebook, pipeline
 from ml_factory.checkpoints.safe_stop import safe_stop
 from ml_factory.checkpoints.slot_pool import Pool
-from ml_factory.storage import artifact_registry, file_access
+from ml_factory.errors import UnresponsiveMountError
+from ml_factory.storage import artifact_registry, mounts
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
 from utils import colab_setup
 
@@ -28,8 +28,8 @@ _RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it th
 def drive(mount, tmp_path, monkeypatch):
     """A drive with a deadline of a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_access, "DEADLINE", 4.0)
-    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
+    monkeypatch.setattr(mounts, "DEADLINE", 4.0)
+    monkeypatch.setattr(mounts, "RETRY_DEADLINE", 0.5)
     monkeypatch.setattr(artifact_registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)
@@ -49,7 +49,7 @@ def workspace(drive, prepared_template) -> Workspace:
 
 @pytest.mark.soak
 def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, monkeypatch):
-    monkeypatch.setattr(file_access, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
+    monkeypatch.setattr(mounts, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
     root, own = drive.path / "ml_factory", os.getpid()
     pipeline.prepare(root, SYMBOL, (HORIZON,))
     assert not drive.requested_by(own)

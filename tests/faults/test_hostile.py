@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import file_format
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.atomic_files import Disk
 from ml_factory.storage.serialization import encode_state
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
 from tests.faults.world import KEEP, PHASE, check_state, state_at

@@ -9,16 +9,17 @@ import pytest
 from ml_factory import doctor, run_folder
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.store import StorageTiers
+from ml_factory.errors import UnresponsiveMountError
 from ml_factory.run_folder import Run, open_run
 from ml_factory.settings import RunSpec
-from ml_factory.storage import file_access
+from ml_factory.storage import mounts
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.run_log import count_logged_steps, read_log
+from ml_factory.tracking.run_log import count_logged_steps
 from ml_factory.workflows.plan import plan_models
 from ml_factory.workflows.restore_run import restore_from_wandb
 from ml_factory.workflows.run_status import format_run_status
+from tests.tracking.metrics_table import read_log
 
 SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
 
@@ -27,8 +28,8 @@ SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
 def silent(mount, tmp_path, monkeypatch):
     """(workspace, artifact, manager) on a drive that answered until now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_access, "DEADLINE", 2.0)
-    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
+    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
+    monkeypatch.setattr(mounts, "RETRY_DEADLINE", 0.5)
     patient = partial(CheckpointManager, tiers=StorageTiers(deadline_seconds=2))
     monkeypatch.setattr(run_folder, "CheckpointManager", patient)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)

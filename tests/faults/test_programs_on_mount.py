@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ml_factory.run_folder import Run, open_checkpoints
-from ml_factory.storage import compile_cache, file_access
-from ml_factory.storage.mount_table import mount_of
+from ml_factory.storage import compile_cache, mounts
+from ml_factory.storage.mounts import mount_of
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.delenv("ML_FACTORY_PROGRAMS", raising=False)
         compile_cache._downloaded.cache_clear()
 
-    monkeypatch.setattr(file_access, "DEADLINE", 2.0)
+    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
     move("first")
     yield move
     os.environ.pop("ML_FACTORY_PROGRAMS", None)
@@ -33,8 +33,7 @@ def compiled(root: Path, work=lambda folder: None) -> Path:
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager.store.wait_home()
-        for thread in compile_cache._uploads.values():
-            thread.join()
+        assert compile_cache._background(os.getpid()).wait(60)
     return folder
 
 
@@ -66,4 +65,4 @@ def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine
 def test_on_a_disk_of_this_machine_they_lie_in_the_workspace(tmp_path, machine, caplog):
     caplog.set_level(logging.WARNING)
     assert compiled(tmp_path / "ml_factory") == tmp_path / "ml_factory" / "compiled"
-    assert not compile_cache._uploads.get(tmp_path / "ml_factory" / "compiled")
+    assert not list(tmp_path.glob("*/ml_factory/compiled"))  # no copy in this machine's cache

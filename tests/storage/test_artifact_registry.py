@@ -6,9 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, FactoryError, FileError, SettingsError, WorkspaceError
 from ml_factory.storage import artifact_registry as registry_module
 from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.files import files
 from ml_factory.storage.serialization import encode_state
 
 
@@ -173,7 +174,7 @@ def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
 def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
     """A write reports success and stores nothing: the checkpoints behind the artifact must not be released for it."""
     registry, dropped = Registry(tmp_path), [2]
-    write = registry_module.write_bytes_atomic
+    write = files.write
 
     def forgetful(path, data):
         if dropped[0]:
@@ -181,7 +182,7 @@ def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
             data = data[:-1]
         write(path, data)
 
-    monkeypatch.setattr(registry_module, "write_bytes_atomic", forgetful)
+    monkeypatch.setattr(files, "write", forgetful)
     with pytest.raises(WorkspaceError, match="lost what was written"):
         registry.register("DEMO", "model", "toy", {"weights": np.ones(3)})
     assert registry.list("DEMO") == []
@@ -197,7 +198,7 @@ def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatc
 
     def full(registry, folder):
         offered.append(folder)
-        raise WorkspaceError("No space left")
+        raise FileError("No space left")
 
     registry = Registry(tmp_path / "drive" / "models")
     kept = put(registry.local_fallback, 1)

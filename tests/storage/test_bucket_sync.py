@@ -169,19 +169,16 @@ def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machine
     assert began.wait(30)
     write(one, "checkpoints/slot-2.ckpt", b"second")
     one.push_in_background("checkpoints/")  # returns at once
-    thread = one._thread
     may_go_on.set()
-    thread.join(30)
-    assert one._thread is None
+    assert one._background.wait(30)
     assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
     began.clear()
     monkeypatch.setattr(one, "_send", lambda name: slow(name) and _refuse())
     may_go_on.clear()
     write(one, "checkpoints/slot-3.ckpt", b"third")
     one.push_in_background("checkpoints/")
-    thread = one._thread
     may_go_on.set()
-    thread.join(30)
+    assert one._background.wait(30)
     assert "the run goes on" in caplog.text
 
 

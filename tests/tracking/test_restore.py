@@ -22,15 +22,16 @@ from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.notebook_suite import find_notebook, run_notebook
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.atomic_files import file_hash
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking import restore, wandb_process, wandb_sync
 from ml_factory.tracking.restore import replay, restore_artifact, restore_run, try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.tracker import TAKEN_OVER, Tracker, read_log
+from ml_factory.tracking.tracker import TAKEN_OVER, Tracker
 from ml_factory.tracking.wandb_process import mirror_mode
 from ml_factory.tracking.wandb_sync import WandbSync
 from tests.tracking import wandb_stand_in
+from tests.tracking.metrics_table import read_log
 from tests.tracking.offline_file import READ
 from tests.tracking.wandb_stand_in import KEY, settle, versions
 
@@ -177,7 +178,7 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
         with CheckpointManager(tmp_path / "d", run="s", background=False) as other:
             saved = other.save_checkpoint("q", {"a": 1}, force=True)
         shutil.copy(saved["path"], first)
-        parts["files"][first.name] = file_hash(first)
+        parts["files"][first.name] = files.sha256(first)
     (version / "parts.json").write_text(json.dumps(parts))
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
         with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
@@ -396,7 +397,7 @@ def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypat
         time.sleep(0.5)
     assert [step for step, _ in points] == wanted and artifacts == [f"model-{log.parent.name}"]
     assert list(prepared.checkpoints.glob("slot-*.ckpt"))
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
-    found = [path for path in files if any(one.encode() in path.read_bytes() for one in (KEY, PASSWORD))]
-    assert len(files) > 30 and found == []
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
+    found = [path for path in written if any(one.encode() in path.read_bytes() for one in (KEY, PASSWORD))]
+    assert len(written) > 30 and found == []
     assert PASSWORD in (secrets / "netrc").read_text()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.tracking import run_log, wandb_process
 from ml_factory.tracking import tracker as tracker_module
-from ml_factory.tracking.tracker import Tracker, read_log
+from ml_factory.tracking.tracker import Tracker
+from tests.tracking.metrics_table import read_log
 from tests.tracking.offline_file import READ
 
 KEY = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"

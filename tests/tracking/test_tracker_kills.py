@@ -10,7 +10,8 @@ import pytest
 
 from ml_factory.tracking import log_upload, wandb_process
 from ml_factory.tracking.run_log import Attempt, segment_name, segments
-from ml_factory.tracking.tracker import Tracker, read_log
+from ml_factory.tracking.tracker import Tracker
+from tests.tracking.metrics_table import read_log
 
 KILLED = """
 import os, signal, sys
@@ -109,14 +110,15 @@ def test_segments_of_before_sessions_had_names_are_read(tmp_path):
 def test_a_mount_that_hangs_costs_its_patience_and_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "w"))
     tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
-    child = tracker._log_uploader._process
+    child = tracker._log_uploader._worker._process
     assert child is not None and child.pid != os.getpid()
     tracker.log(1, {"loss": 1.0})
     tracker.close_segment()
     assert read_log(tmp_path / "w")["step"].tolist() == [1]
     child.send_signal(signal.SIGSTOP)  # what a dead mount does to whoever asks it
     calls = []
-    monkeypatch.setattr(log_upload, "readable", lambda descriptor, seconds: bool(calls.append(seconds)))
+    thread = tracker._log_uploader._thread
+    monkeypatch.setattr(thread, "wait", lambda seconds, wait=thread.wait: calls.append(seconds) or wait(0))
     for step in (2, 3):
         tracker.log(step, {"loss": 1.0})
         tracker.close_segment()

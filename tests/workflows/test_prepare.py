@@ -20,7 +20,8 @@ from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.settings import DataSpec
-from ml_factory.storage import atomic_files
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
 from ml_factory.workflows import inspect_data, prepare, prove
@@ -77,7 +78,7 @@ def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(
         del manifest["facts"]["settings"]["features"][name]
     manifest["facts"]["settings"]["searched"] = [{"version": 2}]  # of an older release, which nobody asks for
     del manifest["hash"]
-    atomic_files.write_json(folder / "manifest.json", manifest | {"hash": atomic_files.fingerprint(manifest)})
+    files.write_json(folder / "manifest.json", manifest | {"hash": fingerprint(manifest)})
     assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
 
 
@@ -207,9 +208,9 @@ def test_nothing_changed_is_found_and_nothing_is_written_or_hashed_again(place, 
     raw(place, BARS)
     first = pipeline.prepare(place, "MES", (5, 20))
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
-    hashed = []
+    hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
     monkeypatch.setattr(memmap, "content_hash", hashed.append)
-    monkeypatch.setattr(memmap.atomic_files, "file_hash", hashed.append)
+    monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
     again = pipeline.prepare(place, "MES", (20,))
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
@@ -330,7 +331,7 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
 def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
     place = Workspace(tmp_path / "w")
     import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
-    monkeypatch.setattr(atomic_files, "free_bytes", lambda folder: 900_000)
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
     monkeypatch.setattr(prepare, "build_features", lambda *_: pytest.fail("computed all the same"))
     with pytest.raises(
         WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.storage.atomic_files import file_hash
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import SearchSpec
@@ -73,9 +73,9 @@ def search(place, **_):
 def left_by(result) -> list:
     """What a result is, to the bit."""
     if hasattr(result, "predictions_hash"):
-        return [result.predictions_hash, file_hash(result.artifact / "state.safetensors")]
+        return [result.predictions_hash, files.sha256(result.artifact / "state.safetensors")]
     if hasattr(result, "trials"):
-        return [file_hash(result.path), pd.util.hash_pandas_object(result.trials).tolist()]
+        return [files.sha256(result.path), pd.util.hash_pandas_object(result.trials).tolist()]
     return [pd.util.hash_pandas_object(table).tolist() for table in (result.folds, result.fold_table.astype(str))]
 
 

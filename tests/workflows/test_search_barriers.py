@@ -20,7 +20,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
-from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows

@@ -4,6 +4,7 @@ A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a na
 mounts are in `tests/faults`.
 """
 
+import hashlib
 import os
 import threading
 import time
@@ -12,12 +13,12 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.errors import WorkspaceError
-from ml_factory.storage import atomic_files, file_access
+from ml_factory.errors import FileError, UnresponsiveMountError
+from ml_factory.storage import mounts
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError
+from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.mount_table import mount_of
+from ml_factory.storage.mounts import mount_of
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 
@@ -27,11 +28,11 @@ def drive(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_access, "DEADLINE", 3.0)
-    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 2.0)
-    file_access._mount_for.cache_clear()
+    monkeypatch.setattr(mounts, "DEADLINE", 3.0)
+    monkeypatch.setattr(mounts, "RETRY_DEADLINE", 2.0)
+    mounts.mount_at.cache_clear()
     yield folder
-    file_access._mount_for.cache_clear()
+    mounts.mount_at.cache_clear()
 
 
 @pytest.fixture
@@ -55,28 +56,28 @@ def untouched(monkeypatch, drive):
 def test_every_operation_does_there_what_it_does_here(drive, tmp_path):
     for folder in (tmp_path / "here", drive / "there"):
         file, data = folder / "deep" / "a.bin", np.random.default_rng(0).bytes(1_000_000)
-        assert (file_access.kind(file), file_access.kind(folder), file_access.names(folder)) == ("", "", [])
+        assert (files.kind(file), files.kind(folder), files.names(folder)) == ("", "", [])
         for content in (b"", data):
-            atomic_files.write_bytes_atomic(file, content)
-            assert file_access.read(file) == content and file_access.size(file) == len(content)
-        assert file_access.names(file.parent) == ["a.bin"] and file_access.names(file) == []
-        assert (file_access.kind(file), file_access.kind(folder)) == ("file", "folder")
-        assert atomic_files.file_hash(file) == atomic_files.hashlib.sha256(data).hexdigest()
-        assert file_access.free_bytes(folder / "not" / "yet") > 0 and file_access.writable(folder)
-        atomic_files.replace_file(file, lambda temporary: temporary.write_bytes(b"new"))
+            files.write(file, content)
+            assert files.read(file) == content and files.size(file) == len(content)
+        assert files.names(file.parent) == ["a.bin"] and files.names(file) == []
+        assert (files.kind(file), files.kind(folder)) == ("file", "folder")
+        assert files.sha256(file) == hashlib.sha256(data).hexdigest()
+        assert files.free_bytes(folder / "not" / "yet") > 0 and files.is_writable(folder)
+        files.replace(file, lambda temporary: temporary.write_bytes(b"new"))
         assert file.read_bytes() == b"new" and os.listdir(file.parent) == ["a.bin"]
-        file_access.download(file, str(tmp_path / "copy"))
+        files.download(file, str(tmp_path / "copy"))
         assert (tmp_path / "copy").read_bytes() == b"new"
-        with pytest.raises(FileNotFoundError, match=r"No such file.*absent"):
-            file_access.read(folder / "absent")
-        with pytest.raises(WorkspaceError, match="The disk refused"):
-            atomic_files.write_bytes_atomic(file / "below a file", b"")
+        with pytest.raises(FileError, match=r"absent.*No such file"):
+            files.read(folder / "absent")
+        with pytest.raises(FileError, match="The disk refused"):
+            files.write(file / "below a file", b"")
 
 
 def test_this_process_asks_nothing_of_a_mount_itself(drive, untouched):
-    atomic_files.write_json(drive / "a" / "b.json", {"x": 1})
-    assert atomic_files.read_json(drive / "a" / "b.json") == {"x": 1}
-    assert atomic_files.names_in(drive / "a") == ["b.json"] and atomic_files.is_folder(drive / "a")
+    files.write_json(drive / "a" / "b.json", {"x": 1})
+    assert files.read_json(drive / "a" / "b.json") == {"x": 1}
+    assert files.names(drive / "a") == ["b.json"] and files.is_folder(drive / "a")
     registry = Registry(drive / "models")
     artifact = registry.register("DEMO", "model", "toy", {"a": np.ones(3)}, {"horizon": 5})
     assert registry.find("DEMO", 5).hash == artifact.hash and artifact.is_intact()
@@ -92,21 +93,21 @@ def test_links_lead_onto_a_mount_and_are_not_followed_inside(drive, tmp_path, un
     (tmp_path / "round").symlink_to(tmp_path / "round")
     assert mount_of(tmp_path / "here" / "z") == str(drive)
     assert mount_of(tmp_path / "drives") is None and mount_of(tmp_path / "round" / "x") is None
-    atomic_files.make_folder(drive / "x" / "y")
-    atomic_files.write_bytes_atomic(tmp_path / "here" / "z", b"1")
-    assert file_access.read(drive / "x" / "y" / "z") == b"1"
+    files.make_folder(drive / "x" / "y")
+    files.write(tmp_path / "here" / "z", b"1")
+    assert files.read(drive / "x" / "y" / "z") == b"1"
 
 
 def test_a_mount_that_hangs_is_said_to_be_silent_and_asked_briefly_until_it_answers(drive):
-    atomic_files.write_json(drive / "whole.json", [])
+    files.write_json(drive / "whole.json", [])
     os.mkfifo(drive / "hangs")
-    with pytest.raises(MountTimeout, match="no answer for 3 s"):
-        file_access.read(drive / "hangs")
+    with pytest.raises(UnresponsiveMountError, match="no answer for 3 s"):
+        files.read(drive / "hangs")
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*no answer for 2 s.*mount it again"):
-        atomic_files.read_json(drive / "hangs")
-    assert atomic_files.read_json(drive / "whole.json") == []
-    with pytest.raises(MountTimeout, match="no answer for 3 s"):  # it had answered again
-        file_access.sha256(drive / "hangs")
+        files.read_json(drive / "hangs")
+    assert files.read_json(drive / "whole.json") == []
+    with pytest.raises(UnresponsiveMountError, match="no answer for 3 s"):  # it had answered again
+        files.sha256(drive / "hangs")
 
 
 def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
@@ -127,37 +128,39 @@ def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
 
 def test_threads_ask_one_mount_at_once(drive):
     os.mkfifo(drive / "hangs")
-    atomic_files.write_json(drive / "whole.json", [1])
+    files.write_json(drive / "whole.json", [1])
     received = []
 
     def query():
-        with pytest.raises(MountTimeout):
-            file_access.read(drive / "hangs")
+        with pytest.raises(UnresponsiveMountError):
+            files.read(drive / "hangs")
         received.append(True)
 
     thread = threading.Thread(target=query)
     thread.start()
-    assert all(atomic_files.read_json(drive / "whole.json") == [1] for _ in range(20))
+    assert all(files.read_json(drive / "whole.json") == [1] for _ in range(20))
     thread.join()
     assert received == [True]
 
 
 ENDS = """
 import sys
-from ml_factory.storage import file_access
-file_access.DEADLINE = 1.0
+from ml_factory.errors import UnresponsiveMountError
+from ml_factory.storage import mounts
+from ml_factory.storage.files import files
+mounts.DEADLINE = 1.0
 try:
-    file_access.read(sys.argv[1])
-except file_access.MountTimeout as error:
-    print(error.strerror, flush=True)
+    files.read(sys.argv[1])
+except UnresponsiveMountError as error:
+    print(error.got, flush=True)
 """
 
 
 def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
     try:
-        atomic_files.write_json(drive / "a.json", [1])
-        assert atomic_files.read_json(drive / "a.json") == [1]
+        files.write_json(drive / "a.json", [1])
+        assert files.read_json(drive / "a.json") == [1]
     finally:
         for descriptor in held:
             os.close(descriptor)
@@ -165,12 +168,12 @@ def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
 
 def test_worker_process_that_died_between_requests_leaves_no_open_socket(drive):
     for content in ([1], [2]):
-        atomic_files.write_json(drive / "a.json", content)
-        (worker,) = file_access._mount(str(drive))._idle
+        files.write_json(drive / "a.json", content)
+        (worker,) = mounts.mount_at(str(drive), "ml_factory.storage.files", os.getpid())._idle
         channel, process = worker._channel, worker._process
         process.kill()
         process.wait()
-        assert atomic_files.read_json(drive / "a.json") == content
+        assert files.read_json(drive / "a.json") == content
         assert channel.fileno() == -1 and worker._process is not process
 
 
@@ -184,12 +187,12 @@ def test_a_process_ends_while_its_question_hangs(drive, spawn):
 def test_a_child_made_by_fork_asks_by_a_child_of_its_own(drive, spawn):
     code = """
 import os, sys
-from ml_factory.storage import atomic_files
-atomic_files.write_json(sys.argv[1], [1])
+from ml_factory.storage.files import files
+files.write_json(sys.argv[1], [1])
 child = os.fork()
 if child == 0:
-    os._exit(7 if atomic_files.read_json(sys.argv[1]) == [1] else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), atomic_files.read_json(sys.argv[1]))
+    os._exit(7 if files.read_json(sys.argv[1]) == [1] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), files.read_json(sys.argv[1]))
 """
     process = spawn(code, drive / "a.json", ML_FACTORY_MOUNTS=str(drive))
     assert process.stdout.read() == "7 [1]\n"
@@ -197,7 +200,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), atomic_files.read_json
 
 def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_path):
     for name in ("part-1.json", "part-0.json", "other.json"):
-        atomic_files.write_bytes_atomic(drive / "run" / name, b"four")
+        files.write(drive / "run" / name, b"four")
     (tmp_path / "aside").mkdir()
     snapshot = RunSnapshot("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
     assert snapshot.content() == {"part-0.json": 4, "part-1.json": 4} and snapshot.size() == 8
@@ -212,12 +215,12 @@ def test_a_file_still_being_written_is_taken_once_it_is_whole(drive, tmp_path):
     def taken(content: bytes, age: float) -> bytes | None:
         here.write_bytes(content)
         os.utime(here, (time.time() - age,) * 2)
-        file_access.upload_changed(drive / "programs", str(tmp_path / "here"))
+        files.upload_changed(drive / "programs", str(tmp_path / "here"))
         return there.read_bytes() if there.exists() else None
 
     assert taken(b"hal", 0) is None
     assert taken(b"half", 60) == b"half"  # a compiler that made a long pause
     assert taken(b"half and half", 60) == b"half and half"
     there.write_bytes(b"torn")
-    file_access.download_missing(drive / "programs", str(tmp_path / "here"))
+    files.download_missing(drive / "programs", str(tmp_path / "here"))
     assert here.read_bytes() == b"half and half"  # a compiler may be reading it

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage import atomic_files
-from ml_factory.storage.file_access import free_bytes
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint, to_json_value
 
 
 def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path):
     file = tmp_path / "deep" / "a.bin"
     for data in (b"old", b"new and longer", b""):
-        atomic_files.write_bytes_atomic(file, data)
+        files.write(file, data)
         assert file.read_bytes() == data
-        assert atomic_files.file_hash(file) == hashlib.sha256(data).hexdigest()
+        assert files.sha256(file) == hashlib.sha256(data).hexdigest()
     assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
 
 
@@ -32,7 +32,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        atomic_files.replace_file(file, writer)
+        files.replace(file, writer)
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
 
@@ -44,7 +44,7 @@ def test_a_full_disk_is_said_in_words_and_leaves_the_old_file(tmp_path, disk_ful
         disk_full_beyond(1000),
         pytest.raises(WorkspaceError, match=r"No space left.*bytes free.*at least 5,000 bytes"),
     ):
-        atomic_files.write_bytes_atomic(file, b"x" * 5000)
+        files.write(file, b"x" * 5000)
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
 
@@ -61,7 +61,7 @@ def test_every_fault_of_every_operation_leaves_the_old_file(tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, operation, fail)
         with pytest.raises(WorkspaceError, match=r"a\.bin"):
-            atomic_files.write_bytes_atomic(file, b"new")
+            files.write(file, b"new")
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]
 
@@ -72,39 +72,37 @@ def test_leftovers_of_killed_writers_go_once_they_are_old(tmp_path):
     for path in (old, young, other):
         path.write_bytes(b"x")
     os.utime(old, (time.time() - 7200,) * 2)
-    atomic_files.write_bytes_atomic(tmp_path / "a.bin", b"new")
+    files.write(tmp_path / "a.bin", b"new")
     assert not old.exists() and young.exists() and other.exists()
 
 
 def test_json_round_trip_and_refusals(tmp_path):
     file = tmp_path / "a.json"
-    atomic_files.write_json(file, {"b": [1, 2.5, None], "ä": "ü"})
-    assert atomic_files.read_json(file) == {"b": [1, 2.5, None], "ä": "ü"}
+    files.write_json(file, {"b": [1, 2.5, None], "ä": "ü"})
+    assert files.read_json(file) == {"b": [1, 2.5, None], "ä": "ü"}
     with pytest.raises(ValueError, match="JSON"):
-        atomic_files.write_json(file, {"x": float("nan")})
-    assert atomic_files.read_json(file) == {"b": [1, 2.5, None], "ä": "ü"}
+        files.write_json(file, {"x": float("nan")})
+    assert files.read_json(file) == {"b": [1, 2.5, None], "ä": "ü"}
     file.write_text('{"a": 1,\n "b" 2}')
     with pytest.raises(WorkspaceError, match="line 2"):
-        atomic_files.read_json(file)
+        files.read_json(file)
     with pytest.raises(WorkspaceError, match="No such file"):
-        atomic_files.read_json(tmp_path / "absent.json")
+        files.read_json(tmp_path / "absent.json")
 
 
 def test_plain_makes_strict_json(tmp_path):
-    got = atomic_files.to_json_value(
-        {"a": np.float32(0.5), 3: (np.int64(7), float("inf")), "p": tmp_path, "n": np.bool_(True)}
-    )
+    got = to_json_value({"a": np.float32(0.5), 3: (np.int64(7), float("inf")), "p": tmp_path, "n": np.bool_(True)})
     assert json.dumps(got, allow_nan=False) == f'{{"a": 0.5, "3": [7, null], "p": "{tmp_path}", "n": true}}'
     with pytest.raises(TypeError, match="ndarray"):
-        atomic_files.to_json_value({"a": np.zeros(3)})
+        to_json_value({"a": np.zeros(3)})
 
 
 def test_fingerprints_depend_on_content_alone():
-    assert atomic_files.fingerprint({"a": 1, "b": [2, 3]}) == atomic_files.fingerprint({"b": [2, 3], "a": 1})
-    assert atomic_files.fingerprint({}) == hashlib.sha256(b"{}").hexdigest()
+    assert fingerprint({"a": 1, "b": [2, 3]}) == fingerprint({"b": [2, 3], "a": 1})
+    assert fingerprint({}) == hashlib.sha256(b"{}").hexdigest()
     different = [{"a": 1}, {"a": 1.0}, {"a": "1"}, {"a": True}, {"a": None}, {"b": 1}, [1], {"a": [1]}]
-    assert len({atomic_files.fingerprint(obj) for obj in different}) == len(different)
+    assert len({fingerprint(obj) for obj in different}) == len(different)
 
 
 def test_free_bytes_of_a_folder_that_is_not_there_yet(tmp_path):
-    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.1)
+    assert files.free_bytes(tmp_path / "not" / "yet") == pytest.approx(files.free_bytes(tmp_path), rel=0.1)
