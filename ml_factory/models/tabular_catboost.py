@@ -5,7 +5,6 @@ both. A block is the whole training, which reads the snapshot of the block befor
 CatBoost may refuse a snapshot of another number of rounds, since it chooses some settings by that number.
 """
 
-import json
 import logging
 import tempfile
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
+from ml_factory.models.catboost_trees import model_of, trees_of
 from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
-# Times, folders, random identifiers and losses of dropped rounds: removed, so that equal models are equal bytes.
-_CHANGING = {"train_finish_time": "", "model_guid": "", "output_options": "", "training": "{}"}
-_FOLDERS = ("train_dir", "snapshot_file")
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,10 @@ class CatBoost(Tabular):
         return _Trainer(spec, bins, self._on_gpu(spec))
 
     def _grown(self, part, rounds):
-        return bytes(part["model"])
+        return part["model"]
 
     def _read(self, fitted):
-        return catboost.CatBoost().load_model(blob=bytes(fitted))
+        return model_of(fitted, self.n_features)
 
     def _predict(self, x):
         return self._predictor.predict(x, prediction_type="Probability", thread_count=self.settings.thread_count)
@@ -178,15 +175,7 @@ class _Trainer(BlockTrainer):
             self.grow(rounds, rounds, seed=0)
         if rounds < self.booster.tree_count_:
             self.booster.shrink(rounds)
-        metadata = self.booster.get_metadata()
-        for name, value in _CHANGING.items():
-            metadata[name] = value
-        params = json.loads(metadata["params"])
-        params["flat_params"] = {k: v for k, v in params.get("flat_params", {}).items() if k not in _FOLDERS}
-        metadata["params"] = json.dumps(params, sort_keys=True)
-        path = Path(self.folder.name) / "model.cbm"
-        self.booster.save_model(str(path))
-        return path.read_bytes()
+        return trees_of(self.booster)
 
     def close(self):
         self.folder.cleanup()

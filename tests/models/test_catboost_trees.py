@@ -1,0 +1,116 @@
+"""CatBoost models as arrays: the model made of them predicts as the library's own to the bit, and damage is refused."""
+
+import catboost
+import numpy as np
+import pytest
+
+from ml_factory.errors import CheckpointError
+from ml_factory.models.catboost_trees import model_of, trees_of
+
+FEATURES = 5
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(600, FEATURES)).astype(np.float32)
+    x[:, 2] = 1.0  # a column without borders
+    x[generator.random(x.shape) < 0.1] = np.nan
+    x[:, 4] = np.nan_to_num(x[:, 4])
+    return x, np.where(np.nan_to_num(x[:, 0]) > 1, 2, generator.integers(0, 3, 600))
+
+
+def trained(rows, **params) -> catboost.CatBoost:
+    given = {
+        "classes_count": 3,
+        "loss_function": "MultiClass",
+        "iterations": 20,
+        "depth": 4,
+        "thread_count": 1,
+        "allow_writing_files": False,
+    }
+    model = catboost.CatBoost({**given, "logging_level": "Silent", **params})
+    return model.fit(catboost.Pool(*rows))
+
+
+@pytest.mark.parametrize("params", [{}, {"depth": 1}, {"nan_mode": "Max"}, {"iterations": 1}], ids=str)
+def test_model_of_trees_of_model_predicts_equal_to_the_bit(rows, params):
+    own = trained(rows, **params)
+    rebuilt = model_of(trees_of(own), FEATURES)
+    for kind in ("RawFormulaVal", "Probability"):
+        np.testing.assert_array_equal(
+            rebuilt.predict(rows[0], prediction_type=kind), own.predict(rows[0], prediction_type=kind)
+        )
+    shares = [model.get_feature_importance(type="PredictionValuesChange") for model in (rebuilt, own)]
+    np.testing.assert_allclose(*shares, rtol=1e-12)
+    for name, array in trees_of(rebuilt).items():
+        np.testing.assert_array_equal(array, trees_of(own)[name], err_msg=name)
+
+
+def test_trees_of_shrunk_model_are_its_first_rounds(rows):
+    whole, shrunk = trained(rows), trained(rows)
+    shrunk.shrink(7)
+    rebuilt = model_of(trees_of(shrunk), FEATURES)
+    asked = {"prediction_type": "RawFormulaVal"}
+    np.testing.assert_array_equal(rebuilt.predict(rows[0], **asked), whole.predict(rows[0], ntree_end=7, **asked))
+
+
+def test_model_of_trees_of_model_that_never_saw_a_class_gives_it_no_probability(rows):
+    x, y = rows
+    own = trained((x, np.maximum(y, 1)))
+    rebuilt = model_of(trees_of(own), FEATURES)
+    probability = rebuilt.predict(x, prediction_type="Probability")
+    np.testing.assert_array_equal(probability, own.predict(x, prediction_type="Probability"))
+    assert probability.shape == (600, 3) and not probability[:, 0].any()
+
+
+def changed(trees: dict, name: str, index: int, value: float) -> dict:
+    copy = {key: array.copy() for key, array in trees.items()}
+    copy[name][index] = value
+    return copy
+
+
+DAMAGE = {
+    "border beyond the last": lambda trees: changed(trees, "splits", 0, len(trees["borders"])),
+    "negative border": lambda trees: changed(trees, "splits", 0, -1),
+    "deep tree": lambda trees: changed(trees, "depths", 0, 17),
+    "negative depth": lambda trees: changed(trees, "depths", 0, -1),
+    "shallow tree": lambda trees: changed(trees, "depths", 0, 3),
+    "falling borders": lambda trees: changed(trees, "borders", 1, -100.0),
+    "infinite border": lambda trees: changed(trees, "borders", 0, -np.inf),
+    "value that is no number": lambda trees: changed(trees, "leaf_values", 0, np.nan),
+    "negative weight": lambda trees: changed(trees, "leaf_weights", 0, -1.0),
+    "side of missing values": lambda trees: changed(trees, "missing", 0, 3),
+    "number of borders": lambda trees: changed(trees, "border_counts", 0, 10**6),
+    "negative number of borders": lambda trees: changed(trees, "border_counts", 0, -1),
+    "classes": lambda trees: changed(trees, "classes", 0, 7),
+    "columns": lambda trees: {**trees, "border_counts": trees["border_counts"][1:]},
+    "no trees": lambda trees: {**trees, "depths": trees["depths"][:0]},
+    "another type": lambda trees: {**trees, "leaf_values": trees["leaf_values"].astype(np.float32)},
+    "an array less": lambda trees: {name: array for name, array in trees.items() if name != "splits"},
+    "bytes": lambda trees: b"CBM1",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_model_of_damaged_trees_raises(rows, damage):
+    with pytest.raises(CheckpointError, match="damaged or not one of ours"):
+        model_of(DAMAGE[damage](trees_of(trained(rows))), FEATURES)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_model_of_trees_with_random_changes_raises_or_predicts(rows, seed):
+    generator, trees, refused = np.random.default_rng(seed), trees_of(trained(rows)), 0
+    for _ in range(30):
+        name = generator.choice(sorted(trees))
+        copy = {key: array.copy() for key, array in trees.items()}
+        raw = copy[name].view(np.uint8)
+        raw[generator.integers(len(raw), size=3)] = generator.integers(256, size=3)
+        try:
+            model = model_of(copy, FEATURES)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert model.predict(rows[0], prediction_type="Probability").shape == (600, 3)
+        model.get_feature_importance(catboost.Pool(rows[0]), type="ShapValues")
+    assert 5 < refused < 30
