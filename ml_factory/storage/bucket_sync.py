@@ -208,24 +208,19 @@ class BucketMirror:
         if any(changes):
             files.write_json(self.folder / _LEDGER, ledger)
 
-    def _errors(self, name: str):
-        return _bucket_errors(f"{self.url}/{name}" if name else self.url)
-
-
-@contextmanager
-def _bucket_errors(where: str) -> Iterator[None]:
-    """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError."""
-    try:
-        yield
-    except WorkspaceError:
-        raise
-    except Exception as error:
-        raise WorkspaceError(
-            "The bucket refused or did not answer",
-            where=where,
-            got=f"{type(error).__name__}: {error}"[:300],
-            next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",
-        ) from error
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError."""
+        try:
+            yield
+        except WorkspaceError:
+            raise
+        except Exception as error:
+            raise WorkspaceError(
+                "The bucket refused or did not answer", where=f"{self.url}/{name}".rstrip("/"),
+                got=f"{type(error).__name__}: {error}"[:300],
+                next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",
+            ) from error  # fmt: skip
 
 
 def file_at(address: str) -> Path:

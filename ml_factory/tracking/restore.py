@@ -8,7 +8,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
@@ -23,8 +22,8 @@ from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, disa
 from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
-_FETCH = f"import sys; from {__name__} import fetch_main; fetch_main(sys.stdin.read())"
-_REPLAY = f"import sys; from {__name__} import replay_main; replay_main(sys.stdin.read())"
+_CHILD = f"import sys; from {__name__} import child_main; child_main({{task!r}}, sys.stdin.read())"
+_FETCH, _REPLAY = (_CHILD.format(task=task) for task in ("fetch", "replay"))
 
 
 def restore_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | None:
@@ -82,12 +81,8 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     rows = read_steps(folder)
     if not rows:
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
-    run_file = {}
-    with suppress(WorkspaceError):
-        run_file = files.read_json(folder / "run.json")
-    summary = {}
-    with suppress(WorkspaceError):
-        summary = files.read_json(folder / "summary.json").get("summary", {})
+    run_file = files.read_json_or_none(folder / "run.json") or {}
+    summary = (files.read_json_or_none(folder / "summary.json") or {}).get("summary", {})
     spec = {"run_id": run_id or run_file.get("run_id") or folder.parent.name, "settings": run_file.get("settings", {})}
     spec |= {"folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""], "mode": mode}
     spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "snapshot": None}
@@ -115,31 +110,33 @@ def _fetch(names: Sequence[str], folder: Path) -> str:
     return run_wandb_query(_FETCH, {**spec, "names": [found], "files": True}, folder, FETCH_SECONDS, "online")["found"]
 
 
-def fetch_main(text: str) -> None:
-    """Look the artifacts up and download the first one's files, in the child process."""
-    spec = json.loads(text)
-    try:
-        api = client().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
-        found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
-        if found and spec["files"]:
-            api.artifact(f"{PROJECT}/{found}:latest").download(root=spec["folder"])
-        answer = {"found": found}
-    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
-        answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
-    print(json.dumps(answer), flush=True)
+def _fetch_in_child(spec: dict) -> dict:
+    """Look the artifacts up and download the first one's files."""
+    api = client().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
+    found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
+    if found and spec["files"]:
+        api.artifact(f"{PROJECT}/{found}:latest").download(root=spec["folder"])
+    return {"found": found}
 
 
-def replay_main(text: str) -> None:
-    """Log the whole record to W&B, in the child process."""
-    spec = json.loads(text)
+def _replay_in_child(spec: dict) -> dict:
+    """Log the whole record to W&B."""
+    wandb = client()
+    sync = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
+    sync.sync_earlier(sys.maxsize)
+    sync.run.summary.update(spec["summary"])
+    where = str(Path(sync.run.dir).parent)
+    sync.run.finish()
+    return {"run": sync.run.id, "folder": where}
+
+
+def child_main(task: str, text: str) -> None:
+    """Run "fetch" or "replay" in a child process and print the answer, or the error, as JSON.
+
+    text : description of the task as JSON.
+    """
     try:
-        wandb = client()
-        sync = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
-        sync.sync_earlier(sys.maxsize)
-        sync.run.summary.update(spec["summary"])
-        where = str(Path(sync.run.dir).parent)
-        sync.run.finish()
-        answer = {"run": sync.run.id, "folder": where}
+        answer = {"fetch": _fetch_in_child, "replay": _replay_in_child}[task](json.loads(text))
     except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
         answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
     print(json.dumps(answer), flush=True)
