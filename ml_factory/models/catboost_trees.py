@@ -7,15 +7,17 @@ as numeric arrays, which are checked here; CatBoost reads a file in its JSON for
 import json
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import catboost
 import numpy as np
 
-from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
+from ml_factory.models.stored_trees import checked_vectors, damaged_model
 
 _MISSING = ("AsIs", "AsFalse", "AsTrue")  # side of a split that a missing value takes; "AsIs": the column has none
+_damaged = partial(damaged_model, "CatBoost")
 _DEEPEST = 16
 _TYPES = {
     "borders": np.float32, "border_counts": np.int32, "missing": np.uint8, "depths": np.int32, "splits": np.int32,
@@ -103,13 +105,7 @@ def model_of(trees: Mapping[str, np.ndarray], features: int) -> catboost.CatBoos
 
 def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.ndarray]:
     """Return the arrays. Raises CheckpointError for anything that is not a tree."""
-    arrays = {}
-    for name, dtype in _TYPES.items():
-        value = trees.get(name) if isinstance(trees, Mapping) else None
-        if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
-            got = f"{getattr(value, 'dtype', type(value).__name__)}, shape {np.shape(value)}"
-            raise _damaged(f"its {name}", got, f"a vector of {np.dtype(dtype)}")
-        arrays[name] = value
+    arrays = checked_vectors("CatBoost", trees, _TYPES)
     if arrays["classes"].tolist() not in ([0, 1, 2], [0, 1], [0, 2], [1, 2]):
         raise _damaged("its classes", arrays["classes"][:4], "two or three of 0, 1, 2")
     counts, depths, splits = arrays["border_counts"], arrays["depths"], arrays["splits"]
@@ -135,10 +131,3 @@ def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.nda
     if (arrays["missing"] >= len(_MISSING)).any() or (arrays["leaf_weights"] < 0).any():
         raise _damaged("its numbers", "an unknown side for missing values, or a negative weight")
     return arrays
-
-
-def _damaged(what: str, got: object, wanted: object = None) -> CheckpointError:
-    return CheckpointError(
-        f"This CatBoost model is damaged or not one of ours: {what}", got=got, wanted=wanted,
-        next_step="train again with fresh=True, or restore the artifact from a copy",
-    )  # fmt: skip

@@ -11,17 +11,19 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numba import njit
 
-from ml_factory.errors import CheckpointError
+from ml_factory.models.stored_trees import damaged_model
 
 ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives
 _ZERO = np.float32(1e-35)  # LightGBM reads anything smaller as 0
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 _MOST_FEATURES = 2**24
+_damaged = partial(damaged_model, "LightGBM")
 _NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
@@ -51,7 +53,7 @@ class CompiledTrees:
         Raises CheckpointError where a tree splits on a column that the rows do not have.
         """
         if len(self.code_M) and self.code_M.max() >> 1 >= max(x_NF.shape[1], 1):
-            raise _not_a_tree("a split on a column beyond the last", int(self.code_M.max() >> 1), x_NF.shape[1] - 1)
+            raise _damaged("a split on a column beyond the last", int(self.code_M.max() >> 1), x_NF.shape[1] - 1)
         trees = (self.code_M, self.threshold_M, self.child_M, self.value_M, self.root_T, self.depth_T)
         parts = min(threads, len(x_NF) // SHARE)
         if parts <= 1:
@@ -76,7 +78,7 @@ def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees:
     Raises CheckpointError where a section is not a tree of numeric splits.
     """
     if not trees:
-        raise _not_a_tree("no tree in it", "none", "one at least")
+        raise _damaged("no tree in it", "none", "one at least")
     read = [_read(text) for text in trees]
     counts = [len(tree[0]) for tree in read]
     root_T = (np.cumsum(counts) - counts).astype(np.int64)
@@ -104,26 +106,19 @@ def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, in
         )
         threshold = _as_float32(np.array(fields["threshold"].split(), dtype=np.float64))
     except (KeyError, ValueError, OverflowError) as error:
-        raise _not_a_tree("a field is missing or no number", error) from error
+        raise _damaged("a field is missing or no number", error) from error
     missing = decision >> 2 & 3
     if unknown or (decision & _CATEGORICAL).any() or not np.isin(missing, (_NONE, _NAN)).all():
-        raise _not_a_tree("a node of another kind", "categories, linear leaves or zeros as missing", "numeric splits")
+        raise _damaged("a node of another kind", "categories, linear leaves or zeros as missing", "numeric splits")
     sizes = {len(part) for part in (feature, decision, left, right, threshold)}
     children = np.sort(np.concatenate([left, right]))
     nodes = np.r_[-len(value) : 0, 1 : len(value) - 1]  # every leaf and every inner node but the root, each once
     if sizes != {len(value) - 1} or not np.array_equal(children, nodes):
-        raise _not_a_tree("nodes that are missing, or reached twice", f"{sorted(sizes)} nodes, {len(value)} leaves")
+        raise _damaged("nodes that are missing, or reached twice", f"{sorted(sizes)} nodes, {len(value)} leaves")
     if feature.min() < 0 or feature.max() > _MOST_FEATURES:
-        raise _not_a_tree("a split on no column", int(feature.min()), f"0 to {_MOST_FEATURES}")
+        raise _damaged("a split on no column", int(feature.min()), f"0 to {_MOST_FEATURES}")
     nan_left = np.where(missing == _NAN, (decision & _DEFAULT_LEFT) > 0, threshold >= 0)
     return _laid_out(feature << 1 | nan_left, threshold, left, right, value)
-
-
-def _not_a_tree(what: str, got: object, wanted: object = None) -> CheckpointError:
-    return CheckpointError(
-        f"This LightGBM model is damaged or not one of ours: {what}", got=str(got)[:100], wanted=wanted,
-        next_step="train again with fresh=True, or restore the artifact from a copy",
-    )  # fmt: skip
 
 
 def _as_float32(threshold: np.ndarray) -> np.ndarray:

@@ -8,13 +8,15 @@ the schema that XGBoost publishes as doc/model.schema; https://ubjson.org for th
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.errors import CheckpointError
+from ml_factory.models.stored_trees import checked_vectors, damaged_model
 
 CLASSES = 3
+_damaged = partial(damaged_model, "XGBoost")
 _DEEPEST = 512  # levels; XGBoost walks a tree recursively where it explains a row
 _NO_PARENT = 2**31 - 1
 # Arrays of all nodes, tree after tree; children are counted from the root of their tree, -1 for a leaf.
@@ -82,14 +84,7 @@ def booster_of(trees: Mapping[str, np.ndarray], features: int, threads: int, dev
 
 def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.ndarray]:
     """Return the arrays in their types. Raises CheckpointError for anything that is not a tree."""
-    wanted = {**_NODES, "nodes": np.int32, "base_score": np.float32}
-    arrays = {}
-    for name, dtype in wanted.items():
-        value = trees.get(name) if isinstance(trees, Mapping) else None
-        if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
-            got = f"{getattr(value, 'dtype', type(value).__name__)}, shape {np.shape(value)}"
-            raise _damaged(f"its {name}", got, f"a vector of {np.dtype(dtype)}")
-        arrays[name] = value
+    arrays = checked_vectors("XGBoost", trees, {**_NODES, "nodes": np.int32, "base_score": np.float32})
     nodes, left, right = arrays["nodes"].astype(np.int64), arrays["left_children"], arrays["right_children"]
     if len(nodes) % CLASSES or (nodes < 1).any() or any(len(arrays[name]) != nodes.sum() for name in _NODES):
         raise _damaged("the sizes of its trees", f"{len(nodes)} trees of {nodes.sum()} nodes")
@@ -122,13 +117,6 @@ def _check_reached(nodes: np.ndarray, left: np.ndarray, right: np.ndarray) -> No
             break
     if len(level) or (reached != 1).any():
         raise _damaged("its nodes", f"{int((reached != 1).sum())} that no path or several paths reach")
-
-
-def _damaged(what: str, got: object, wanted: object = None) -> CheckpointError:
-    return CheckpointError(
-        f"This XGBoost model is damaged or not one of ours: {what}", got=got, wanted=wanted,
-        next_step="train again with fresh=True, or restore the artifact from a copy",
-    )  # fmt: skip
 
 
 def _tree(nodes: dict[str, np.ndarray], number: int, features: int) -> dict:
