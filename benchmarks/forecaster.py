@@ -3,12 +3,13 @@
 B windows, T = lookback steps back, S steps ahead, F features, C channels forecast, Q quantiles, N rows of the series.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
@@ -18,7 +19,6 @@ from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.estimator_base import Neural, covariate_shapes, init_network, split_settings
 from ml_factory.training.evaluate import outputs
-from ml_factory.training.losses import weighted_mse, weighted_pinball
 
 
 class NeuralForecaster(Neural):
@@ -96,3 +96,21 @@ class NeuralForecaster(Neural):
         if self.forecast.quantiles:
             return weighted_pinball(y, target_BSC, weight_B, self.forecast.quantiles)
         return weighted_mse(y, target_BSC, weight_B)
+
+
+def weighted_mse(y_BSC: Tensor, target_BSC: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of w * mean squared error of a row, sum of w); steps S and channels C of a row have equal weight."""
+    loss_B = (y_BSC.float() - target_BSC).square().mean(dim=(1, 2))
+    return (weight_B * loss_B).sum(), weight_B.sum()
+
+
+def weighted_pinball(
+    y_BSCQ: Tensor, target_BSC: Tensor, weight_B: Tensor, quantiles: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """(sum of w * mean quantile loss of a row, sum of w): max(q e, (q - 1) e) with e = target - forecast (Koenker and
+    Bassett 1978), the mean over steps, channels and quantiles. Half the absolute error for the median alone.
+    """
+    level_Q = torch.tensor(tuple(quantiles), dtype=torch.float32).to(y_BSCQ.device)
+    error_BSCQ = target_BSC.unsqueeze(-1) - y_BSCQ.float()
+    loss_B = torch.maximum(level_Q * error_BSCQ, (level_Q - 1) * error_BSCQ).mean(dim=(1, 2, 3))
+    return (weight_B * loss_B).sum(), weight_B.sum()

@@ -22,7 +22,7 @@ import polars as pl
 
 from benchmarks.market import COLUMNS, MADE_UP, market_bars
 from benchmarks.measure import in_turns, print_json, rated, times
-from ml_factory.data.resample import asof_join, frames_of
+from ml_factory.data.resample import asof_rows, frames_of
 from ml_factory.data.sessions import MINUTE_NS
 
 FRAMES = (5, 15, 30, 60, 240)
@@ -37,7 +37,8 @@ def ours(bars: pd.DataFrame, matrix: np.ndarray | None = None) -> np.ndarray:
     def join(place: int) -> None:
         frame, at = made[FRAMES[place]], place * len(COLUMNS)
         columns = np.stack([getattr(frame, name) for name in COLUMNS])
-        asof_join(known_at, frame.known_at, columns, matrix[at : at + len(COLUMNS)])
+        rows = asof_rows(known_at, frame.known_at)
+        matrix[at : at + len(COLUMNS)] = np.where(rows >= 0, columns[:, rows], np.nan)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(join, range(len(FRAMES))))

@@ -4,7 +4,6 @@ Each function takes a workspace, resumes interrupted work, and returns a result 
 paths it wrote. Notebooks, command line and tests call the same functions.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -88,12 +87,7 @@ from ml_factory.workflows.results import (
 from ml_factory.workflows.run_options import RunOptionFields, run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import fit_stack, stack_spec
-from ml_factory.workflows.train import (
-    build_untrained,
-    check_same_model,
-    complete_log,
-    fit_holdout,
-)
+from ml_factory.workflows.train import build_untrained, check_same_model, complete_log, fit_holdout
 from ml_factory.workflows.train_ranks import broadcast_decision, check_single_process, fit_worker_rank
 
 __all__ = [
@@ -107,7 +101,6 @@ prepare, export = push_on_exit(prepare), push_on_exit(export)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
-_log = logging.getLogger("ml_factory")
 
 
 @push_on_exit
@@ -116,8 +109,7 @@ def audit(
     fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
     tamper: Tamper | None = None,
 ) -> AuditResult:  # fmt: skip
-    """Prove that nothing prepared, and nothing learnt from it, looks ahead; writes the certificates that training
-    requires.
+    """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
     At 50 moments or more the future is cut off and disturbed in five ways, and all that was known, proven or learnt
     before must stay the same bit for bit. Bars that an earlier proof with the same code and settings covers are not
@@ -128,8 +120,7 @@ def audit(
     progress : called with (builds done, builds in all).
     models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
     tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
-        stages of `leakage.artifact_comparison.STAGES`: bars, features, labels, splits, scaler, dataset, fold,
-        predictions, baseline (values: docs/guide.md). A leak is named in `.sentences`; nothing is written.
+        stages of `leakage.artifact_comparison.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
     """
     for name in models or ():
         spec_of(name)
@@ -212,8 +203,7 @@ def train(
     if process_rank():
         fit_worker_rank(data, spec)
         return None
-    check = partial(build_untrained, data, spec)
-    opened, found, artifact = find_or_open_run(workspace, spec, chosen, check)
+    opened, found, artifact = find_or_open_run(workspace, spec, chosen, partial(build_untrained, data, spec))
     broadcast_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
@@ -228,16 +218,10 @@ def train(
     verdict = predict_module.evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found,
-        metrics=MetricsTable(verdict.metrics), history=history, best_epoch=facts["best_epoch"],
-        resumed_from=None if reused else facts["resumed_from"],
-        exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
-        artifact=artifact.path, artifact_hash=artifact.hash,
-        predictions_path=verdict.path, predictions_hash=files.sha256(verdict.path),
-        report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
-        seconds=time.perf_counter() - started,
+        **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found, model=model,
+        history=history, best_epoch=facts["best_epoch"], artifact_hash=artifact.hash,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
-        machine=facts.get("machine", {}), verdict=verdict.verdict, calibration=verdict.calibration,
+        machine=facts.get("machine", {}), seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],
@@ -305,9 +289,7 @@ def cross_validate(
         resumed_from=scores.resumed or None, reached=scores.progress, exact=not scores.nondeterminism,
         inexact_because=list(scores.nondeterminism), limited=plan.quick_limits | limits if chosen.quick else {},
         seconds=time.perf_counter() - started, verdict=scores.verdict,
-        draw=lambda: (
-            plots.plot_fold_scores(scores.scores) if scores.paths is None else plots.plot_path_scores(scores.paths)
-        ),
+        draw=lambda: plots.plot_fold_scores(scores.scores, scores.paths),
     )  # fmt: skip
 
 
@@ -345,21 +327,15 @@ def stack(
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
     verdict = predict_module.evaluate_artifact(workspace, data, artifact)
-    facts = artifact.facts
-    weights = pd.DataFrame(facts["weights"]).set_index("model")
+    weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
     return StackResult(
-        symbol=symbol, horizon=horizon, run_id=opened.run_id, found=found, base_models=list(base_models),
-        metrics=MetricsTable(verdict.metrics),
-        weights=weights, resumed_from=None if reused else facts["resumed_from"],
-        reached="" if reused else facts["reached"],
-        exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
-        artifact=artifact.path, predictions_path=verdict.path, predictions_hash=files.sha256(verdict.path),
-        report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
-        seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
+        **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
+        base_models=list(base_models), weights=weights, reached="" if reused else artifact.facts["reached"],
+        lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
         comparison=tuple(
             report.comparison_sentence("stack", who, gain) for who, gain in verdict.reference_gains.items()
         ),
-        verdict=verdict.verdict, calibration=verdict.calibration,
+        seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_stack_weights(weights),
     )  # fmt: skip
 

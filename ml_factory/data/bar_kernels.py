@@ -28,7 +28,6 @@ BUCKET = np.dtype(
 )
 
 SESSIONS_AT_ONCE = 8  # about 500 kB of bars: the second-level cache
-SKIP = np.uint64(16)  # rows that a join skips at once where the last of them is still too early
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
@@ -264,23 +263,3 @@ def fill_asof_rows(known_at_base, known_at_coarse, rows):
         while j < len(known_at_coarse) and known_at_coarse[j] <= known_at_base[i]:
             j += 1
         rows[i] = j - 1
-
-
-@njit(cache=True, nogil=True)
-def fill_asof_columns(known_at_base, known_at_coarse, columns, out):
-    """Fill out[K, N] with columns[K, M] as known at each base row, NaN where none was; one pass."""
-    i, rows = np.uint64(0), np.uint64(len(known_at_base))
-    for j in range(-1, len(known_at_coarse)):
-        begin = i
-        if j + 1 == len(known_at_coarse):
-            i = rows
-        else:
-            until = known_at_coarse[j + 1]
-            while i + SKIP < rows and known_at_base[i + SKIP] < until:
-                i += SKIP
-            while i < rows and known_at_base[i] < until:
-                i += np.uint64(1)
-        for k in range(len(columns)):
-            value = columns[k, j] if j >= 0 else np.nan
-            for row in range(begin, i):
-                out[k, row] = value

@@ -259,18 +259,3 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
     rows = np.empty(len(known_at_base), np.int64)
     bar_kernels.fill_asof_rows(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
     return rows
-
-
-def asof_join(
-    known_at_base: np.ndarray, known_at_coarse: np.ndarray, columns: np.ndarray, out: np.ndarray | None = None
-) -> np.ndarray:
-    """Join columns[K, M] of a coarse frame to base rows by the rule of `asof_rows`; [K, N], NaN where none.
-
-    columns : float64, one row a column
-    out : destination (float64 or float32), else allocated
-    """
-    out = np.empty((len(columns), len(known_at_base))) if out is None else out
-    bar_kernels.fill_asof_columns(
-        readonly_view(known_at_base), readonly_view(known_at_coarse), readonly_view(columns), out
-    )
-    return out

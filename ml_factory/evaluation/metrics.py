@@ -77,22 +77,14 @@ def row_log_loss(y, p_N3) -> np.ndarray:
 
 
 def direction_loss_by_class(p_N3) -> np.ndarray:
-    """Return -log P(side | not neutral) of each class, float64 (N, 3): `row_direction_loss` under each outcome;
-    nats.
-    """
-    p_N3 = np.asarray(p_N3, dtype=np.float64)
-    side = np.clip(p_N3, FLOOR, 1.0) / np.maximum(p_N3[:, [0]] + p_N3[:, [2]], FLOOR)
-    return np.where(np.arange(3) == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
-
-
-def row_direction_loss(y, p_N3) -> np.ndarray:
-    """Return the directional part of `row_log_loss`: -log P(side | not neutral), 0 in neutral rows; nats.
+    """Return the directional part of the log loss under each outcome, float64 (N, 3), 0 for neutral; nats.
 
     -log p(label) = -log P(neutral or not) - log P(side | not neutral), by the chain rule. The touch of any barrier
     follows the hour and the volatility, and is easy to predict; a position needs the side.
     """
-    code, p_N3, _ = checked_rows(y, p_N3)
-    return direction_loss_by_class(p_N3)[np.arange(len(code)), code]
+    p_N3 = np.asarray(p_N3, dtype=np.float64)
+    side = np.clip(p_N3, FLOOR, 1.0) / np.maximum(p_N3[:, [0]] + p_N3[:, [2]], FLOOR)
+    return np.where(np.arange(3) == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
 
 
 def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
@@ -189,7 +181,7 @@ def metrics_table(
     DataFrame indexed by name: those of `classification_metrics` and `ece_debiased`, then `log_loss_gain` (reference
     minus this one: positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
     gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
-    (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
+    (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
     best = best or reference
     for name in (reference, best):

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-WIDTH = 80
 NAME = 18  # characters of a forecast's name; longer ones are cut
 HEADS = {  # column -> its heading
     "log_loss": "log loss",

@@ -134,13 +134,6 @@ def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarra
 # ---- the form inside a page ------------------------------------------------------------------------------------
 
 
-def to_png(figure: Figure, dpi: int = 144) -> bytes:
-    """Return the figure as a PNG on a light background."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
     """Return the figure as an `<svg>` element for HTML, deterministically.
 

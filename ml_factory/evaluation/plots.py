@@ -1,7 +1,6 @@
 """Plots of trainings and evaluations: each function takes plain data and returns a matplotlib Figure.
 
-No pyplot and no global state: a figure is freed with its last reference. `plot_style.to_svg` and `plot_style.to_png`
-convert it for a page or a notebook.
+No pyplot and no global state: a figure is freed with its last reference. `plot_style.to_svg` converts it for a page.
 """
 
 from collections.abc import Mapping
@@ -69,23 +68,15 @@ def plot_learning_curves(
     return figure
 
 
-def plot_path_scores(paths: pd.DataFrame) -> Figure:
-    """Plot the scores of whole paths; they share rows and folds, so their spread is no standard error."""
-    return plot_fold_scores(
-        paths.rename(columns={"path": "fold"}), "Gain over the class prior, path by path", unit="path"
-    )
-
-
-def plot_fold_scores(
-    folds: pd.DataFrame,
-    title: str = "Gain over the class prior, fold by fold",
-    *,
-    unit: str = "fold (in time order)",
-) -> Figure:
+def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> Figure:
     """Plot the gain in log loss of each fold with its 95 % interval, and their mean; positive beats the prior.
 
     folds : a row per fold (and `name`, where several forecasts are compared): fold, log_loss_gain, gain_se.
+    paths : the same per path, plotted instead; they share rows and folds, so their spread is no standard error.
     """
+    unit = "fold" if paths is None else "path"
+    folds = folds if paths is None else paths.rename(columns={"path": "fold"})
+    title = f"Gain over the class prior, {unit} by {unit}"
     figure, (ax,) = new_figure(title, 3.1)
     names = list(dict.fromkeys(folds["name"])) if "name" in folds.columns else [""]
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
@@ -103,7 +94,7 @@ def plot_fold_scores(
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.margins(x=0.08, y=0.12)
     ax.yaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, unit, "nats per row")
+    axis_labels(ax, "fold (in time order)" if paths is None else unit, "nats per row")
     name_lines(ax, len(names))
     return figure
 

@@ -1,8 +1,8 @@
 """Verdict on a model: whether its forecasts of unseen rows are better than those of every baseline.
 
 A model "beats" only where the lower 95 % bounds of its gains over all baselines are above zero. A log loss is the sum
-of a part about touch (neutral or not) and a part about the side (`metrics.row_direction_loss`), so the gain is tested
-in both parts too. A gain over the class prior alone is a line of the metrics table, never a verdict.
+of a part about touch (neutral or not) and a part about the side (`metrics.direction_loss_by_class`), so the gain is
+tested in both parts too. A gain over the class prior alone is a line of the metrics table, never a verdict.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.intervals import Interval, fold_interval
 from ml_factory.evaluation.metrics import direction_loss_by_class, interval_by_class, log_loss_by_class
 
-BEATS, DOES_NOT_BEAT, NOT_ENOUGH = STATUSES = ("beats", "does not beat", "not enough data")
+BEATS, DOES_NOT_BEAT, NOT_ENOUGH = ("beats", "does not beat", "not enough data")
 ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
 BASELINE_WORDS = {
     "prior": "the class shares",
@@ -35,7 +35,7 @@ TOUCH_WORDS = {
 class ModelVerdict:
     """Verdict on a model: whether it beats every baseline, and in which part of the labels.
 
-    status : one of STATUSES.
+    status : BEATS, DOES_NOT_BEAT or NOT_ENOUGH.
     reason : why it is not "beats"; "" where it is.
     best_baseline : the one with the smallest log loss on rows chosen for that, not on test rows.
     gain_best, gain_best_low, gain_best_high : log loss of the best baseline less the model's, with its 95 % interval;

@@ -4,7 +4,6 @@ import numpy as np
 
 from ml_factory.data.sessions import MINUTE_NS
 
-FRAMES = (1, 5, 10, 15, 20, 25, 30, 45, 60, 240, 1440)  # minutes; 1440 is the exchange day, whatever its length
 CHUNK = 65_536
 _LONG = {240: "4h", 1440: "1d"}
 

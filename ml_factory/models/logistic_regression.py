@@ -70,9 +70,6 @@ class Linear(Tabular):
         w_FK = self._predictor["weights"][:-1]
         return np.abs(w_FK - w_FK.mean(axis=1, keepdims=True)).mean(axis=1)
 
-    def _contributions(self, x):
-        return np.swapaxes(self._scaled(x)[:, :, None] * self._predictor["weights"], 1, 2)
-
 
 @dataclass(frozen=True)
 class Scale:

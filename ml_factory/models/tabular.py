@@ -296,21 +296,6 @@ class Tabular(Estimator, ABC):
         gain = np.asarray(self._gain(), dtype=np.float64) if self.best_round else np.zeros(self.n_features)
         return gain / (gain.sum() or 1.0)
 
-    def contributions(self, x) -> np.ndarray:
-        """Return SHAP values, float64 (N, 3, F + 1): each feature's part of each class's score, and last the bias.
-
-        Their sum is the score whose softmax `predict_proba` gives (Lundberg et al. 2020 for trees, computed by the
-        libraries; for the linear model the part of a feature against its mean).
-        """
-        x = self._checked_input(x)
-        if not len(x):
-            return np.empty((0, 3, self.n_features + 1))
-        parts = np.asarray(self._contributions(x), dtype=np.float64)
-        if self._offset is not None:  # the offset belongs to the bias
-            parts = parts.copy() if self.best_round else np.zeros_like(parts)
-            parts[:, :, -1] += self._offset.scores(x[:, self._offset.column])
-        return parts
-
     def _checked_input(self, x) -> np.ndarray:
         """Return x as this fitted model reads it."""
         if self._predictor is None:
@@ -343,10 +328,6 @@ class Tabular(Estimator, ABC):
     @abstractmethod
     def _gain(self) -> np.ndarray:
         """Return gains (F,) of any scale."""
-
-    @abstractmethod
-    def _contributions(self, x: np.ndarray) -> np.ndarray:
-        """Return contributions (N, 3, F + 1)."""
 
     def get_state(self) -> dict:
         if self._growing is not None:

@@ -90,11 +90,6 @@ class CatBoost(Tabular):
         # CatBoost keeps no gains of splits; this is the mean change of the score across a split.
         return self._predictor.get_feature_importance(type="PredictionValuesChange")
 
-    def _contributions(self, x):
-        return self._predictor.get_feature_importance(
-            catboost.Pool(x), type="ShapValues", thread_count=self.settings.thread_count
-        )
-
 
 def _pool(rows: Rows) -> catboost.Pool:
     return catboost.Pool(rows.x, rows.target, weight=rows.weight)

@@ -55,13 +55,6 @@ class LightGBM(Tabular):
     def _gain(self):
         return self._own_booster().feature_importance("gain")
 
-    def _contributions(self, x):
-        return (
-            self._own_booster()
-            .predict(x, pred_contrib=True, num_threads=self.settings.thread_count)
-            .reshape(len(x), 3, -1)
-        )
-
     def _own_booster(self) -> lgb.Booster:
         return lgb.Booster(model_str=bytes(self._fitted).decode())
 

@@ -44,9 +44,6 @@ class XGBoost(Tabular):
         scores = self._predictor.get_score(importance_type="total_gain")
         return np.array([scores.get(f"f{column}", 0.0) for column in range(self.n_features)])
 
-    def _contributions(self, x):
-        return self._predictor.predict(xgb.DMatrix(x), pred_contribs=True, strict_shape=True)
-
 
 class _Trainer(BlockTrainer):
     """XGBoost in blocks: each block is a booster of its own that starts from the rows' scores so far (`base_margin`).

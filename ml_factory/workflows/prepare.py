@@ -186,9 +186,7 @@ def _certify(
 
 
 def _previous_settings(processed: Path) -> DataSpec:
-    """Return the label settings of the symbol's current data set, and its `spans`; defaults without one or with a
-    search.
-    """
+    """Return labels and `spans` of the symbol's current data set; defaults without one, or after a search."""
     try:
         store = Store.current(processed)
     except NotPreparedError:
@@ -203,9 +201,7 @@ def _features_of(store: Store) -> FeatureSpec:
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """Return the settings with the calendar, tick and kind of bars given earlier for this symbol, where none is given
-    now.
-    """
+    """Return the settings with calendar, tick and kind of bars as given before, where none is given now."""
     try:
         store = Store.current(processed)
     except NotPreparedError:
@@ -381,24 +377,13 @@ def _result(
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
     return PrepareResult(
-        symbol=symbol,
-        fingerprint=store.fingerprint,
-        folder=store.folder,
-        market=store.facts["market"],
-        rows=store.rows,
-        features=store.feature_names,
-        horizons=list(horizons),
-        label_balance=balance,
-        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]),
-        staleness=store.facts["staleness"],
-        bar_findings=findings_table(store),
-        proof=certificate_words(store, last),
-        reused=reused,
-        resumed_from=None if reused else found,
-        phases=phase_table(phases),
-        seconds=seconds,
+        symbol=symbol, fingerprint=store.fingerprint, folder=store.folder, market=store.facts["market"],
+        rows=store.rows, features=store.feature_names, horizons=list(horizons), label_balance=balance,
+        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), staleness=store.facts["staleness"],
+        bar_findings=findings_table(store), proof=certificate_words(store, last), reused=reused,
+        resumed_from=None if reused else found, phases=phase_table(phases), seconds=seconds,
         draw=lambda: split_figure(store, last),
-    )
+    )  # fmt: skip
 
 
 def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:

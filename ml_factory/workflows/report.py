@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,12 @@ from ml_factory.evaluation import data_plots, plots
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.html_report import Section, write_report
+from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.base import CLASSES
+from ml_factory.run_folder import Run
 from ml_factory.storage.artifact_registry import Artifact
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.inspect_data import findings_table
 from ml_factory.workflows.predict import Evaluation
@@ -101,6 +105,21 @@ def write_run_report(
         folder / "report.html", f"{name} on {data.symbol}", data, Store.current(workspace.processed(data.symbol)),
         evaluated, quick_limits=facts["limited"], extra_sections=run_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
+
+
+def model_facts(
+    workspace: Workspace, run: Run, data: Dataset, artifact: Artifact, verdict: Evaluation, *, reused: bool
+) -> dict[str, Any]:
+    """Write the run's report; return the fields of a `ModelResult` that are facts of the model and its evaluation."""
+    facts = artifact.facts
+    return {
+        "symbol": data.symbol, "horizon": data.horizon, "run_id": run.run_id, "reused": reused,
+        "resumed_from": None if reused else facts["resumed_from"], "exact": not facts["inexact"],
+        "inexact_because": facts["inexact"], "limited": facts["limited"], "metrics": MetricsTable(verdict.metrics),
+        "artifact": artifact.path, "predictions_path": verdict.path, "predictions_hash": files.sha256(verdict.path),
+        "report_path": write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
+        "calibration": verdict.calibration,
+    }  # fmt: skip
 
 
 def synthetic_notice(symbol: str) -> str:

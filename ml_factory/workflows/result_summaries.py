@@ -10,8 +10,8 @@ from ml_factory.evaluation.verdict import ModelVerdict, with_bounds
 
 def warning_lines(result: Any) -> list[str]:
     """Return the warnings of a result: limits of QUICK, and a run that was continued on another machine."""
-    limits = getattr(result, "limited", {})
-    lines = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in limits.items())}"] if limits else []
+    limits = ", ".join(f"{name} {value}" for name, value in result.limited.items())
+    lines = [f"  QUICK limited: {limits}"] if limits else []
     return lines + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 

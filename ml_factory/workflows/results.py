@@ -33,12 +33,12 @@ def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
     return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """Base of all results. `draw` makes the figure of `.plot()`."""
 
     seconds: float
-    draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    draw: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
     def summary(self) -> str:
         """Return the result as lines of text."""
@@ -49,20 +49,6 @@ class Result:
         hidden = {"draw", "frame", "history"}
         return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
-    def origin(self) -> pd.DataFrame:
-        """Describe the origin of this result: what was found, where it resumed, and whether it is bit-exact."""
-        resumed = getattr(self, "reached", "") or getattr(self, "resumed_from", None)
-        exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
-        facts = {
-            "found": getattr(self, "found", ""),
-            "resumed from": "the beginning" if resumed is None else str(resumed),
-            "bits": "as uninterrupted" if exact else "continued, not bit-exact",
-            "because": ", ".join(because),
-        }
-        if getattr(self, "reused", False):
-            facts["resumed from"] = "the end: it was finished before"
-        return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
-
     def __str__(self) -> str:
         """Return the summary wrapped at 80 columns; a longer path stays whole."""
         return "\n".join(wrap_line(line) for line in self.summary().splitlines())
@@ -72,7 +58,67 @@ class Result:
         return self.draw() if self.draw else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class RunResult(Result):
+    """Result of a run that may have been resumed.
+
+    found : status of the run when it was opened, in a sentence.
+    resumed_from : epochs, blocks, trials, folds or parts of an interrupted run; None where there are none, or where the
+        run was finished before.
+    reached : progress at which it was resumed, in words; "" from the beginning.
+    exact : True where the bits are those of an uninterrupted run; else `inexact_because` lists the reasons.
+    limited : limits of QUICK.
+    """
+
+    symbol: str
+    horizon: int
+    run_id: str
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    reused: bool = False
+    limited: dict = field(default_factory=dict)
+    found: str = ""
+    reached: str = ""
+
+    def origin(self) -> pd.DataFrame:
+        """Describe the origin of this result: what was found, where it resumed, and whether it is bit-exact."""
+        resumed = self.reached or ("the beginning" if self.resumed_from is None else str(self.resumed_from))
+        facts = {
+            "found": self.found,
+            "resumed from": "the end: it was finished before" if self.reused else resumed,
+            "bits": "as uninterrupted" if self.exact else "continued, not bit-exact",
+            "because": ", ".join(self.inexact_because),
+        }
+        return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelResult(RunResult):
+    """Result of a run that makes a model: its files, and its evaluation on test rows.
+
+    metrics : a row per split (validation, test) and forecast, the baselines among them.
+    verdict : on the test rows, over every baseline.
+    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
+    """
+
+    metrics: pd.DataFrame
+    artifact: Path
+    predictions_path: Path
+    predictions_hash: str
+    report_path: Path
+    verdict: ModelVerdict | None = None
+    calibration: pd.DataFrame | None = None
+
+    def lines_after(self, first: list[str], name: str) -> str:
+        """Return the summary: these lines, the files, calibration and verdict of the forecast `name`."""
+        files = {"model": self.artifact, "predictions": self.predictions_path, "report": self.report_path}
+        written = [f"  {what} {path}" for what, path in files.items()]
+        calibration = calibration_lines(self.metrics, self.calibration, name)
+        return "\n".join([*first, *written, *calibration, *verdict_lines(self.verdict)])
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrepareResult(Result):
     """Result of `prepare`.
 
@@ -110,30 +156,20 @@ class PrepareResult(Result):
         )
 
 
-@dataclass(frozen=True)
-class SearchResult(Result):
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(RunResult):
     """Result of `search_barriers`.
 
-    labels : the label spec found.
+    labels : the label spec found; `reused` where it existed before.
     seen_rows : rows that the search saw, as `SeenRows`.
     trials : a row per trial.
-    run_id : id of the attempt.
-    resumed_from : number of trials of an interrupted search.
-    reused : True where the spec existed before.
     """
 
-    run_id: str
-    symbol: str
-    horizon: int
     name: str
     labels: dict
     seen_rows: dict
     best: dict
     trials: pd.DataFrame
-    resumed_from: int | None
-    exact: bool
-    inexact_because: list[str]
-    reused: bool
     path: Path
 
     def summary(self) -> str:
@@ -151,7 +187,7 @@ class SearchResult(Result):
         return "\n".join([text, *warning_lines(self), f"  {self.path}"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditResult(Result):
     """Result of `audit`.
 
@@ -180,52 +216,27 @@ class AuditResult(Result):
         return "\n".join([first, *(f"  {line}" for line in self.sentences), *where])
 
 
-@dataclass(frozen=True)
-class TrainResult(Result):
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(ModelResult):
     """Result of `train`.
 
-    metrics : a row per split (validation, test) and forecast, the baselines among them.
     history : a row per epoch or booster block: epoch, train_loss, val_loss, seconds.
     best_epoch : epoch of the final model.
-    resumed_from : epochs or blocks of an interrupted run; None where there are none, or where the run was finished
-        before.
-    exact : True where the bits are those of an uninterrupted run; else `inexact_because` lists the reasons.
-    limited : limits of QUICK.
-    found : status of the run when it was opened, in a sentence.
-    verdict : on the test rows, over every baseline.
-    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
     importances : of trees and the linear model, `importance_table`.
     machine : device and resources of a network's fit.
     """
 
-    symbol: str
-    horizon: int
     model: str
-    run_id: str
-    metrics: pd.DataFrame
     history: pd.DataFrame
     best_epoch: int
-    resumed_from: int | None
-    exact: bool
-    inexact_because: list[str]
-    reused: bool
-    limited: dict
-    artifact: Path
     artifact_hash: str
-    predictions_path: Path
-    predictions_hash: str
-    report_path: Path
-    found: str = ""
     importances: pd.DataFrame | None = None
-    verdict: ModelVerdict | None = None
     machine: dict = field(default_factory=dict)
-    calibration: pd.DataFrame | None = None
 
-    @property
-    def reached(self) -> str:
-        """Progress at which the run was resumed; "" where it started from the beginning or was found finished."""
-        unit = "epoch" if spec_of(self.model).windowed else "block"
-        return "" if self.resumed_from is None else f"{unit} {self.resumed_from}"
+    def __post_init__(self) -> None:
+        if self.resumed_from is not None:
+            unit = "epoch" if spec_of(self.model).windowed else "block"
+            object.__setattr__(self, "reached", f"{unit} {self.resumed_from}")
 
     def ran_on(self) -> pd.DataFrame:
         """Return device, memory and speed of a network's training, in the session that ended it; empty for a
@@ -252,32 +263,21 @@ class TrainResult(Result):
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
-        written = [
-            f"  model {self.artifact}",
-            f"  predictions {self.predictions_path}",
-            f"  report {self.report_path}",
-        ]
-        calibration = calibration_lines(self.metrics, self.calibration, self.model)
-        return "\n".join([first, *warning_lines(self), *written, *calibration, *verdict_lines(self.verdict)])
+        return self.lines_after([first, *warning_lines(self)], self.model)
 
 
-@dataclass(frozen=True)
-class CrossValidateResult(Result):
+@dataclass(frozen=True, kw_only=True)
+class CrossValidateResult(RunResult):
     """Result of `cross_validate`.
 
     folds, paths : a row per fold, block and forecast; a row per path and forecast of combinatorial folds. Calibrated
         forecasts have the model's name, uncalibrated ones the suffix `_uncalibrated`.
     gain_mean, gain_se : over the blocks; gain_uncalibrated the mean without calibration.
     untaught : folds whose training rows hold one class.
-    resumed_from : number of folds of an earlier session.
-    reached : that in words, with the progress of the next fold.
     verdict : over the blocks, against every baseline.
     """
 
-    symbol: str
-    horizon: int
     model: str
-    run_id: str
     scheme: str
     folds: pd.DataFrame
     fold_table: pd.DataFrame
@@ -286,14 +286,8 @@ class CrossValidateResult(Result):
     gain_se: float
     gain_uncalibrated: float
     untaught: list[int]
-    resumed_from: int | None
-    exact: bool
-    inexact_because: list[str]
-    limited: dict
     path: Path
     paths_path: Path | None
-    found: str = ""
-    reached: str = ""
     verdict: ModelVerdict | None = None
 
     def summary(self) -> str:
@@ -321,53 +315,24 @@ class CrossValidateResult(Result):
         return [f"  forecast nothing, their training rows are of one class: fold {names}"] if self.untaught else []
 
 
-@dataclass(frozen=True)
-class StackResult(Result):
-    """Result of `stack`.
+@dataclass(frozen=True, kw_only=True)
+class StackResult(ModelResult):
+    """Result of `stack`; `comparison` compares it with the plain mean of its models."""
 
-    resumed_from : number of out-of-fold parts of an earlier session.
-    reached : that in words, with the progress of the next part.
-    comparison : comparison with the plain mean of its models.
-    verdict, calibration : as of TrainResult.
-    """
-
-    symbol: str
-    horizon: int
-    run_id: str
     base_models: list[str]
-    metrics: pd.DataFrame
     weights: pd.DataFrame
-    resumed_from: int | None
-    exact: bool
-    inexact_because: list[str]
-    limited: dict
-    artifact: Path
-    predictions_path: Path
-    predictions_hash: str
-    report_path: Path
-    found: str = ""
-    reached: str = ""
     lineage: pd.DataFrame | None = None
     comparison: tuple[str, ...] = ()
-    verdict: ModelVerdict | None = None
-    calibration: pd.DataFrame | None = None
 
     def summary(self) -> str:
         begun = f", resumed at {self.reached}" if self.reached else ""
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        lines = [*warning_lines(self), *(f"  {line}" for line in self.comparison)]
-        written = [
-            f"  model {self.artifact}",
-            f"  predictions {self.predictions_path}",
-            f"  report {self.report_path}",
-        ]
-        calibration = calibration_lines(self.metrics, self.calibration, "stack")
-        return "\n".join([first, *lines, *written, *calibration, *verdict_lines(self.verdict)])
+        return self.lines_after([first, *warning_lines(self), *(f"  {line}" for line in self.comparison)], "stack")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateResult(Result):
     """Result of `evaluate`.
 
@@ -399,7 +364,7 @@ class EvaluateResult(Result):
         return "\n".join([*lines, *verdict_lines(self.verdict)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictResult(Result):
     """Result of `predict`.
 

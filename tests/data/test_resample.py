@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.data.bar_kernels import trading_stretches, utc_days
-from ml_factory.data.resample import Frame, asof_join, asof_rows, base_frame, frames_of
+from ml_factory.data.resample import Frame, asof_rows, base_frame, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
@@ -254,9 +254,3 @@ def test_joins_equal_the_brute_force_on_random_gaps():
         base, coarse = (np.sort(rng.choice(400, n, replace=False)) * MINUTE_NS for n in (size, coarse_size))
         brute = [max([j for j in range(len(coarse)) if coarse[j] <= t], default=-1) for t in base]
         assert asof_rows(base, coarse).tolist() == brute
-        columns = rng.normal(size=(3, len(coarse)))
-        want = np.array([[columns[k, j] if j >= 0 else np.nan for j in brute] for k in range(3)])
-        np.testing.assert_array_equal(asof_join(base, coarse, columns), want.reshape(3, len(base)))
-        out = np.empty((3, len(base)), np.float32)
-        assert asof_join(base, coarse, columns, out) is out
-        np.testing.assert_array_equal(out, want.reshape(3, len(base)).astype(np.float32))

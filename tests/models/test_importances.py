@@ -57,17 +57,5 @@ def test_the_features_that_tell_come_first(name, data):
     np.testing.assert_array_equal(again.importances(), gain)
 
 
-@pytest.mark.parametrize("name", TABULAR)
-def test_shap_values_add_up_to_the_score(name, data):
-    x, y, w = data
-    model = build_model(name, rounds=20, threads=1)
-    model.fit(x, y, w)
-    parts = model.contributions(x[:50])
-    assert parts.shape == (50, 3, 6) and parts.dtype == np.float64
-    score = np.exp(parts.sum(axis=2))
-    np.testing.assert_allclose(score / score.sum(axis=1, keepdims=True), model.predict_proba(x[:50]), atol=1e-5)
-    assert model.contributions(x[:0]).shape == (0, 3, 6)
-
-
 def test_a_network_has_no_gains(data):
     assert importance_table(ByFirst(), list("abcde"), *data).empty

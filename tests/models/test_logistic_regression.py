@@ -5,7 +5,6 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.class_scores import softmax
 from ml_factory.models.logistic_regression import Linear, Scale
 
 
@@ -69,11 +68,10 @@ def test_scale_is_that_of_rows_with_weight(data):
     np.testing.assert_array_equal(p[0], p[1])
 
 
-def test_parts_of_the_score_add_up(data):
+def test_importances_are_those_of_the_columns_that_matter(data):
     x, y, w = data
     model = Linear(rounds=30, threads=1)
     model.fit(x, y, w)
-    np.testing.assert_allclose(softmax(model.contributions(x).sum(axis=2)), model.predict_proba(x), atol=1e-12)
     assert model.importances().argmax() in (0, 1) and model.importances()[:2].sum() > 0.7
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchmarks.forecaster import weighted_mse, weighted_pinball
 from ml_factory.models.heads import Forecast
 from ml_factory.training.device import Device, pick
-from ml_factory.training.losses import weighted_cross_entropy, weighted_mse, weighted_pinball
+from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from tests.models.cases import CASES, Case
 

@@ -17,7 +17,6 @@ from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.evaluate import mean_loss
 from ml_factory.training.loop import fit, take_step
-from ml_factory.training.losses import weighted_mse
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
 from tests.models.cases import SMALL
@@ -262,7 +261,8 @@ def test_padded_and_masked_evaluation_is_the_mean_over_all_rows():
     x, y, w = (rng.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
 
     def loss(net, batch):
-        return weighted_mse(net(batch[0]).unsqueeze(-1), *batch[1:])
+        weight_B = batch[2]
+        return (weight_B * (net(batch[0])[:, 0] - batch[1][:, 0, 0]).square()).sum(), weight_B.sum()
 
     with torch.no_grad():
         error = (network(torch.from_numpy(x)).numpy()[:, 0] - y[:, 0, 0]) ** 2
