@@ -123,12 +123,6 @@ def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dic
     return {**header.info, "bytes": header.size, "hash": header.hash}
 
 
-def empty_container(disk: Disk, path: Path) -> None:
-    """Truncate the slot to free its space without deleting it."""
-    with disk_errors(path), _opened(disk, path, write=True) as file:
-        disk.truncate(file, 0)
-
-
 def write_small(disk: Disk, path: Path, data: bytes) -> None:
     """Overwrite a small file in place. Not atomic: only for content that can be made again."""
     with disk_errors(path, lambda: len(data)), _opened(disk, path, write=True) as file:

@@ -19,11 +19,6 @@ _MODELS = "ml_factory.models.registry"
 _log = logging.getLogger("ml_factory")
 
 
-def is_training_run(run: str, phase: str) -> bool:
-    """Return True for names under which `pipeline.train` saves."""
-    return run.startswith("train-") and phase.startswith(PREFIX)
-
-
 def latest_training(store: CheckpointStore, phase: str, run: str = "") -> dict | None:
     """Return the newest training's checkpoint with this phase, as of `CheckpointManager.load_latest_checkpoint`, or
     None.
@@ -37,6 +32,8 @@ def latest_training(store: CheckpointStore, phase: str, run: str = "") -> dict |
     `state` has the training's own keys, `model_state` for the model's `load_state`, and `epoch`, the number of finished
     epochs. One log line names run, symbol, horizon and epoch.
     """
+    if not phase.startswith(PREFIX) or (run and not run.startswith("train-")):
+        return None
     saved = [entry for entry in store.list_trainings(phase) if run in ("", entry["run"])]
     finished = [
         entry for entry in _registered(store, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))

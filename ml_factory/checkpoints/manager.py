@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 
-from ml_factory.checkpoints.latest_training import is_training_run, latest_training
+from ml_factory.checkpoints.latest_training import latest_training
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_name
 from ml_factory.checkpoints.safe_stop import SafeStopResult, safe_stop
 from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer
@@ -92,9 +92,7 @@ class CheckpointManager:
         model's `load_state`, and `state["epoch"]`. A state saved with `save_checkpoint` under that phase is returned
         when no training has saved one.
         """
-        run = "" if self.run == NO_RUN else self.run
-        of_training = phase.startswith("train_") and (not run or is_training_run(run, phase))
-        found = latest_training(self.store, phase, run) if of_training else None
+        found = latest_training(self.store, phase, "" if self.run == NO_RUN else self.run)
         return self.phase(phase).latest() if found is None else found
 
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:

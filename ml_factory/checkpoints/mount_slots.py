@@ -134,13 +134,10 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
 
 
 def _run_method(slots: Slots, method: str, args: list, memory: int) -> Any:
-    if method in ("list_phases", "list_trainings", "verify"):
-        return getattr(slots, method)(*args)
-    unit, *rest = Unit(*args[0]), *args[1:]
+    args = [Unit(*arg) if isinstance(arg, list) else arg for arg in args]
     if method == "write":
-        keep, info, size = rest
-        return slots.write(unit, keep, info, _map_buffer(memory, os.fstat(memory).st_size)[:size])
-    return getattr(slots, method)(unit, *rest)
+        args[-1] = _map_buffer(memory, os.fstat(memory).st_size)[: args[-1]]
+    return getattr(slots, method)(*args)
 
 
 @lru_cache(maxsize=1)

@@ -21,14 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import (
-    ContainerHeader,
-    ForeignFileError,
-    empty_container,
-    read_header,
-    read_small,
-    write_small,
-)
+from ml_factory.checkpoints.file_format import ContainerHeader, ForeignFileError, read_header, read_small, write_small
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
@@ -205,7 +198,7 @@ class Pool:
                 )  # fmt: skip
             slot = spare.pop(0)
             if self._slot(slot.path, [slot.path.with_suffix(".json").name]).returned:  # still returned since the scan
-                empty_container(self.disk, slot.path)
+                write_small(self.disk, slot.path, b"")
                 used[slot.path] = 0
 
     def _available_bytes(self, used: dict[Path, int]) -> int:
