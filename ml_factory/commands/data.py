@@ -9,7 +9,7 @@ from typer import Option
 
 from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
 from ml_factory.cli_output import phases, print_json, print_result
-from ml_factory.commands.options import BarFile, Market, check_prepared, check_raw, settings_of
+from ml_factory.commands.options import BarFile, Market, check_prepared, check_raw, parse_settings
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
@@ -71,7 +71,7 @@ def prepare(
     if file.data is None:
         check_raw(place, symbol)
     with phases(market.as_json, what=f"preparing {symbol}"):
-        settings, roll = _specs(file, base, labels, settings_of(setting))
+        settings, roll = _specs(file, base, labels, parse_settings(setting))
         result = pipeline.prepare(
             place, symbol, horizons, data=file.data, settings=settings, roll=roll, searched=labels.searched or ()
         )

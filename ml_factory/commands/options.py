@@ -146,7 +146,7 @@ def check_trained(workspace: Workspace, symbol: str) -> None:
         )  # fmt: skip
 
 
-def settings_of(texts: list[str] | None) -> dict[str, Any]:
+def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
     return {name: read_value(text) for name, text in pairs_of(texts or [], "--set", "dropout=0.2").items()}
 

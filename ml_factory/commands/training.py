@@ -22,7 +22,7 @@ from ml_factory.commands.options import (
     Setting,
     check_prepared,
     check_trained,
-    settings_of,
+    parse_settings,
 )
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, settings_by_model
@@ -50,7 +50,7 @@ def train(market: Market, run: RunFlags, horizon: Horizon = 20, model: Model = "
     place = market.check((horizon,), models=(model,), seed=run.seed)
     check_prepared(place, market.symbol)
     further = process_rank() > 0  # of several processes rank 0 prints
-    settings = settings_of(run.setting)
+    settings = parse_settings(run.setting)
     with training(model, market.as_json or further) as on_epoch:
         result = pipeline.train(
             place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
@@ -65,7 +65,7 @@ def cross_validate(
 ) -> None:
     """Evaluate on many test blocks. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
-    scheme, settings = check_scheme(folds.scheme), settings_of(run.setting)
+    scheme, settings = check_scheme(folds.scheme), parse_settings(run.setting)
     check_prepared(place, market.symbol)
     with working(f"cross-validating {model}", market.as_json):
         result = pipeline.cross_validate(
@@ -92,7 +92,7 @@ def stack(
     names = tuple(base_model or BASE_MODELS)
     place = market.check((horizon,), models=names, seed=run.seed)
     check_prepared(place, market.symbol)
-    settings = settings_by_model(names, settings_of(run.setting), "--set")
+    settings = settings_by_model(names, parse_settings(run.setting), "--set")
     with working(f"stacking {', '.join(names)}", market.as_json):
         result = pipeline.stack(
             place, market.symbol, horizon, names, folds=folds, model_settings=settings, **run.options(market.as_json)
@@ -129,7 +129,7 @@ def plan(
     """
     place = market.check((horizon,), models=model or (), seed=seed)
     check_prepared(place, market.symbol)
-    settings = settings_by_model(tuple(model or available_models()), settings_of(setting), "--set")
+    settings = settings_by_model(tuple(model or available_models()), parse_settings(setting), "--set")
     with working("warming up", market.as_json):
         result = pipeline.plan(
             place, market.symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),

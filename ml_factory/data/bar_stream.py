@@ -11,7 +11,7 @@ from ml_factory.data.resample import (
     Chunk,
     Frame,
     check_length,
-    contract_codes,
+    contract_positions,
     next_buckets,
     readonly_view,
     refuse_overlap,
@@ -63,7 +63,7 @@ class BarFeed:
             step = "push the bars of a minute before advancing the clock to its end"
             got = str(pd.Timestamp(start[0], tz="UTC"))
             raise BarsError("A bar comes too late", where="row 0", got=got, wanted=wanted, next_step=step)
-        contract = contract_codes(names, self._contracts)
+        contract = contract_positions(names, self._contracts)
         stretches = self._stretches_for(start)
         position = self._position.copy()  # unchanged if a bar is refused
         runs, wrong = bar_kernels.trading_runs(start, contract, stretches, self._bar_ns, self._silence_ns, position)

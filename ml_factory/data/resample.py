@@ -84,7 +84,7 @@ def frames_of(
     for length in lengths:
         check_length(length, bar_minutes)
     start, columns, names = chunk = to_chunk(bars, market)
-    contract = contract_codes(names, [])
+    contract = contract_positions(names, [])
     table = bar_kernels.trading_stretches(bar_kernels.utc_days(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
     runs, wrong = bar_kernels.trading_runs(start, contract, table, bar_ns, silence_ns, bar_kernels.initial_position())
@@ -163,7 +163,7 @@ def readonly_view(values: np.ndarray) -> np.ndarray:
     return view
 
 
-def contract_codes(names: pd.Series | None, seen: list[str]) -> np.ndarray:
+def contract_positions(names: pd.Series | None, seen: list[str]) -> np.ndarray:
     """Return int64[N] positions in `seen`, extended by new names; empty without contracts."""
     if names is None:
         return np.empty(0, np.int64)

@@ -15,11 +15,11 @@ from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
     deviation,
-    differences,
     lag,
     products,
     ratio,
     sizes,
+    subtract,
     window_covariance,
     window_sum,
 )
@@ -45,8 +45,8 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    body, span = differences(b.close, b.open), differences(b.high, b.low)
-    place = differences(differences(b.close, b.low), differences(b.high, b.close))
+    body, span = subtract(b.close, b.open), subtract(b.high, b.low)
+    place = subtract(subtract(b.close, b.low), subtract(b.high, b.close))
     bar_share(body, span, out[0])
     bar_share(place, span, out[1])
     if coarse:
@@ -55,7 +55,7 @@ def _kernel(b, state, out, coarse):
     bar_share(wicks(b), span, out[2])
     spans = window_sum(span, 12, b.t0, HISTORY)
     window_share(body, spans, 12, b.t0, out[3])
-    gap = differences(b.open, lag(b.close))
+    gap = subtract(b.open, lag(b.close))
     bar_share(gap, lag(b.atr), out[4])
     correlation(b.ret, before, 48, b.t0, out[5])
     roll_spread(b.ret, before, 96, b.t0, out[6])

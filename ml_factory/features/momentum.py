@@ -16,11 +16,11 @@ from ml_factory.features.ewm import recursive_means
 from ml_factory.features.rolling import (
     HISTORY,
     bars_since_max,
-    differences,
     doubled,
     lag,
     ratio,
     sizes,
+    subtract,
     window_max,
     window_min,
     window_sum,
@@ -207,7 +207,7 @@ def stochastic(b, n, first):
 @njit(cache=True, nogil=True, error_model="numpy")
 def efficiency(close, n, t0, out):
     """Kaufman's efficiency ratio with its sign: net move over path length, -1 to 1."""
-    step = sizes(differences(close, lag(close)))
+    step = sizes(subtract(close, lag(close)))
     path, now, before = window_sum(step, n, t0, HISTORY)[HISTORY:], close[HISTORY:], close[HISTORY - n :]
     for i in range(len(out)):
         out[i] = ratio(now[i] - before[i], path[i], 0.0)

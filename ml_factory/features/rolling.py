@@ -87,7 +87,7 @@ def products(x, y):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def differences(x, y):
+def subtract(x, y):
     """x less y, row by row."""
     out = np.empty(len(x))
     for i in range(len(x)):

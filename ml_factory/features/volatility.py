@@ -18,11 +18,11 @@ from ml_factory.features.ewm import recursive_means
 from ml_factory.features.rolling import (
     FLOOR,
     HISTORY,
-    differences,
     lag,
     products,
     ratio,
     sizes,
+    subtract,
     window_correlation,
     window_max,
     window_min,
@@ -80,7 +80,7 @@ def _kernel(b, state, out, coarse):
     log_ratio(yang_zhang(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
     log_ratio(plain_24, deviation_of(spread_96, 96, HISTORY), out[10])
     jump_share(size, realised, 48, b.t0, out[11])
-    surprise(b, out[12])
+    range_surprise(b, out[12])
     dispersion(b.span, 48, b.t0, out[13])
     shape(b.ret, 48, b.t0, out[14], out[15])
     median_jump_share(size, realised, 48, b.t0, out[16])
@@ -186,8 +186,8 @@ def _root(variance):
 @njit(cache=True, nogil=True, error_model="numpy")
 def yang_zhang(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
-    body = window_std(differences(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
-    jump = window_std(differences(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
+    body = window_std(subtract(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
+    jump = window_std(subtract(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
     k, unbiased = 0.34 / (1.34 + (n + 1.0) / (n - 1.0)), n / (n - 1.0)
     out = window_sum(inner, n, b.t0, HISTORY)
     rows = out[HISTORY:]
@@ -221,7 +221,7 @@ def median_jump_share(size, realised, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def surprise(b, out):
+def range_surprise(b, out):
     """True range over the ATR before it, less 1."""
     span, usual = b.span[HISTORY:], b.atr[HISTORY - 1 :]
     for i in range(len(out)):
@@ -301,7 +301,7 @@ def reach(b, n, spread, out_squeeze, out_channel):
 @njit(cache=True, nogil=True, error_model="numpy")
 def range_asymmetry(b, n, out):
     """Asymmetry of n bars around their opens: (sum up - sum down) / sum of ranges, -1 to 1."""
-    both, more = differences(b.high, b.low), differences(differences(b.high, b.open), differences(b.open, b.low))
+    both, more = subtract(b.high, b.low), subtract(subtract(b.high, b.open), subtract(b.open, b.low))
     both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = ratio(more[i], both[i], 0.0)

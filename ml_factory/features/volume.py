@@ -48,7 +48,7 @@ def _kernel(b, state, out, coarse):
     typical = typical_price(b)
     flow, money, trend = products(typical, b.volume), money_volume(b), typical_price_direction(typical)
     usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
-    surprise(b.volume, usual, 20, out[0])
+    volume_surprise(b.volume, usual, 20, out[0])
     mfi(flow, trend, 14, b.t0, out[1])
     window_share(money, usual, 20, b.t0, out[2])
     window_share(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
@@ -96,7 +96,7 @@ def one_sided(x, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def surprise(traded, usual, n, out):
+def volume_surprise(traded, usual, n, out):
     """Balance of a bar's volume and the mean of the n bars before it, whose sum is `usual`."""
     traded, usual = traded[HISTORY:], usual[HISTORY - 1 :]
     for i in range(len(out)):

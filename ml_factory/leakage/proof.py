@@ -21,7 +21,7 @@ from ml_factory.leakage.prefix_builds import PrefixBuild, build_on_prefixes
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.streaming_check import common_columns
-from ml_factory.leakage.timed_tables import RAISED, Difference, Leak, Table, differences
+from ml_factory.leakage.timed_tables import RAISED, Difference, Leak, Table, table_differences
 from ml_factory.progress import phase
 from ml_factory.targets.label_table import usable_rows
 
@@ -214,7 +214,7 @@ class _ProofRun:
                 what = f"{RAISED} {build.error}"
                 self.add_leak(Leak("pipeline", what, 0, moment, None, moment, why, way, "whole file"))
             for part, table in (build.tables or {}).items():
-                for one in differences(whole[part], table, last.as_unit("ns").value)[1]:
+                for one in table_differences(whole[part], table, last.as_unit("ns").value)[1]:
                     self.add_leak(_leak(part, one, moment, why, way, "whole file"))
 
     def check_facts(self, facts: dict) -> None:
@@ -254,7 +254,7 @@ class _ProofRun:
         if fed is None:
             return
         last = int(features.at[-1])
-        rows, found = differences(fed, common_columns(features, fed), last)
+        rows, found = table_differences(fed, common_columns(features, fed), last)
         self.count("features, fed bar by bar", min(rows, self.spec.feed_rows))
         for one in found:
             first_row = str(pd.Timestamp(one.first, tz="UTC"))
@@ -339,7 +339,7 @@ class _ProofRun:
         self.report_progress()
         until = cut.quiet if way in SAME_TIMES else cut.at
         for part, table in (other or {}).items():
-            rows, found = differences(clean[part], table, until)
+            rows, found = table_differences(clean[part], table, until)
             self.count(part, rows)
             for one in found:
                 self.add_leak(_leak(part, one, cut.moment, cut.why, way, scope))

@@ -115,7 +115,7 @@ def to_plain_array(column: pd.Series) -> np.ndarray:
     return column.to_numpy()
 
 
-def differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Difference]]:
+def table_differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Difference]]:
     """Return (rows compared, columns that differ) among the rows proven by `cut`, to the bit.
 
     A row that exists in one build only is a difference too: the future decided whether it exists.

@@ -289,7 +289,7 @@ def environment(**facts: Any) -> dict:
     return {"processor": _processor(), **facts}
 
 
-def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
+def describe_differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
     """Return one sentence for each fact in which this machine differs from the one that began."""
     saved = saved or {}
     names = sorted({*saved, *now})

@@ -24,7 +24,7 @@ from ml_factory.models.base import (
     apply_limits,
     check_same_run,
     data_signature,
-    differences,
+    describe_differences,
     environment,
     hint_when_flat,
     make_settings,
@@ -182,7 +182,7 @@ class Tabular(Estimator, ABC):
         progress = dict(saved["state"]) if saved else nothing
         check_same_run(progress, run)
         # Nondeterminism is permanent: its reasons are stored with the run.
-        reasons = [*differences(progress["environment"], here), *self._promises(spec)]
+        reasons = [*describe_differences(progress["environment"], here), *self._promises(spec)]
         progress["inexact"] = union(progress["inexact"], reasons)
         progress["environment"] = here
         result = FitResult(exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]), limited=limited)

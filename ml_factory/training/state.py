@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.models.base import check_same_run, differences, union
+from ml_factory.models.base import check_same_run, describe_differences, union
 from ml_factory.training.averaging import WeightAverage
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, rate
@@ -147,7 +147,7 @@ class TrainingRun:
                 next_step="resume with a number of processes and chips that divides the batch",
             )
         self._load(state)
-        found = list(differences(state["environment"], self.device.facts()))
+        found = list(describe_differences(state["environment"], self.device.facts()))
         micro = min(self.micro, self._micro_batch_size(state["micro"]))
         if micro != state["micro"]:
             found.append(f"micro-batch: began with {state['micro']}, now {micro}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import changed
 from ml_factory.errors import SettingsError, UnresponsiveMountError
-from ml_factory.models.base import differences
+from ml_factory.models.base import describe_differences
 from ml_factory.run_folder import Run, machine, open_checkpoints
 from ml_factory.settings import DATA_PACKAGES, RunSpec
 from ml_factory.storage.files import files
@@ -87,7 +87,7 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
 def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
     reached = progress_of(workspace, run, spec)
     if reached:
-        elsewhere = ", ".join(differences(machine_of_run(run), machine(spec)))
+        elsewhere = ", ".join(describe_differences(machine_of_run(run), machine(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
     others = mismatched_runs(run.folder.parent, spec)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
-from ml_factory.models.base import FitResult, differences, union
+from ml_factory.models.base import FitResult, describe_differences, union
 from ml_factory.run_folder import Run
 
 PROVENANCE_KEY = "carried"
@@ -38,7 +38,7 @@ class UnitCheckpoints:
         found = self._checkpoints.load()
         if found is not None:
             provenance = found["state"].pop(PROVENANCE_KEY, None) or {"machine": self.machine, "elsewhere": []}
-            self.mark([*provenance["elsewhere"], *differences(provenance["machine"], self.machine)])
+            self.mark([*provenance["elsewhere"], *describe_differences(provenance["machine"], self.machine)])
             self.metrics = found["metrics"]
         return found
 

@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import check_bars
 from ml_factory.leakage.cut_points import choose_cuts
 from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb
-from ml_factory.leakage.timed_tables import COLUMNS, ROWS, Table, differences
+from ml_factory.leakage.timed_tables import COLUMNS, ROWS, Table, table_differences
 from tests.leakage.leaks import bars_with_events
 
 FIRST = 20_000
@@ -90,17 +90,17 @@ def table(values, proven=None, names=("a", "b")) -> Table:
 
 def test_differences_are_of_bits_up_to_the_cut():
     clean = table([[1, 2], [3, np.nan], [5, 6], [7, 8]])
-    assert differences(clean, table([[1, 2], [3, np.nan], [9, 9]]), 1) == (2, [])
-    rows, (found,) = differences(clean, table([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), 2)
+    assert table_differences(clean, table([[1, 2], [3, np.nan], [9, 9]]), 1) == (2, [])
+    rows, (found,) = table_differences(clean, table([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), 2)
     assert rows == 3 and (found.column, found.rows, found.first) == ("b", 1, 2)
-    (zero,) = differences(table([[0.0, 1]]), table([[-0.0, 1]]), 0)[1]
+    (zero,) = table_differences(table([[0.0, 1]]), table([[-0.0, 1]]), 0)[1]
     assert zero.column == "a"
 
 
 def test_rows_and_columns_that_come_and_go_are_differences():
     clean = table([[1, 2], [3, 4], [5, 6]])
-    assert differences(clean, table([[1, 2], [3, 4]]), 2)[1][0].column == ROWS
-    assert differences(clean, table([[1, 2], [3, 4], [5, 6]], names=("a", "c")), 2)[1][0].column == COLUMNS
+    assert table_differences(clean, table([[1, 2], [3, 4]]), 2)[1][0].column == ROWS
+    assert table_differences(clean, table([[1, 2], [3, 4], [5, 6]], names=("a", "c")), 2)[1][0].column == COLUMNS
     # Rows that are proven later than others may stand anywhere.
     late = table([[1, 2], [3, 4], [5, 6]], proven=[0, 9, 2])
-    assert differences(late, table([[1, 2], [0, 0], [5, 6]], proven=[0, 8, 2]), 2) == (2, [])
+    assert table_differences(late, table([[1, 2], [0, 0], [5, 6]], proven=[0, 8, 2]), 2) == (2, [])

@@ -46,6 +46,6 @@ def test_another_run_is_refused_by_its_differing_part():
 
 def test_each_difference_of_machines_is_a_sentence():
     here = base.environment(threads=1, torch="2.13")
-    assert base.differences(here, dict(here)) == ()
-    assert base.differences({**here, "threads": 2}, here) == ("threads: began with 2, now 1",)
+    assert base.describe_differences(here, dict(here)) == ()
+    assert base.describe_differences({**here, "threads": 2}, here) == ("threads: began with 2, now 1",)
     assert base.union(["a"], ["b", "a"]) == ["a", "b"]
