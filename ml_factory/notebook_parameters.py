@@ -72,9 +72,18 @@ def read_parameters(source: str) -> dict[str, Parameter]:
 
 def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
     """Return the parameters that a notebook file declares in its cell tagged `parameters`, without running it."""
-    for cell in json.loads(Path(path).read_text(encoding="utf-8"))["cells"]:
-        if "parameters" in cell["metadata"].get("tags", ()):
-            return read_parameters("".join(cell["source"]))
+    try:
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        sources = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
+        if sources:
+            return read_parameters(sources[0])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(
+            "This notebook cannot be read", where=path, got=f"{type(error).__name__}: {error}"[:200],
+            next_step="fetch it again",
+        ) from error  # fmt: skip
     raise SettingsError("No cell is tagged `parameters`", where=path)
 
 

@@ -156,3 +156,14 @@ def test_errors_show_their_message_alone_in_a_notebook():
     assert SettingsError("What", got=1, next_step="do it")._render_traceback_() == [
         "SettingsError: What. got 1. Next: do it."
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"cells": 3}', '{"cells": [3]}', '{"cells": [{"metadata": {"tags": ["parameters"]}}]}',
+     '{"cells": [{"metadata": {"tags": ["parameters"]}, "source": ["SYMBOL: str = ("]}]}', "[" * 100_000],
+)  # fmt: skip
+def test_notebook_parameters_of_damaged_file_raises(text, tmp_path):
+    (tmp_path / "a.ipynb").write_text(text)
+    with pytest.raises(SettingsError):
+        notebook_parameters(tmp_path / "a.ipynb")
