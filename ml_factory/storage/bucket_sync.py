@@ -29,7 +29,7 @@ _sync_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mi
 
 
 @dataclass(frozen=True)
-class SyncResult:
+class BucketSyncResult:
     """Names that one pass transferred or deleted, relative to the workspace."""
 
     pulled: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class BucketMirror:
         except (WorkspaceError, OSError) as error:
             _log.warning("The bucket does not have the newest files yet, the run goes on: %s", error)
 
-    def pull(self, *places: str) -> SyncResult:
+    def pull(self, *places: str) -> BucketSyncResult:
         """Download objects that are new or changed in the bucket; delete local files that were deleted there, unless
         they were changed locally.
 
@@ -82,7 +82,7 @@ class BucketMirror:
         with self._sync_lock:
             return self._pull(places)
 
-    def _pull(self, places: tuple[str, ...]) -> SyncResult:
+    def _pull(self, places: tuple[str, ...]) -> BucketSyncResult:
         ledger, remote = self._ledger(), self._list_remote(places)
         pulled, removed = [], []
         for name, facts in sorted(remote.items(), key=_data_first):
@@ -99,7 +99,7 @@ class BucketMirror:
                 removed.append(name)
             del ledger[name]
         self._write_ledger(ledger, pulled, removed)
-        return SyncResult(pulled=tuple(pulled), removed=tuple(removed))
+        return BucketSyncResult(pulled=tuple(pulled), removed=tuple(removed))
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
@@ -111,14 +111,14 @@ class BucketMirror:
                 self._write_ledger(ledger, [name])
             return path
 
-    def push(self, *places: str) -> SyncResult:
+    def push(self, *places: str) -> BucketSyncResult:
         """Upload files that are new or changed since the last pass, and delete objects whose files were deleted.
         Data first, JSON last. `places` as for `pull`.
         """
         with self._sync_lock:
             return self._push(places)
 
-    def _push(self, places: tuple[str, ...]) -> SyncResult:
+    def _push(self, places: tuple[str, ...]) -> BucketSyncResult:
         ledger = self._ledger()
         local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
         changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
@@ -138,7 +138,7 @@ class BucketMirror:
             del ledger[name]
             removed.append(name)
         self._write_ledger(ledger, pushed, removed)
-        return SyncResult(pushed=tuple(pushed), removed=tuple(removed))
+        return BucketSyncResult(pushed=tuple(pushed), removed=tuple(removed))
 
     # ------------------------------------------------------------------ one file
 
