@@ -246,8 +246,10 @@ def run(root: Path, todo: list[tuple[str, int]]) -> list[tuple[str, str, str]]:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(shutil.copytree(root, Path(folder) / "workspace"))
             environment = {**os.environ, "ML_FACTORY_WANDB": "off", "XDG_CACHE_HOME": str(Path(folder) / "cache")}
-            command = [sys.executable, "-m", "tests.fuzz", "--child", str(place), json.dumps(todo[start:])]
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.fuzz", "--child", str(place)], cwd=ROOT, env=environment,
+                input=json.dumps(todo[start:]), capture_output=True, text=True, check=False,
+            )  # fmt: skip
         lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith(("reading ", "done "))]
         ends = {int(line[1]): line[2] for line in lines if line[0] == "done"}
         begun = {int(line[1]): line[2] for line in lines if line[0] == "reading"}
@@ -269,10 +271,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--known", type=Path)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.child:
-        read_all(Path(given.child[0]), json.loads(given.child[1]))
+        read_all(given.child, json.load(sys.stdin))
         return 0
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
