@@ -46,7 +46,7 @@ def _rewrite_notebook(path: Path, before: str, after: str, ref: str) -> bool:
         if cell["cell_type"] == "markdown":
             text = re.sub(rf"(?<=/){re.escape(before)}\b", after, text)
         elif "bootstrap" in cell["metadata"].get("tags", ()):
-            text, cell["metadata"] = bootstrap_text(after, ref), FOLDED
+            text, cell["metadata"] = bootstrap_cell_text(after, ref), FOLDED
         cell["source"] = text.splitlines(keepends=True)
     new = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     path.write_text(new, encoding="utf-8")
@@ -58,6 +58,6 @@ if __name__ == "__main__":
         print("make badges: say who: make badges OWNER=name", file=sys.stderr)
         raise SystemExit(2)
     sys.path.insert(0, str(ROOT))
-    from utils.notebook_bootstrap import FOLDED, bootstrap_text
+    from utils.notebook_bootstrap import FOLDED, bootstrap_cell_text
 
     raise SystemExit(main(sys.argv[1]))

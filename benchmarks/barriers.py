@@ -9,7 +9,7 @@ return, MAE, MFE and uniqueness, and uses one thread:
            that stay in the cache, looking only at rows still open once they are few
   doubling NumPy again, but leaping: extremes of 1, 2, 4... bars for all rows, then a bisection of each life. No user
            known to us writes it; it shows the limit of NumPy
-  table    the whole of `triple_barrier`: ours plus label_end and the table
+  table    the whole of `triple_barrier_labels`: ours plus label_end and the table
 Before the clock runs, all forms must agree to the bit on barriers and exits and to 1e-12 on the rest.
 """
 
@@ -25,11 +25,11 @@ import numpy as np
 from scipy.signal import lfilter
 
 from benchmarks.measure import digits, in_turns, print_json, rated, times
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, mean_share
-from ml_factory.targets.label_table import rows_with_future_bars, simulate_exits
-from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
+from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, average_uniqueness_kernel
+from ml_factory.targets.label_table import find_labelable_rows, simulate_label_exits
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels, triple_barrier_prices
 
 MINUTE = 60_000_000_000
 MARKET = MarketSpec("MES", "cme", 0.25, False)
@@ -38,7 +38,7 @@ BLOCK = 4096  # rows: their columns stay in the second-level cache
 FEW = 0.3  # of a block still open: from here on gathering them is cheaper than passing over all
 
 
-def walk(rows: int, seed: int = 0) -> Frame:
+def walk(rows: int, seed: int = 0) -> ResampledBars:
     """One-minute bars of a driftless walk on the tick, in sessions of 1,380 bars."""
     rng = np.random.default_rng(seed)
     path = np.cumsum(rng.standard_normal(rows * 4, dtype=np.float32) * np.float32(1e-4), dtype=np.float64)
@@ -47,20 +47,20 @@ def walk(rows: int, seed: int = 0) -> Frame:
     start = np.arange(rows, dtype=np.int64) * MINUTE
     segment = (np.arange(rows) // SESSION_BARS).astype(np.int32)
     high, low = np.maximum(price.max(axis=1), open_), np.minimum(price.min(axis=1), open_)
-    return Frame(1, start, start + MINUTE, open_, high, low, price[:, 3].copy(), None, segment, segment)
+    return ResampledBars(1, start, start + MINUTE, open_, high, low, price[:, 3].copy(), None, segment, segment)
 
 
-def ours(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, ...]:
-    up, down = barriers_of(frame, spec, MARKET)
-    entry, last = rows_with_future_bars(frame, "session", ~np.isnan(up))
+def ours(frame: ResampledBars, spec: LabelSpec) -> tuple[np.ndarray, ...]:
+    up, down = triple_barrier_prices(frame, spec, MARKET)
+    entry, last = find_labelable_rows(frame, "session", ~np.isnan(up))
     end = np.minimum(entry + spec.horizon, last)
-    rows = simulate_exits(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
-    shares = mean_share(entry + 1, rows.exit_bar, len(frame))
+    rows = simulate_label_exits(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
+    shares = average_uniqueness_kernel(entry + 1, rows.exit_bar, len(frame))
     return entry, rows.barrier, rows.exit_bar, rows.ret, rows.mae, rows.mfe, shares
 
 
-def table(frame: Frame, spec: LabelSpec) -> object:
-    return triple_barrier(frame, None, spec, MARKET, session_close=frame.known_at)
+def table(frame: ResampledBars, spec: LabelSpec) -> object:
+    return triple_barrier_labels(frame, None, spec, MARKET, session_close=frame.known_at)
 
 
 def last_bars(segment: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def last_bars(segment: np.ndarray) -> np.ndarray:
     return np.repeat(ends, np.diff(ends, prepend=-1))
 
 
-def numpy_prices(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, np.ndarray]:
+def numpy_prices(frame: ResampledBars, spec: LabelSpec) -> tuple[np.ndarray, np.ndarray]:
     """Barrier prices by a recursive filter over the squared returns inside segments."""
     inside = np.flatnonzero(np.diff(frame.segment) == 0) + 1
     squares = np.log(frame.close[inside] / frame.close[inside - 1])
@@ -98,7 +98,7 @@ def numpy_uniqueness(entry: np.ndarray, exit_bar: np.ndarray, n: int) -> np.ndar
 def numpy_form(find: Callable) -> Callable:
     """A form whose exits come from `find(frame, up, down, last, horizon)`: exit_bar[N], best[N], worst[N] before it."""
 
-    def form(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, ...]:
+    def form(frame: ResampledBars, spec: LabelSpec) -> tuple[np.ndarray, ...]:
         up, down = numpy_prices(frame, spec)
         last = last_bars(frame.segment)
         entry = np.flatnonzero(~np.isnan(up) & (np.arange(len(frame)) < last))
@@ -128,7 +128,7 @@ def leave(frame, spec, entry, j, up, down, close, last, best, worst) -> tuple[np
     return barrier, j, np.log(price / close), mae, mfe, numpy_uniqueness(entry, j, len(frame))
 
 
-def by_loop(frame: Frame, up, down, last, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def by_loop(frame: ResampledBars, up, down, last, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every row of a block one bar further at a time; rows that are done leave when few are left."""
     n, slack = len(frame), MARKET.tick * 1e-6
     high, low = (np.append(values, np.full(horizon, np.nan)) for values in (frame.high, frame.low))
@@ -166,7 +166,7 @@ def by_loop(frame: Frame, up, down, last, horizon: int) -> tuple[np.ndarray, np.
     return exits, best, worst
 
 
-def by_doubling(frame: Frame, up, down, last, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def by_doubling(frame: ResampledBars, up, down, last, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Extremes of 2**k bars from each bar on; a row leaps 2**k bars, from the largest k down, while it stays inside."""
     n, slack = len(frame), MARKET.tick * 1e-6
     tops, bottoms = [frame.high], [frame.low]
@@ -207,7 +207,7 @@ def agree(rows: int, horizon: int) -> None:
     np.testing.assert_array_equal(whole["exit_bar"], reference[2][kept])
 
 
-def measure(frame: Frame, horizon: int, repeats: int, forms: list[str]) -> None:
+def measure(frame: ResampledBars, horizon: int, repeats: int, forms: list[str]) -> None:
     """The best of `repeats` rounds, each form once a round."""
     spec = LabelSpec(horizon=horizon)
     runs = in_turns({name: partial(FORMS[name], frame, spec) for name in forms}, repeats)

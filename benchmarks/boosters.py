@@ -21,8 +21,8 @@ import xgboost as xgb
 from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import Tabular
-from ml_factory.models.tabular_data import BinnedData, to_rows
+from ml_factory.models.tabular import TabularModel
+from ml_factory.models.tabular_data import BinnedData, to_tabular_rows
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.serialization import encode_state
 
@@ -38,7 +38,7 @@ def market(rows: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     return x, y, rng.uniform(0.2, 2, rows)
 
 
-def in_blocks(model: Tabular, train, valid, bins) -> Iterator[None]:
+def in_blocks(model: TabularModel, train, valid, bins) -> Iterator[None]:
     """Our training, giving way every `TURN` rounds."""
     spec = model.settings
     grower = model._open(spec, train, valid, bins)
@@ -84,7 +84,7 @@ def blockwise(name: str, rows: int, columns: int, rounds: int) -> None:
     """Compare blocks of ten with one training of as many rounds."""
     x, y, w = market(rows, columns)
     cut = rows * 5 // 6
-    train, valid = to_rows(x[:cut], y[:cut], w[:cut]), to_rows(x[cut:], y[cut:], w[cut:])
+    train, valid = to_tabular_rows(x[:cut], y[:cut], w[:cut]), to_tabular_rows(x[cut:], y[cut:], w[cut:])
     model = build_model(name, rounds=rounds, patience=0, threads=1)
     # Each its own matrices: a block sets scores in them.
     ours, theirs = (model._bin(model.settings, train, valid) for _ in range(2))

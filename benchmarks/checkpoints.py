@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from benchmarks.measure import digits, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.mount_slots import RemoteSlots
+from ml_factory.checkpoints.mount_slots import MountSlots
 
 CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.2, "written": 1.3, "verified": 2.5}
@@ -231,7 +231,7 @@ def main() -> None:
     ):
         store, modest = manager.store, manager.store.writer
         # At the priority of its peers: on a busy machine a child that yields would look slow because of its niceness.
-        store.writer = RemoteSlots(
+        store.writer = MountSlots(
             store.folder, store.locks / "pool.lock", store.lease, memory=store.staging.file, niceness=0
         )
         blocking = verdict(compare(Round(state, Path(place), manager), given.repeats))

@@ -29,7 +29,7 @@ from ml_factory.evaluation.metrics import (
 )
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import Dataset, baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_baselines
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one
@@ -45,7 +45,7 @@ FILES = {
 }
 
 
-def prepared(folder: Path, root: Path, name: str) -> tuple[Workspace, Dataset]:
+def prepared(folder: Path, root: Path, name: str) -> tuple[Workspace, PreparedDataset]:
     """A workspace of this file's rows alone, and its data set."""
     symbol, first, after = FILES[name]
     workspace = Workspace(folder / name.replace(" ", "_"))
@@ -59,7 +59,7 @@ def prepared(folder: Path, root: Path, name: str) -> tuple[Workspace, Dataset]:
     return workspace, load_dataset(workspace, symbol, HORIZON)
 
 
-def evaluated(workspace: Workspace, data: Dataset, model: str, split: str, settings: Mapping) -> dict:
+def evaluated(workspace: Workspace, data: PreparedDataset, model: str, split: str, settings: Mapping) -> dict:
     """Metrics of the trained model and the baselines on the clear rows of a split."""
     result = pipeline.train(
         workspace, data.symbol, HORIZON, model, mirror="off", model_settings=settings, uncertified=True
@@ -69,7 +69,7 @@ def evaluated(workspace: Workspace, data: Dataset, model: str, split: str, setti
     rows = data.labels.index.get_indexer(frame.index)
     clear = data.clear[rows]
     rows, p, y = rows[clear], frame[PROBABILITIES].to_numpy()[clear], data.y[rows[clear]]
-    forecasts = baselines(data, data.splits["train"], rows)
+    forecasts = dataset_baselines(data, data.splits["train"], rows)
     losses = {name: row_log_loss(y, q) for name, q in forecasts.items()}
     ours = row_log_loss(y, p)
     gain = gain_interval(losses["clock"] - ours, horizon=HORIZON, times_N=data.labels.index[rows])

@@ -25,20 +25,20 @@ import pandas as pd
 
 from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory.code_fingerprint import closure, source_hashes
-from ml_factory.data.sessions import market_for
+from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
-from ml_factory.datasets.row_sampling import rows_with_window
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.windows import Windows
-from ml_factory.evaluation.baselines import prior_probabilities
-from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.evaluation.baselines import prior_baseline_probabilities
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.evaluation.intervals import gain_interval
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.models.base import Estimator
-from ml_factory.models.registry import available_models, build_model, locate, spec_of
+from ml_factory.models.base import ModelBase
+from ml_factory.models.registry import available_models, build_model, find_model_spec, resolve_registry_entry
 from ml_factory.storage.json_values import fingerprint
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 
 LOOKBACK = 32
@@ -61,11 +61,13 @@ class Rows:
     splits: dict[str, np.ndarray]
     known: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def take(self, model: Estimator, split: str):
+    def take(self, model: ModelBase, split: str):
         """(x, y) of one split as the model reads them."""
         positions = self.splits[split]
         rows, y = self.row[positions], self.labels["label"].to_numpy()[positions]
-        return (Windows(self.x_NF, rows, model.lookback) if spec_of(model.name).windowed else self.x_NF[rows]), y
+        return (
+            Windows(self.x_NF, rows, model.lookback) if find_model_spec(model.name).windowed else self.x_NF[rows]
+        ), y
 
     def truth(self, split: str) -> np.ndarray:
         """Return the oracle's probabilities of every `EVERY`-th row of a split, (N, 3); cached for all models."""
@@ -80,23 +82,23 @@ class Rows:
 def rows_of(kind: str, seed: int, days: int) -> Rows:
     """The made-up market, its features, labels and chronological split."""
     market = synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, **MARKET))
-    stored = market_for("DEMO", market.bars)
+    stored = resolve_market_spec("DEMO", market.bars)
     matrix = build_features(market.bars, stored, COLUMNS)
-    labels = triple_barrier(matrix.base, None, LABELS, stored)
+    labels = triple_barrier_labels(matrix.base, None, LABELS, stored)
     labels = labels[(labels["barrier"] != "ambiguous") & (labels["entry_bar"] >= matrix.first)]
     row = labels["entry_bar"].to_numpy() - matrix.first
-    whole = rows_with_window(matrix.segment, row, LOOKBACK)
+    whole = mask_rows_with_full_window(matrix.segment, row, LOOKBACK)
     labels, row = labels[whole], row[whole]
     splits = chronological_split(labels, SplitSpec())
     scaler = RobustScaler.fit(matrix.values, row[splits["train"]])
     return Rows(market, scaler.transform(matrix.values), labels, row, splits)
 
 
-def evaluated(rows: Rows, model: Estimator, split: str = "test") -> dict[str, float]:
+def evaluated(rows: Rows, model: ModelBase, split: str = "test") -> dict[str, float]:
     """Fit the model and compare it with class prior and oracle on the rows of `split`."""
     result = model.fit(*rows.take(model, "train"), validation=rows.take(model, "validation"))
     x, y = rows.take(model, split)
-    p, prior = model.predict_proba(x), prior_probabilities(rows.take(model, "train")[1], None, len(y))
+    p, prior = model.predict_proba(x), prior_baseline_probabilities(rows.take(model, "train")[1], None, len(y))
     gain = gain_interval(row_log_loss(y, prior) - row_log_loss(y, p), horizon=LABELS.horizon)
     facts = {"rows": len(y), "gain": digits(gain.mean), "errors": digits(gain.mean / gain.standard_error, 3)}
     facts |= {"epochs": len(result.history), "best_epoch": result.best_epoch}
@@ -106,7 +108,7 @@ def evaluated(rows: Rows, model: Estimator, split: str = "test") -> dict[str, fl
     expected, oracle = (float((truth * np.log(q / prior[sampled])).sum(1).mean()) for q in (p[sampled], truth))
     facts |= {"expected": digits(expected), "oracle": digits(oracle), "share": digits(expected / oracle, 3)}
     held, y_held = rows.take(model, "validation")
-    calibration = Calibration.fit(log_probabilities(model.predict_proba(held)), y_held, horizon=LABELS.horizon)
+    calibration = Calibration.fit(floored_log_probabilities(model.predict_proba(held)), y_held, horizon=LABELS.horizon)
     for name, q in {"ece_true": calibration.apply(p[sampled]), "ece_true_raw": p[sampled]}.items():
         plain, debiased = true_calibration_error(truth, q)
         facts |= {name: digits(plain, 3), f"{name}_debiased": digits(debiased, 3)}
@@ -132,7 +134,11 @@ def true_calibration_error(truth_N3: np.ndarray, p_N3: np.ndarray, bins: int = 1
 
 def code_behind(name: str) -> str:
     """Hash of the sources that a model's figures come from: other code is another cell."""
-    kinds = [locate(part) for part in (spec_of(name).estimator, spec_of(name).network) if part is not None]
+    kinds = [
+        resolve_registry_entry(part)
+        for part in (find_model_spec(name).estimator, find_model_spec(name).network)
+        if part is not None
+    ]
     files = [kind.__module__.partition(".")[2].replace(".", "/") + ".py" for kind in kinds]
     return fingerprint(source_hashes(closure(["../benchmarks/edge.py", *files])))[:12]
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks.forecaster import NeuralForecaster
 from benchmarks.measure import digits, print_json, setting, timed
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.sequence import LSTM, TCN
 from ml_factory.models.tft import TFT
 from ml_factory.models.transformer import ITransformer, PatchTST
@@ -91,7 +91,7 @@ class DLinear(nn.Module):
 
     Spec = DLinearSpec
 
-    def __init__(self, features: int, lookback: int, task: Forecast, spec: DLinearSpec):
+    def __init__(self, features: int, lookback: int, task: ForecastTask, spec: DLinearSpec):
         super().__init__()
         self.kernel = spec.kernel
         self.trend, self.rest = nn.Linear(lookback, task.steps), nn.Linear(lookback, task.steps)
@@ -139,7 +139,7 @@ def trained(name: str, recipe: Recipe, series: Series, steps: int, **settings) -
     """Fitted on the training block, its epoch chosen on the validation block; no row after it is read."""
     x_NF = series.until(VALIDATION)
     given = {"weight_decay": 0.0, "patience": 3, **recipe.settings, **settings}
-    model = NeuralForecaster(name, recipe.network, Forecast(steps), lookback=recipe.lookback, **given)
+    model = NeuralForecaster(name, recipe.network, ForecastTask(steps), lookback=recipe.lookback, **given)
     blocks = ((0, TRAIN), (TRAIN, VALIDATION))
     rows, held = (last_rows(*block, recipe.lookback, steps) for block in blocks)
     result, taken = timed(lambda: model.fit(x_NF, rows, validation=held))

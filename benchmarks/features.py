@@ -28,11 +28,11 @@ import numpy as np
 
 from benchmarks.market import MADE_UP, market_bars
 from benchmarks.measure import best, digits, in_turns, print_json, seconds, timed, times
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.features import rolling
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
-from ml_factory.features.engine import CHUNK, FeatureFamily, FrameFeatures
-from ml_factory.workflows.warm_kernels import compile_kernels
+from ml_factory.features.engine import CHUNK, FeatureEngine, FeatureFamily
+from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 PARTS = ("indicators", "families", "windows", "compile")
 AHEAD = "by children"
@@ -42,7 +42,7 @@ LENGTHS = (20, 32, 64, 128, 256)
 
 
 def of_families(
-    frame: Frame, chosen: dict[str, FeatureFamily], threads: int
+    frame: ResampledBars, chosen: dict[str, FeatureFamily], threads: int
 ) -> tuple[Callable[[], None], list[np.ndarray]]:
     """A call that makes these families' columns of a frame, and the matrices that it writes them into."""
     widths = [len(family.names(MADE_UP, False)) for family in chosen.values()]
@@ -51,7 +51,7 @@ def of_families(
     def call() -> None:
         with ThreadPoolExecutor(threads) as pool:
             jobs = [
-                pool.submit(FrameFeatures(MADE_UP, {name: family}, coarse=False).push, frame, out)
+                pool.submit(FeatureEngine(MADE_UP, {name: family}, coarse=False).push, frame, out)
                 for (name, family), out in zip(chosen.items(), outs, strict=True)
             ]
             for job in jobs:
@@ -60,7 +60,7 @@ def of_families(
     return call, outs
 
 
-def indicators(frame: Frame, repeats: int) -> None:
+def indicators(frame: ResampledBars, repeats: int) -> None:
     from benchmarks.peers import sixty  # noqa: PLC0415 - the other parts need no TA-Lib
 
     listed = sixty.by_talib(frame)
@@ -109,7 +109,7 @@ def _same(listed: list, outs: list[np.ndarray], sixty: object) -> int:
     return len(seen)
 
 
-def families(frame: Frame, repeats: int) -> None:
+def families(frame: ResampledBars, repeats: int) -> None:
     for name in FAMILIES:
         call, outs = of_families(frame, {name: FAMILIES[name]}, 1)
         call()
@@ -131,7 +131,7 @@ def window_lengths(rows: int, repeats: int) -> None:
         "std": lambda n: rolling.window_std(x, n, 0, first),
         "covariance": lambda n: rolling.window_covariance(x, y, n, 0, first),
         "correlation": lambda n: rolling.window_correlation(x, y, n, 0, first),
-        "bars_since_max": lambda n: rolling.bars_since_max(x, n, 0, first),
+        "bars_since_max": lambda n: rolling.bars_since_window_max(x, n, 0, first),
     }
     blocks = max(rows // 10 // CHUNK, 1)
 
@@ -159,7 +159,7 @@ def compiling(options: str) -> None:
 
     def first_call() -> None:
         if options == AHEAD:
-            compile_kernels(names)
+            warm_up_kernels(names)
         build_features(bars, MADE_UP, spec)
 
     _, taken = timed(first_call)
@@ -199,7 +199,7 @@ def main() -> None:
         compiling(options.compiling)
         return
     if {"indicators", "families"} & set(options.only):
-        frame = base_frame(market_bars(options.rows), MADE_UP, 1)
+        frame = resample_bars(market_bars(options.rows), MADE_UP, 1)
         if "indicators" in options.only:
             indicators(frame, options.repeats)
         if "families" in options.only:

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import FitResult, data_signature
-from ml_factory.models.heads import Forecast
+from ml_factory.models.base import ModelFitResult, training_data_checksum
+from ml_factory.models.heads import ForecastTask
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, covariate_shapes, init_network, split_settings
-from ml_factory.training.evaluate import outputs
+from ml_factory.training.device import deterministic_device, pick_device
+from ml_factory.training.estimator_base import (
+    NeuralEstimatorBase,
+    init_network_from_seed,
+    network_covariate_shapes,
+    split_neural_settings,
+)
+from ml_factory.training.evaluate import evaluate_outputs
 
 
-class NeuralForecaster(Neural):
+class NeuralForecaster(NeuralEstimatorBase):
     """network : a class of `models` with a `Spec`. forecast : steps, channels and quantiles.
 
     settings : fields of that Spec and of TrainSpec, by name. Learns the mean (squared error), or the quantiles
@@ -29,24 +34,24 @@ class NeuralForecaster(Neural):
     the S rows after it.
     """
 
-    def __init__(self, name: str, network: type[nn.Module], forecast: Forecast, *, lookback: int, **settings: Any):
+    def __init__(self, name: str, network: type[nn.Module], forecast: ForecastTask, *, lookback: int, **settings: Any):
         self.name, self.kind, self.forecast, self.lookback = name, network, forecast, lookback
-        self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.covariates = covariate_shapes(self.network_spec, forecast.steps)
+        self.settings, self.network_spec = split_neural_settings(name, network, lookback, settings)
+        self.covariates = network_covariate_shapes(self.network_spec, forecast.steps)
         self.network: nn.Module | None = None
 
     def fit(
         self, x_NF: np.ndarray, rows: np.ndarray, *, validation: np.ndarray, known_NK: np.ndarray | None = None,
         static_V: np.ndarray | None = None, callbacks=(), checkpoints=None,
-    ) -> FitResult:  # fmt: skip
+    ) -> ModelFitResult:  # fmt: skip
         """Learn from the windows that end at `rows`; the epoch is chosen on those that end at `validation`.
 
         known_NK : float32, known-future covariates of every row, and of S rows past the last window, for a network with
         the setting `known`.
         static_V : static covariates of the series, for one with `static`.
         """
-        device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
-        self.network = init_network(
+        device, spec, features = pick_device(self.settings), self.settings, x_NF.shape[1]
+        self.network = init_network_from_seed(
             self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed
         )
         covariates = self._covariates(known_NK, static_V)
@@ -54,7 +59,7 @@ class NeuralForecaster(Neural):
         about = {**spec.identity(), **asdict(self.network_spec), **asdict(self.forecast), "lookback": self.lookback}
         return self._learn(
             parts, held, spec, device, settings=about,
-            data=data_signature(features, x_NF, rows, validation, *covariates),
+            data=training_data_checksum(features, x_NF, rows, validation, *covariates),
             callbacks=callbacks, checkpoints=checkpoints,
         )  # fmt: skip
 
@@ -65,10 +70,10 @@ class NeuralForecaster(Neural):
         """float32 y_BSC (y_BSCQ with quantiles) after the windows that end at `rows`; the others as of `fit`."""
         if self.network is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit first")
-        device = pick(self.settings)
-        with pinned(device):
+        device = pick_device(self.settings)
+        with deterministic_device(device):
             feed = BatchLoader(device, self._read(x_NF, rows, *self._covariates(known_NK, static_V)))
-            return outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
+            return evaluate_outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
 
     def _covariates(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
         """Return the covariates of a window in the order of `covariates`, as wide as the settings of the network."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from ml_factory import pipeline
 from ml_factory.argument_checks import DEMO
-from ml_factory.data.synthetic import ensure_demo_market
-from ml_factory.models.registry import available_models, spec_of
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.cost_model import WorkSize, fit_once, full_size, warm_up, work_of
+from ml_factory.workflows.cost_model import FitSize, cost_model_work, fit_cost_model, full_fit_size, measure_fit_cost
 from ml_factory.workflows.load import load_dataset
 
 TURNS = {"tabular": ({"rounds": 80}, {"rounds": 200}), "other": ({"epochs": 2}, {"epochs": 3, "lookback": 16})}
@@ -35,11 +35,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(folder)
         if given.data is None:
-            ensure_demo_market(workspace, given.symbol)
+            ensure_synthetic_demo_market(workspace, given.symbol)
         pipeline.prepare(workspace, given.symbol, (given.horizon,), data=given.data)
         data = load_dataset(workspace, given.symbol, given.horizon)
         for name in given.models:
-            for settings in TURNS["tabular" if spec_of(name).family == "tabular" else "other"]:
+            for settings in TURNS["tabular" if find_model_spec(name).family == "tabular" else "other"]:
                 line = measure(data, name, settings | {"patience": 0})
                 errors.append(line["error"])
                 print(json.dumps(line), flush=True)
@@ -48,9 +48,9 @@ def main() -> None:
 
 def measure(data, name: str, settings: dict) -> dict:
     """Forecast and truth of one unit, in seconds."""
-    whole = full_size(data, name, settings, 0, False)
-    forecast = warm_up(data, name, settings, 0, whole).forecast(work_of(name, whole)).seconds
-    took = fit_once(data, name, settings, 0, WorkSize(whole.rows, whole.iterations), whole).seconds
+    whole = full_fit_size(data, name, settings, 0, False)
+    forecast = fit_cost_model(data, name, settings, 0, whole).forecast(cost_model_work(name, whole)).seconds
+    took = measure_fit_cost(data, name, settings, 0, FitSize(whole.rows, whole.iterations), whole).seconds
     facts = {"bench": "forecasts_of_cost", "model": name, "rows": whole.rows, **settings}
     return {**facts, "forecast_s": forecast, "took_s": took, "error": abs(forecast - took) / took}
 

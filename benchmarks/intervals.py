@@ -20,7 +20,12 @@ from scipy.signal import lfilter
 from scipy.special import ndtr, stdtrit
 
 from benchmarks.measure import digits, print_json
-from ml_factory.evaluation.intervals import gain_interval, newey_west, week_clusters, week_numbers
+from ml_factory.evaluation.intervals import (
+    gain_interval,
+    newey_west_standard_error,
+    trading_week_numbers,
+    week_clustered_standard_error,
+)
 
 HORIZON = 20
 HALF_LIVES = [0, 200, 1000, 3000]  # rows
@@ -72,14 +77,16 @@ def null_gains(rng: np.random.Generator, forecast: int, regime: int, count: int,
 
 def alternatives(values: np.ndarray) -> dict[str, float]:
     """Half-widths of intervals from independent rows, and from Newey and West's error alone."""
-    error, factor, _ = newey_west(values - values.mean(), HORIZON)
+    error, factor, _ = newey_west_standard_error(values - values.mean(), HORIZON)
     return {"iid": 1.96 * float(values.std()) / np.sqrt(len(values)), "hac": factor * error}
 
 
 def evaluated(values: np.ndarray, gains_N3: np.ndarray, times: np.ndarray, weeks: np.ndarray) -> dict[str, float]:
     """Return the product's result for one series, and the half-width from weeks as clusters alone."""
     found = gain_interval(values, horizon=HORIZON, times_N=times, by_outcome_NK=gains_N3)
-    clustered, count = week_clusters(values - values.mean(), weeks) if weeks[0] != weeks[-1] else (np.inf, 2)
+    clustered, count = (
+        week_clustered_standard_error(values - values.mean(), weeks) if weeks[0] != weeks[-1] else (np.inf, 2)
+    )
     facts = {"mean": found.mean, "half": found.mean - found.low, "memory": found.memory, "enough": found.enough}
     return facts | {"weeks": float(stdtrit(count - 1, 0.975)) * clustered}
 
@@ -88,7 +95,7 @@ def cells(chosen: argparse.Namespace, forecast: int, regime: int) -> Iterator[tu
     """((market, rows), a row a series) of one pair of half-lives; shorter series are the beginnings of longer ones."""
     rng = np.random.default_rng([chosen.seed, forecast, regime])
     times = {market: times_of(market, max(chosen.rows)) for market in chosen.markets}
-    weeks = {market: week_numbers(stamps) for market, stamps in times.items()}
+    weeks = {market: trading_week_numbers(stamps) for market, stamps in times.items()}
     lines = {(market, n): [] for market in chosen.markets for n in chosen.rows}
     for begun in range(0, chosen.series, AT_ONCE):
         count = min(AT_ONCE, chosen.series - begun)

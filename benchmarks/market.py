@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 
 COLUMNS = ("open", "high", "low", "close", "volume")
 MADE_UP = MarketSpec("BTC", "24h", None, True)
@@ -26,6 +26,6 @@ def market_bars(rows: int, seed: int = 0) -> pd.DataFrame:
 def file_bars(path: str, symbol: str) -> tuple[pd.DataFrame, MarketSpec]:
     """A file of checked one-minute bars with a column `timestamp`; only those inside the market's sessions."""
     bars = pd.read_parquet(path).set_index("timestamp").astype(float)
-    market = market_for(symbol, bars)
-    inside = base_frame(bars, market, 1).start
+    market = resolve_market_spec(symbol, bars)
+    inside = resample_bars(bars, market, 1).start
     return bars[np.isin(bars.index.as_unit("ns").asi8, inside)], market

@@ -40,7 +40,7 @@ from benchmarks.peers import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
-from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
+from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, feature_column_names
 from ml_factory.settings import DataSpec
 
 SIDES = ("prepare", "polars", "pandas")
@@ -174,7 +174,7 @@ def compare(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: d
 
 def every(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: dict) -> None:
     """Time `prepare` with every column that the library has."""
-    facts = facts | {"columns": len(column_names(market, EVERY))}
+    facts = facts | {"columns": len(feature_column_names(market, EVERY))}
     taken = [timed(partial(prepare, file, folder, market, EVERY))[1] for _ in range(repeats)]
     print_json(bench="pipeline, every column", side="prepare", **facts, **rated(taken, facts["rows"]))
 
@@ -212,7 +212,7 @@ def growth(folder: Path, repeats: int, most: int) -> None:
         f"slope_{clock}": digits(float(np.polyfit(np.log(counts), np.log([f[clock] for f in found.values()]), 1)[0]), 3)
         for clock in ("wall_s", "cpu_s")
     }
-    columns = len(column_names(MADE_UP, NARROW))
+    columns = len(feature_column_names(MADE_UP, NARROW))
     print_json(bench="pipeline growth", columns=columns, **slopes, seconds={n: f["wall_s"] for n, f in found.items()})
 
 
@@ -237,7 +237,7 @@ def main() -> None:
             file, rows = folder / "bars.parquet", len(bars)
             bars[list(COLUMNS)].reset_index().to_parquet(file)
             del bars
-        facts = {"market": market.symbol, "rows": rows, "columns": len(column_names(market, SPEC))}
+        facts = {"market": market.symbol, "rows": rows, "columns": len(feature_column_names(market, SPEC))}
         if options.peak:
             peak(options.peak, file, folder, market, imported, facts)
             return

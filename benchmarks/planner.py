@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_seconds, save_interval
-from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
+from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_save_seconds, save_interval
+from ml_factory.checkpoints.session_planner import SessionBudget, WorkCost, WorkCostModel, WorkUnit, plan_session_work
 
 HOUR = 3600.0
 COMPARED = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
@@ -56,7 +56,7 @@ class World:
 
 def units(rng: np.random.Generator) -> list[WorkUnit]:
     """More work than any runtime has time for; work counts forecast seconds."""
-    model = CostModel(Cost(5.0), Cost(1.0))
+    model = WorkCostModel(WorkCost(5.0), WorkCost(1.0))
     hours = rng.uniform(0.05, 3.0, 24)
     return [WorkUnit(f"unit {i}", model, seconds * HOUR) for i, seconds in enumerate(hours)]
 
@@ -64,7 +64,7 @@ def units(rng: np.random.Generator) -> list[WorkUnit]:
 def live(world: World, timer_of, announced: float) -> None:
     """Work through the plan until the runtime ends; stop in time where its end is announced."""
     times = SaveDurations()  # the last save tells what the next will take
-    for row in plan(units(world.rng), Budget(seconds=announced), Cost(world.durable)):
+    for row in plan_session_work(units(world.rng), SessionBudget(seconds=announced), WorkCost(world.durable)):
         timer, left = timer_of(lambda: world.now), row.unit.work * math.exp(world.rng.normal(0, 0.15))
         world.now += row.unit.model.fixed.seconds
         while left > 0:
@@ -72,7 +72,7 @@ def live(world: World, timer_of, announced: float) -> None:
             if world.now + step > world.ends:
                 return
             world.now, world.held, left = world.now + step, world.held + step, left - step
-            over = announced - world.now < reserved_seconds(times.seconds)
+            over = announced - world.now < reserved_save_seconds(times.seconds)
             if timer.due() or over or left <= 0:
                 blocking = world.save(times)
                 if blocking is None:

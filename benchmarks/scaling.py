@@ -21,7 +21,7 @@ from sklearn.preprocessing import RobustScaler as Reference
 
 from benchmarks.measure import best, digits, in_turns, print_json, seconds, times
 from ml_factory.datasets import memmap
-from ml_factory.datasets.quantiles import quantiles
+from ml_factory.datasets.quantiles import column_quantiles
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
 
 QUARTILES = (0.25, 0.5, 0.75)
@@ -53,8 +53,8 @@ def report_sides(what: str, sides: dict[str, Callable[[], object]], repeats: int
 def fit(x_NF: np.ndarray, repeats: int) -> None:
     few = x_NF[: min(len(x_NF), 200_000)]
     wanted = np.quantile(few.astype(np.float64), QUARTILES, axis=0).T
-    assert np.array_equal(quantiles(few, QUARTILES), wanted), "not NumPy's quantiles"
-    quantiles(x_NF[:100_000], QUARTILES)  # compiled
+    assert np.array_equal(column_quantiles(few, QUARTILES), wanted), "not NumPy's quantiles"
+    column_quantiles(x_NF[:100_000], QUARTILES)  # compiled
     rows = np.arange(len(x_NF) * 7 // 10)
     sides = {"ours": lambda: RobustScaler.fit(x_NF), "scikit-learn": lambda: Reference().fit(x_NF)}
     report_sides("robust fit", sides, repeats, x_NF.size)
@@ -75,7 +75,7 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
         def write_ours() -> None:
             # pyarrow empties the file it finds and has its pages back; ours keeps the old one until the new is whole.
             ours.unlink(missing_ok=True)
-            memmap.write_part(ours, x_NF)
+            memmap.write_npy_part(ours, x_NF)
 
         sides = {
             "ours (hashed)": write_ours,
@@ -94,7 +94,7 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
 
 def verified(path: Path) -> np.ndarray:
     rows = np.load(path, mmap_mode="r")
-    memmap.content_hash(rows)
+    memmap.npy_content_hash(rows)
     return rows
 
 

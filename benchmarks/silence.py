@@ -20,8 +20,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from ml_factory.notebook_parameters import convert_parameters
-from ml_factory.notebook_suite import find_notebook
+from ml_factory.notebook_parameters import convert_notebook_parameters
+from ml_factory.notebook_suite import find_suite_notebook
 
 SHOWN = 60  # characters of the output before a gap
 
@@ -82,7 +82,7 @@ class _Watched(NotebookClient):
 def notebook_gaps(path: Path, given: dict[str, str]) -> dict[str, float]:
     """Cell id -> longest seconds without a message."""
     notebook = nbformat.read(path, 4)
-    values = convert_parameters(path, given)
+    values = convert_notebook_parameters(path, given)
     for cell in notebook.cells:
         if "parameters" in cell["metadata"].get("tags", ()):
             cell["source"] += "\n" + "\n".join(
@@ -103,7 +103,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.notebook:
         given = dict(text.split("=", 1) for text in chosen.given)
-        gaps = notebook_gaps(find_notebook(chosen.notebook), given)
+        gaps = notebook_gaps(find_suite_notebook(chosen.notebook), given)
         for name, seconds in sorted(gaps.items(), key=lambda item: -item[1])[:5]:
             print(f"{seconds:6.1f} s  cell {name}")
         return

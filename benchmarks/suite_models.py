@@ -22,8 +22,8 @@ import psutil
 
 from benchmarks.measure import digits, print_json
 from ml_factory import pipeline
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ def slice_into(workspace: Workspace, data: Path, symbol: str, rows: int) -> int:
 def run_notebook(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
     """Run the model's own notebook in a process of its own; what that took, its children's part included."""
     given = {"SYMBOL": symbol, "HORIZON": horizon, "MODEL": model, "WORKSPACE": workspace.root, "QUICK": False}
-    notebook = f"{spec_of(model).notebook}.ipynb"
+    notebook = f"{find_model_spec(model).notebook}.ipynb"
     out = workspace.results / "notebooks" / f"{model}.ipynb"
     out.parent.mkdir(parents=True, exist_ok=True)
     words = [word for name, value in given.items() for word in ("-p", name, str(value))]
@@ -73,7 +73,7 @@ def most_held(pid: int) -> int:
 
 def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
     """Return the finished model's metrics on test and validation rows."""
-    facts = Registry(workspace.models).find(symbol, horizon, model).facts
+    facts = ArtifactRegistry(workspace.models).find(symbol, horizon, model).facts
     found = pipeline.train(workspace, symbol, horizon, model, on_status=lambda _: None)
     if not found.reused or found.limited:
         raise SystemExit(f"{model}: the notebook's run is not the full one")
@@ -109,7 +109,7 @@ def main() -> None:
         prepared = pipeline.prepare(workspace, chosen.symbol, horizons=(chosen.horizon,))
         what = {"symbol": chosen.symbol, "bars": bars, "rows": prepared.rows, "horizon": chosen.horizon}
         for model in chosen.models:
-            before = Registry(workspace.models).find(chosen.symbol, chosen.horizon, model)
+            before = ArtifactRegistry(workspace.models).find(chosen.symbol, chosen.horizon, model)
             took = run_notebook(workspace, chosen.symbol, chosen.horizon, model)
             shown = verdict(workspace, chosen.symbol, chosen.horizon, model)
             again = {"found_finished": True} if before and before.hash.startswith(shown["artifact"]) else {}

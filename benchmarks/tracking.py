@@ -29,7 +29,7 @@ from ml_factory.redaction import known_secrets
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import encode_state
 from ml_factory.tracking.tracker import Tracker
-from ml_factory.tracking.wandb_process import mirror_mode
+from ml_factory.tracking.wandb_process import wandb_mirror_mode
 
 KEY = "f" * 40
 CASES = ("off", "offline", "no key", "closed port", "black hole", "slow")
@@ -117,7 +117,7 @@ def one_case(case: str, root: Path) -> dict:
     began = time.perf_counter()
     tracker.finish({"rows": 600})
     finished = time.perf_counter() - began
-    mode = mirror_mode("auto")
+    mode = wandb_mirror_mode("auto")
     settled = tracker.wait_mirror(75)
     return {
         "case": case, "mode": mode, "open_seconds": round(opened, 3), "per_step_us": round(logged / STEPS * 1e6, 1),

@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall, print_json, seconds
 from ml_factory.datasets.windows import Windows
-from ml_factory.models.registry import build_model, locate, spec_of
+from ml_factory.models.registry import build_model, find_model_spec, resolve_registry_entry
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import Device, pick
-from ml_factory.training.loop import fit
+from ml_factory.training.device import Device, pick_device
+from ml_factory.training.loop import run_training_loop
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 
@@ -103,7 +103,7 @@ def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: i
     ours, out, flat = Windows(x_NF, last, lookback), torch.empty(batch, lookback, features), x_NF.view(-1)
     y, w = rng.integers(0, 3, len(last)), rng.uniform(0.5, 2, len(last)).astype("f")
     order_RGB = rng.permutation(len(last))[: batch * ROUND * turns].reshape(-1, ROUND, batch)
-    feed = BatchLoader(pick(TrainSpec(device="cpu")), [ours, y, w])
+    feed = BatchLoader(pick_device(TrainSpec(device="cpu")), [ours, y, w])
     places = iter(rng.integers(0, len(flat) - out.numel(), 10_000))
     fed_RGB, gathered_RGB = iter(order_RGB), iter(order_RGB)
 
@@ -170,7 +170,7 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
                 optimizer.zero_grad()
 
     def whole(rows: int = BATCH * len(ready)) -> None:
-        fit(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
+        run_training_loop(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
 
     return {"fit": whole, "bare": bare, "one step": lambda: whole(BATCH)}
 
@@ -178,7 +178,7 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
 def loop(repeats: int, steps: int = 12) -> None:
     """Time fit() against its minimum: forward, backward, clipping and torch's AdamW on prepared batches."""
     spec = TrainSpec(epochs=1, batch=BATCH, device="cpu")
-    device, rows = pick(spec), BATCH * steps
+    device, rows = pick_device(spec), BATCH * steps
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(rows + T, F)).astype("f")
     y, w = rng.integers(0, 3, rows), rng.uniform(0.5, 2, rows).astype("f")
@@ -186,7 +186,7 @@ def loop(repeats: int, steps: int = 12) -> None:
     ready = [feed(np.arange(number * BATCH, (number + 1) * BATCH)) for number in range(steps)]
     for name in ("lstm", "tcn", "itransformer"):
         timed = TimedFeed(feed)
-        sides = loops(locate(spec_of(name).network), timed, ready, spec, device)
+        sides = loops(resolve_registry_entry(find_model_spec(name).network), timed, ready, spec, device)
         torch.set_num_threads(device.threads)
         in_turns(sides, 1)
         timed.seconds = 0.0

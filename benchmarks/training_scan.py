@@ -19,11 +19,11 @@ from benchmarks.measure import digits, print_json
 from ml_factory.models.recurrent_layers import kernels
 from ml_factory.models.registry import build_model
 from ml_factory.models.sequence import LSTM, RecurrentSpec
-from ml_factory.training.device import pick
-from ml_factory.training.loop import take_step
+from ml_factory.training.device import pick_device
+from ml_factory.training.loop import take_training_step
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 
 F, HIDDEN, BATCH, EPOCH_ROWS = 32, 64, 256, 500_000
 
@@ -49,19 +49,19 @@ def compile_seconds() -> float:
 
 def trained(kind: type[nn.Module], lookback: int, layers: int, steps: int) -> dict:
     """Seconds of the compiler, to the end of step 2, and of a step after; the mean loss of the two, to compare."""
-    device = pick(TrainSpec(device="xla", precision="fp32"))
+    device = pick_device(TrainSpec(device="xla", precision="fp32"))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, lookback, F)).astype("f")
     batch = tuple(map(device.to_device, (torch.from_numpy(x), torch.arange(BATCH) % 3, torch.ones(BATCH))))
     torch.manual_seed(0)
     network = kind(F, lookback, 3, RecurrentSpec(hidden=HIDDEN, layers=layers, dropout=0.0))
     compiled, began = compile_seconds(), time.perf_counter()
-    run = TrainingRun(
+    run = TrainingState(
         device.to_device(network).train(), BATCH, TrainSpec(batch=BATCH, lr=1e-3), device, {"model": "lstm"}
     )
     clock, sums = [], []
     for _ in range(2 + steps):
-        take_step(run, lambda rows: batch, loss)
+        take_training_step(run, lambda rows: batch, loss)
         sums.append(float(run.totals[0]))  # read, so the step has been carried out
         clock.append(time.perf_counter() - began)
     return {

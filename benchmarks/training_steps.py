@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import digits, in_turns, median_ratio, median_wall, print_json
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.sequence import LSTM, TCN, RecurrentSpec, TCNSpec
 from ml_factory.models.tft import TFT, TFTSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
@@ -27,7 +27,7 @@ from ml_factory.training.precision import native_precision
 
 T, F, D = 96, 32, 128
 HEADS, LAYERS, INNER = 16, 3, 256  # of PatchTST, as neuralforecast has them; iTransformer has 2 layers of 8 heads
-ONE, ALL = Forecast(1, channels=1), Forecast(1)
+ONE, ALL = ForecastTask(1, channels=1), ForecastTask(1)
 QUIET = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
 RATIOS = {"ratio": "wall", "cpu_ratio": "cpu"}
 IN_BF16 = "ours, bf16"

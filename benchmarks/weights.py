@@ -20,7 +20,7 @@ import pandas as pd
 
 from benchmarks.measure import best, digits, in_turns, print_json, seconds
 from ml_factory.targets.sequential_bootstrap import ONE, sequential_bootstrap
-from ml_factory.targets.weights import average_uniqueness, concurrency, effective_rows
+from ml_factory.targets.weights import average_uniqueness, effective_sample_size, label_concurrency
 
 
 def labels(n: int, horizon: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def ours(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def prefix(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    share = 1.0 / np.maximum(concurrency(start, end, int(end.max()) + 1), 1)
+    share = 1.0 / np.maximum(label_concurrency(start, end, int(end.max()) + 1), 1)
     lived = np.concatenate([[0.0], np.cumsum(share)])
     return (lived[end + 1] - lived[start]) / (end - start + 1)
 
@@ -84,14 +84,14 @@ def main() -> None:
         np.testing.assert_allclose(ours(*many), prefix(*many), rtol=1e-9)
         np.testing.assert_array_equal(sequential_bootstrap(*few, seed=1), snippet_draws(*few, 1))
         rows = pd.DataFrame({"barrier": "upper", "entry_bar": many[0] - 1, "exit_bar": many[1]})
-        effective_rows(rows.iloc[:10])
+        effective_sample_size(rows.iloc[:10])
         uniqueness = {
             "ours": (options.rows, lambda many=many: ours(*many)),
             "prefix": (options.rows, lambda many=many: prefix(*many)),
             "snippet": (options.few, lambda few=few: snippet(*few)),
         }
         measure(uniqueness, options.repeats, bench="uniqueness", horizon=horizon)
-        measure({"ours": (options.rows, lambda rows=rows: effective_rows(rows))}, options.repeats,
+        measure({"ours": (options.rows, lambda rows=rows: effective_sample_size(rows))}, options.repeats,
                 bench="effective", horizon=horizon)  # fmt: skip
         draws = {
             "ours": (options.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),

@@ -7,8 +7,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from ml_factory.numba_cache import keep_kernels
-from ml_factory.redaction import guard_logs
+from ml_factory.numba_cache import set_numba_cache_folder
+from ml_factory.redaction import redact_logs
 
 if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr__`
     from ml_factory import notebook, pipeline
@@ -22,8 +22,8 @@ __all__ = ["CheckpointManager", "Workspace", "__version__", "notebook", "pipelin
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Before anything imports numba, which reads its settings once.
-keep_kernels()
-guard_logs()
+set_numba_cache_folder()
+redact_logs()
 
 __version__ = "0.1.0"
 

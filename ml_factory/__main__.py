@@ -12,7 +12,7 @@ from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, training
 from ml_factory.commands.expand_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.interrupt import Interrupted, interruptible, resume_line
+from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 from ml_factory.redaction import RedactedStream
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def main() -> None:
         with interruptible():
             app()
     except Interrupted as stop:
-        print(resume_line(stop.number, sys.argv[1:]), file=sys.stderr)
+        print(interrupt_message(stop.number, sys.argv[1:]), file=sys.stderr)
         raise
     except SettingsError as error:
         _fail(error, 2)

@@ -45,7 +45,7 @@ def quick_from_environment(quick: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
-def check_source(source: str) -> str:
+def check_model_source(source: str) -> str:
     """Return one of SOURCES. Raises SettingsError."""
     if source not in SOURCES:
         raise SettingsError(
@@ -55,7 +55,7 @@ def check_source(source: str) -> str:
     return source
 
 
-def check_scheme(name: str) -> str:
+def check_fold_scheme(name: str) -> str:
     """Return one of SCHEMES. Raises SettingsError."""
     if name not in SCHEMES:
         raise SettingsError(
@@ -64,7 +64,7 @@ def check_scheme(name: str) -> str:
     return name
 
 
-def check_file(path: Path) -> Path:
+def check_file_exists(path: Path) -> Path:
     """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
     if files.is_file(path):
         return path

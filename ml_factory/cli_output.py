@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ml_factory.heartbeat import Heartbeat
-from ml_factory.models.registry import spec_of
-from ml_factory.progress import Phase, duration, watch
+from ml_factory.models.registry import find_model_spec
+from ml_factory.progress import ProgressPhase, format_duration, watch_progress
 
 stderr_console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def phases(as_json: bool, console: Console = stderr_console, *, what: str = "working") -> Iterator[None]:
+def cli_progress_bars(as_json: bool, console: Console = stderr_console, *, what: str = "working") -> Iterator[None]:
     """Show a progress bar per phase on a terminal, else a line every few seconds; nothing with JSON output.
 
     what : the work as a whole, whose seconds continue between the phases.
@@ -34,19 +34,19 @@ def phases(as_json: bool, console: Console = stderr_console, *, what: str = "wor
     with Progress(*columns, console=console) as bars:
         tasks = {None: bars.add_task(what, total=None, count="")}
 
-        def draw(one: Phase) -> None:
+        def draw(one: ProgressPhase) -> None:
             if one.name not in tasks:
                 tasks[one.name] = bars.add_task(one.name, count="")
             elif not one.done and not one.over:  # another phase of this name, such as the next fold's training
                 bars.reset(tasks[one.name])
             count = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
-            left = f", {duration(one.left)} left" if one.left and not one.over else ""
+            left = f", {format_duration(one.left)} left" if one.left and not one.over else ""
             note = ", compiling on first use" if one.compiling else ""
             bars.update(tasks[one.name], total=one.rows, completed=one.done, count=count + left + note)
             if one.over:
                 bars.stop_task(tasks[one.name])
 
-        with watch(draw):
+        with watch_progress(draw):
             yield
         bars.remove_task(tasks[None])
 
@@ -58,20 +58,20 @@ class StderrHandler(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-def working(what: str, as_json: bool):
+def cli_progress_of_work(what: str, as_json: bool):
     """Show the phases of this work as bars or lines."""
-    return phases(as_json, what=what)
+    return cli_progress_bars(as_json, what=what)
 
 
 @contextmanager
-def training(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
+def cli_training_progress(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
     """Yield the epoch callback of a training: a line per epoch of a network, none per block of a booster."""
-    with phases(as_json, what=f"training {model}"):
-        quiet = as_json or not spec_of(model).windowed
+    with cli_progress_bars(as_json, what=f"training {model}"):
+        quiet = as_json or not find_model_spec(model).windowed
         yield lambda epoch, metrics: None if quiet else stderr_console.print(_epoch_line(model, epoch, metrics))
 
 
-def status_printer(as_json: bool):
+def cli_status_printer(as_json: bool):
     """Return the function that prints a run's status line; with JSON output it prints nothing."""
     return (lambda line: None) if as_json else stderr_console.print
 
@@ -81,7 +81,7 @@ def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
     return f"training {model}: {epoch} {losses}"
 
 
-def print_result(result: Any, as_json: bool) -> None:
+def print_cli_result(result: Any, as_json: bool) -> None:
     print_json(result.to_dict()) if as_json else print(result.summary())
 
 

@@ -3,12 +3,12 @@
 import importlib
 from dataclasses import dataclass
 
-from ml_factory.checkpoints.compute_session import hours_left
+from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.errors import UnresponsiveMountError
 from ml_factory.hardware import cores
-from ml_factory.inference.bundle import library_versions
-from ml_factory.lazy_module import EXTRAS, missing_package
-from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_name
+from ml_factory.inference.bundle import bundle_library_versions
+from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_bars_name
 
 NEEDED = (
     "numpy",
@@ -27,7 +27,7 @@ LITTLE_SPACE = 2_000_000_000
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One line of the check; `good` is False for a problem of a later run."""
 
     name: str
@@ -36,31 +36,31 @@ class Check:
     advice: str = ""
 
 
-def examine(workspace: Workspace) -> list[Check]:
+def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
     """Check Python and libraries, device, session, disk, and raw bars."""
-    versions = library_versions((*NEEDED, *MODELS, *OPTIONAL))
-    checks = [Check("python", versions["python"])]
+    versions = bundle_library_versions((*NEEDED, *MODELS, *OPTIONAL))
+    checks = [DoctorCheck("python", versions["python"])]
     for name in (*NEEDED, *MODELS, *OPTIONAL):
         missing = name not in versions
-        advice = missing_package(name).next_step if name in EXTRAS else f"pip install {name}"
+        advice = missing_package_error(name).next_step if name in EXTRAS else f"pip install {name}"
         good = not missing or name in EXTRAS  # the base prepares and predicts without what an extra brings
-        checks.append(Check(name, versions.get(name, "absent"), good, advice if missing else ""))
+        checks.append(DoctorCheck(name, versions.get(name, "absent"), good, advice if missing else ""))
     if "torch" in versions:
-        checks.append(Check("device", _device()))
-    checks.append(Check("cores", str(cores())))
+        checks.append(DoctorCheck("device", _device()))
+    checks.append(DoctorCheck("cores", str(cores())))
     if on_colab():
-        checks.append(Check("hours left", f"{hours_left():.1f}"))
+        checks.append(DoctorCheck("hours left", f"{configured_hours_remaining():.1f}"))
     try:
         free = workspace.files.free_bytes(workspace.root)
-        raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_name(name)]
+        raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_bars_name(name)]
     except UnresponsiveMountError as error:
         return [
             *checks,
-            Check("workspace", f"{workspace.root} does not answer ({error.got})", False, "mount it again"),
+            DoctorCheck("workspace", f"{workspace.root} does not answer ({error.got})", False, "mount it again"),
         ]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
-    checks.append(Check("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
-    checks.append(Check("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
+    checks.append(DoctorCheck("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
+    checks.append(DoctorCheck("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
     return checks
 
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from ml_factory.redaction import redact
+from ml_factory.redaction import redact_secrets
 
 
 class FactoryError(ValueError):
@@ -28,7 +28,7 @@ class FactoryError(ValueError):
         if next_step:
             parts.append(f"Next: {next_step}")
         message = ". ".join(part.rstrip(".") for part in parts)
-        super().__init__(redact(message if message.endswith("?") else f"{message}."))
+        super().__init__(redact_secrets(message if message.endswith("?") else f"{message}."))
 
     def _render_traceback_(self) -> list[str]:
         """Render for notebooks: the message alone, without a stack trace."""
@@ -39,7 +39,7 @@ class SettingsError(FactoryError):
     """A setting, parameter or name that cannot be used."""
 
 
-def wrong_field(spec: object, name: str, what: str, *, wanted: object, next_step: str = "") -> SettingsError:
+def wrong_field_error(spec: object, name: str, what: str, *, wanted: object, next_step: str = "") -> SettingsError:
     """Return the error for one field of a settings dataclass, with its class, name and value."""
     where, got = f"{type(spec).__name__}.{name}", repr(getattr(spec, name))
     return SettingsError(what, where=where, got=got, wanted=wanted, next_step=next_step)
@@ -77,7 +77,7 @@ class LookAheadError(FactoryError):
     """A computation that reads future values."""
 
 
-class SessionOver(FactoryError):
+class SessionOverError(FactoryError):
     """The session ends; the work was saved and stopped before."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.progress import Phase, add_watcher, duration, remove_watcher
+from ml_factory.progress import ProgressPhase, add_progress_watcher, format_duration, remove_progress_watcher
 
 SECONDS = 4.0  # between two lines of a pipe
 NOTEBOOK_SECONDS = (3.0, 1.0)  # until a cell's line appears, and between its updates
@@ -24,13 +24,13 @@ class Heartbeat:
 
     def __init__(self, write: Callable[[str], None], what: str = "", *, seconds: float = SECONDS, first: float = 0.0):
         self.what, self._write, self._seconds, self._first = what, write, seconds, first or seconds
-        self._phase: Phase | None = None
+        self._phase: ProgressPhase | None = None
         self._ended = threading.Event()
         self._began = time.perf_counter()
 
     def start(self) -> "Heartbeat":
         self._began = time.perf_counter()
-        add_watcher(self._moved)
+        add_progress_watcher(self._moved)
         # In the caller's context: a notebook's output then belongs to the cell that started it.
         target = contextvars.copy_context().run
         self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
@@ -40,7 +40,7 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop; no line is written after this."""
         self._ended.set()
-        remove_watcher(self._moved)
+        remove_progress_watcher(self._moved)
         self._thread.join()
 
     def __enter__(self) -> "Heartbeat":
@@ -54,9 +54,9 @@ class Heartbeat:
         parts = [self.what] if self.what else []
         if self._phase is not None and not self._phase.over:
             parts.append(self._phase.line())
-        return ", ".join([*(parts or ["working"]), f"{duration(time.perf_counter() - self._began)} so far"])
+        return ", ".join([*(parts or ["working"]), f"{format_duration(time.perf_counter() - self._began)} so far"])
 
-    def _moved(self, phase: Phase) -> None:
+    def _moved(self, phase: ProgressPhase) -> None:
         self._phase = phase
 
     def _beat(self) -> None:
@@ -66,7 +66,7 @@ class Heartbeat:
             pause = self._seconds
 
 
-def on_screen() -> bool:
+def is_interactive_notebook() -> bool:
     """Return True in an interactive notebook: Colab, Jupyter, VS Code; False under papermill or nbval."""
     known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # set by Colab, and by a Jupyter server for its kernels
     shell = ipython.get_ipython()
@@ -111,8 +111,8 @@ class CellHeartbeat:
             self._line.update(line, raw=True)
 
 
-def show_in_cells() -> None:
+def show_cell_heartbeat() -> None:
     """Show the heartbeat of long cells in an interactive notebook; a no-op elsewhere."""
     shell = ipython.get_ipython()
-    if shell is not None and on_screen():
+    if shell is not None and is_interactive_notebook():
         CellHeartbeat().register(shell)

@@ -38,7 +38,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def resume_line(number: int, words: Sequence[str]) -> str:
+def interrupt_message(number: int, words: Sequence[str]) -> str:
     """Return the line printed on an interrupt; words : those of the command line after the program's name.
 
     --fresh is left out of the command: it would open another run instead of resuming this one.

@@ -21,10 +21,10 @@ class LazyModule:
         self._dotted = dotted
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._dotted), name)
+        return getattr(import_module_or_explain(self._dotted), name)
 
 
-def import_module(dotted: str) -> ModuleType:
+def import_module_or_explain(dotted: str) -> ModuleType:
     """Import a module. Raises MissingPackageError naming the extra, where it needs a package that is not installed."""
     try:
         return importlib.import_module(dotted)
@@ -33,14 +33,14 @@ def import_module(dotted: str) -> ModuleType:
         if package not in EXTRAS:
             raise
         if isinstance(error, ModuleNotFoundError):
-            raise missing_package(package) from error
+            raise missing_package_error(package) from error
         raise MissingPackageError(
             f"The package {package} is installed and cannot be imported", got=error,
             next_step=f"pip install --force-reinstall {package}",
         ) from error  # fmt: skip
 
 
-def missing_package(package: str) -> MissingPackageError:
+def missing_package_error(package: str) -> MissingPackageError:
     """The error for a package of an extra that is not installed."""
     extra = EXTRAS[package]
     return MissingPackageError(

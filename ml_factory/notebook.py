@@ -16,13 +16,13 @@ import pandas as pd
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
-from ml_factory.checkpoints.uploader import status_line
+from ml_factory.checkpoints.uploader import save_status_line
 from ml_factory.errors import NotPreparedError
-from ml_factory.heartbeat import on_screen
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.redaction import redact
+from ml_factory.heartbeat import is_interactive_notebook
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace, parse_raw_name
+from ml_factory.storage.workspace import Workspace, parse_raw_bars_name
 
 NOTEBOOKS = (
     "00_setup",
@@ -42,7 +42,7 @@ def show(*things: Any) -> None:
         if hasattr(thing, "savefig"):
             display(_picture(thing))
         elif isinstance(thing, str):
-            print(redact(thing))
+            print(redact_secrets(thing))
         elif isinstance(thing, pd.DataFrame):
             with pd.option_context("display.max_colwidth", None):  # run ids are shown whole
                 numbers = dict.fromkeys(thing.select_dtypes("number"), 4)
@@ -66,7 +66,7 @@ class EpochLine:
     def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
         shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        kept = status_line()  # progress of the checkpoint: local disk, mount
+        kept = save_status_line()  # progress of the checkpoint: local disk, mount
         text += f" · checkpoint {kept}" if kept else ""
         line = {"text/plain": text}
         if self._handle is None:
@@ -98,7 +98,7 @@ class LiveCurves(EpochLine):
         super().__call__(epoch, metrics)
 
     def _show(self) -> None:
-        if on_screen() and time.monotonic() - self._drawn >= self.SECONDS_BETWEEN:
+        if is_interactive_notebook() and time.monotonic() - self._drawn >= self.SECONDS_BETWEEN:
             self._draw()
             self._drawn = time.monotonic()
 
@@ -114,7 +114,7 @@ class LiveCurves(EpochLine):
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """List the raw files of the workspace: symbol, minutes of a bar, megabytes."""
-    found = {name: facts for name in workspace.files.names(workspace.raw) if (facts := parse_raw_name(name))}
+    found = {name: facts for name in workspace.files.names(workspace.raw) if (facts := parse_raw_bars_name(name))}
     rows = [(*facts, workspace.files.size(workspace.raw / name) / 1e6) for name, facts in found.items()]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
@@ -125,7 +125,7 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     left = {name: _holds(models, f"model-{name}-", "artifact.json") for name in available_models()}
     found: dict[str, list[str]] = {notebook: [] for notebook in NOTEBOOKS[1:]}
     for name, there in left.items():
-        found[spec_of(name).notebook] += [name] if there else []
+        found[find_model_spec(name).notebook] += [name] if there else []
     predicted = [name for name in files.names(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
     for notebook, name, there in (
         ("01_data_pipeline", "prepared", "current.json" in files.names(workspace.processed(symbol))),

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_factory.argument_checks import check_source
+from ml_factory.argument_checks import check_model_source
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.heartbeat import show_in_cells
+from ml_factory.heartbeat import show_cell_heartbeat
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import available_models, check_settings, settings_by_model, spec_of
-from ml_factory.models.setting_names import read_settings
-from ml_factory.redaction import redact
+from ml_factory.models.registry import (
+    available_models,
+    check_registered_model_settings,
+    find_model_spec,
+    split_settings_by_model,
+)
+from ml_factory.models.setting_names import parse_named_settings
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
 
 ipython = LazyModule("IPython")
@@ -42,7 +47,7 @@ KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
 
 @dataclass(frozen=True)
-class Parameter:
+class NotebookParameter:
     """One line of a parameters cell: NAME: kind = default  #@param ..."""
 
     name: str
@@ -50,7 +55,7 @@ class Parameter:
     default: Any
 
 
-def read_parameters(source: str) -> dict[str, Parameter]:
+def parse_notebook_parameters(source: str) -> dict[str, NotebookParameter]:
     """Parse the declared parameters of a cell's source, in order. Raises SettingsError for unannotated or computed
     ones.
     """
@@ -66,17 +71,17 @@ def read_parameters(source: str) -> dict[str, Parameter]:
                 got=ast.unparse(node.annotation),
                 wanted=", ".join(KINDS),
             )
-        found[node.target.id] = Parameter(node.target.id, kind, ast.literal_eval(node.value))
+        found[node.target.id] = NotebookParameter(node.target.id, kind, ast.literal_eval(node.value))
     return found
 
 
-def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
+def read_notebook_parameters(path: str | Path) -> dict[str, NotebookParameter]:
     """Return the parameters that a notebook file declares in its cell tagged `parameters`, without running it."""
     try:
         cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
         if sources:
-            return read_parameters(sources[0])
+            return parse_notebook_parameters(sources[0])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
         if isinstance(error, SettingsError):
             raise
@@ -87,9 +92,9 @@ def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
     raise SettingsError("No cell is tagged `parameters`", where=path)
 
 
-def convert_parameters(path: str | Path, given: Mapping[str, str]) -> dict[str, Any]:
+def convert_notebook_parameters(path: str | Path, given: Mapping[str, str]) -> dict[str, Any]:
     """Convert texts of a command line to the declared types. Raises SettingsError for an unknown name or unfit text."""
-    declared = {name: item.kind for name, item in notebook_parameters(path).items()}
+    declared = {name: item.kind for name, item in read_notebook_parameters(path).items()}
     values = {}
     for name, text in given.items():
         kind = _kind_of(name, declared, where=Path(path).name)
@@ -130,7 +135,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     cells = list(shell.user_ns.get("In", ()))
     starts = [number for number, text in enumerate(cells) if text.startswith(PARAMETERS_TITLE)]
     if starts:
-        declared = {name: item.kind for name, item in read_parameters(cells[starts[-1]]).items()}
+        declared = {name: item.kind for name, item in parse_notebook_parameters(cells[starts[-1]]).items()}
         cells = cells[starts[-1] + 1 :]
     else:  # a runner without history, as nbval: read the annotations
         declared = {name: kind for name, kind in shell.user_ns.get("__annotations__", {}).items() if name.isupper()}
@@ -140,17 +145,17 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     known = declared | {name: _kind_of(name, declared, where="-p") for name in injected}
     values = {name: _checked(name, kind, shell.user_ns[name]) for name, kind in known.items()}
     for name, value in values.items():
-        if redact(str(value)) != str(value):
+        if redact_secrets(str(value)) != str(value):
             raise SettingsError(
                 "This parameter holds a secret, which stays in the cell above and in every copy of this notebook",
                 where=name, wanted="secrets in environment variables or Colab's secrets",
                 next_step="remove it from the cell, delete executed copies, and replace the secret at its service",
             )  # fmt: skip
     _check_values(values, family)
-    show_in_cells()
+    show_cell_heartbeat()
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
         values["QUICK"] = True
-    print(redact(" · ".join(f"{name} {values[name]!r}" for name in declared)))
+    print(redact_secrets(" · ".join(f"{name} {values[name]!r}" for name in declared)))
     unused = [name for name in injected if name not in declared]
     if unused:
         print(f"Not used in this notebook: {', '.join(unused)}")
@@ -158,14 +163,14 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
 
 
 def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of MODEL, or model -> settings of BASE_MODELS (`settings_by_model`), checked."""
+    """Return the settings of MODEL, or model -> settings of BASE_MODELS (`split_settings_by_model`), checked."""
     if "BASE_MODELS" not in values:
         if "MODEL" in values:
-            check_settings(values["MODEL"], given)
+            check_registered_model_settings(values["MODEL"], given)
         return given
-    found = settings_by_model(values["BASE_MODELS"], given)
+    found = split_settings_by_model(values["BASE_MODELS"], given)
     for name, settings in found.items():
-        check_settings(name, settings)
+        check_registered_model_settings(name, settings)
     return found
 
 
@@ -206,17 +211,17 @@ def _check_values(values: dict[str, Any], family: str) -> None:
             "Bars of this length are not read", where="BAR_MINUTES", got=values["BAR_MINUTES"], wanted=wanted
         )
     if "SOURCE" in values:
-        check_source(values["SOURCE"])
+        check_model_source(values["SOURCE"])
     if "BASE_MODELS" in values:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:
-            spec_of(name)
+            find_model_spec(name)
     if "SETTINGS" in values:
-        values["SETTINGS"] = _settings(read_settings(values["SETTINGS"]), values)
+        values["SETTINGS"] = _settings(parse_named_settings(values["SETTINGS"]), values)
     if "MODEL" in values:
-        spec = spec_of(values["MODEL"])
+        spec = find_model_spec(values["MODEL"])
         if family and spec.family != family:
-            wanted = ", ".join(name for name in available_models() if spec_of(name).family == family)
+            wanted = ", ".join(name for name in available_models() if find_model_spec(name).family == family)
             raise SettingsError(
                 "This notebook does not train this model", where="MODEL", got=spec.name, wanted=wanted,
                 next_step=f"open {spec.notebook}.ipynb",

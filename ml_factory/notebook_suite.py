@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
-from ml_factory.notebook_parameters import SHARED, convert_parameters, notebook_parameters
-from ml_factory.progress import phase
-from ml_factory.redaction import redact
+from ml_factory.notebook_parameters import SHARED, convert_notebook_parameters, read_notebook_parameters
+from ml_factory.progress import progress_phase
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
@@ -22,7 +22,7 @@ class NotebookError(FactoryError):
     """A cell of a notebook failed."""
 
 
-def notebooks() -> dict[str, Path]:
+def suite_notebooks() -> dict[str, Path]:
     """Return name -> file, in order. Raises FactoryError where the library was installed without a checkout."""
     found = {path.stem: path for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))}
     if not found:
@@ -33,9 +33,9 @@ def notebooks() -> dict[str, Path]:
     return found
 
 
-def find_notebook(name: str) -> Path:
+def find_suite_notebook(name: str) -> Path:
     """Return the file of a notebook given by name (02_train_tabular, 02) or by path. Raises SettingsError."""
-    known = notebooks()
+    known = suite_notebooks()
     if name.endswith(".ipynb") and Path(name).is_file():
         return Path(name)
     wanted = Path(name).stem
@@ -45,7 +45,7 @@ def find_notebook(name: str) -> Path:
     raise SettingsError("No such notebook", where="notebook", got=repr(name), next_step=did_you_mean(wanted, known))
 
 
-def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Path | None = None) -> Path:
+def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Path | None = None) -> Path:
     """Check names and types of the parameters, then run the notebook headless; `out` is the executed copy.
 
     given : parameter -> text, as on a command line.
@@ -53,7 +53,7 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
 
     Raises SettingsError before anything runs, NotebookError naming the cell that failed.
     """
-    values = convert_parameters(path, given)
+    values = convert_notebook_parameters(path, given)
     out.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
@@ -74,11 +74,11 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
 def _redact_file(path: Path) -> None:
     """Rewrite a text file without the secrets that it holds, such as one given as a notebook's parameter."""
     text = path.read_text(encoding="utf-8")
-    if (redacted := redact(text)) != text:
+    if (redacted := redact_secrets(text)) != text:
         files.write(path, redacted.encode("utf-8"))
 
 
-def run_suite(
+def run_notebook_suite(
     workspace: Workspace, parameters: Mapping[str, str], on_notebook: Callable[[str, float], None] = lambda *_: None
 ) -> list[Path]:
     """Run the eight notebooks in order, executed copies under results/notebooks; returns their paths.
@@ -91,12 +91,12 @@ def run_suite(
         raise SettingsError("Not a parameter all notebooks share", where="-p", got=unknown[0], wanted=", ".join(SHARED))
     given = {**parameters, "WORKSPACE": workspace.address}
     written = []
-    for name, path in notebooks().items():
+    for name, path in suite_notebooks().items():
         started = time.perf_counter()
-        declared = notebook_parameters(path)
+        declared = read_notebook_parameters(path)
         accepted = {key: text for key, text in given.items() if key in declared}
-        with phase(name):
-            written.append(run_notebook(path, workspace.results / "notebooks" / path.name, accepted))
+        with progress_phase(name):
+            written.append(run_suite_notebook(path, workspace.results / "notebooks" / path.name, accepted))
         workspace.push()
         on_notebook(name, time.perf_counter() - started)
     return written

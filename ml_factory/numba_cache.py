@@ -19,7 +19,7 @@ _LIVELY_SECONDS = 24 * 3600
 _PACKAGE = Path(__file__).parent
 
 
-def sources_hash(package: Path = _PACKAGE) -> str:
+def numba_sources_hash(package: Path = _PACKAGE) -> str:
     """Return the hash of names and contents of the files below `package` that compile something."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -29,13 +29,13 @@ def sources_hash(package: Path = _PACKAGE) -> str:
     return digest.hexdigest()[:16]
 
 
-def keep_kernels() -> None:
+def set_numba_cache_folder() -> None:
     """Set NUMBA_CACHE_DIR to this state's folder, unless it is set; delete folders unused for a day beyond the
     newest.
     """
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    folder = _root() / sources_hash()
+    folder = _root() / numba_sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEEP:]:

@@ -14,33 +14,33 @@ from typing import Unpack, cast
 import pandas as pd
 
 from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import plots
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.leakage.artifact_comparison import Tamper
-from ml_factory.models.base import Estimator
-from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.models.base import ModelBase
+from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.process_identity import process_rank
-from ml_factory.settings import run_spec
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.settings import make_run_settings
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace, check_symbol, push_on_exit
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import predict as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_data
 from ml_factory.workflows.cross_validate import (
-    check_labels_unsearched,
-    check_search_scheme,
+    check_cross_validation_labels,
+    check_nested_search_scheme,
     cross_validate_nested,
     cross_validate_plain,
-    search_settings,
+    nested_search_settings,
 )
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
-from ml_factory.workflows.fold_schemes import SchemeSpec, fold_plan
+from ml_factory.workflows.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.folds import FoldModel
 from ml_factory.workflows.inspect_data import (
     certificate,
@@ -55,25 +55,25 @@ from ml_factory.workflows.inspect_data import (
 )
 from ml_factory.workflows.load import load_dataset, load_features, load_labels, load_splits
 from ml_factory.workflows.open_run import (
-    check_base_models,
-    check_model_settings,
+    check_model_settings_for_run,
+    check_stack_base_models,
     find_or_open_run,
-    load_certified,
+    load_certified_dataset,
+    load_training_setup,
     open_training,
-    settings_of_each,
-    training_setup,
-    weight_settings,
+    settings_per_model,
+    weight_settings_for_record,
 )
 from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predict import load_predictions
 from ml_factory.workflows.prepare import prepare
 from ml_factory.workflows.prepared_dataset import (
-    best_baseline,
-    lacking_classes,
-    predicted_and_observed,
-    resolve_data_settings,
-    verdict_on,
-    with_baselines,
+    dataset_best_baseline,
+    dataset_calibration_by_class,
+    dataset_metrics_with_baselines,
+    dataset_missing_classes,
+    dataset_verdict,
+    resolve_dataset_settings,
 )
 from ml_factory.workflows.results import (
     AuditResult,
@@ -84,11 +84,11 @@ from ml_factory.workflows.results import (
     StackResult,
     TrainResult,
 )
-from ml_factory.workflows.run_options import RunOptionFields, run_options
+from ml_factory.workflows.run_options import RunOptionFields, build_run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
-from ml_factory.workflows.stack import fit_stack, stack_spec
-from ml_factory.workflows.train import build_untrained, check_same_model, complete_log, fit_holdout
-from ml_factory.workflows.train_ranks import broadcast_decision, check_single_process, fit_worker_rank
+from ml_factory.workflows.stack import fit_stack, stack_run_spec
+from ml_factory.workflows.train import build_untrained_model, check_given_estimator, complete_log, fit_holdout
+from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_single_rank, fit_worker_rank
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
@@ -97,13 +97,13 @@ __all__ = [
     "try_feature",
 ]  # fmt: skip
 
-prepare, export = push_on_exit(prepare), push_on_exit(export)
+prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
 
 
-@push_on_exit
+@push_workspace_on_exit
 def audit(
     workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
     fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
@@ -123,15 +123,16 @@ def audit(
         stages of `leakage.artifact_comparison.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
     """
     for name in models or ():
-        spec_of(name)
+        find_model_spec(name)
     return audit_data(
         Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress, models or MODELS, tamper
     )
 
 
-@push_on_exit
+@push_workspace_on_exit
 def search_barriers(
-    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = "",
+    workspace: Folder, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None, *, fresh: bool = False,
+    run: str = "",
     mirror: str = "auto",
 ) -> SearchResult:  # fmt: skip
     """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
@@ -166,19 +167,19 @@ def plan(
     scheme, folds : as of `cross_validate` and `stack`.
     """
     workspace = Workspace(workspace)
-    chosen = available_models() if models is None else [spec_of(name).name for name in models]
-    settings = settings_of_each(chosen, model_settings)
+    chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
+    settings = settings_per_model(chosen, model_settings)
     data = load_dataset(workspace, symbol, horizon)
     return plan_models(
         workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=settings, tasks=tasks,
-        scheme=SchemeSpec(scheme, folds),
+        scheme=FoldSchemeSpec(scheme, folds),
     )  # fmt: skip
 
 
-@push_on_exit
+@push_workspace_on_exit
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, callbacks: Sequence[Callback] = (),
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: Estimator | None = None,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: ModelBase | None = None,
     **options: Unpack[RunOptionFields],
 ) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, evaluate on test rows.
@@ -198,24 +199,26 @@ def train(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    chosen = run_options(options)
-    data, spec = training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    chosen = build_run_options(options)
+    data, spec = load_training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
     if process_rank():
         fit_worker_rank(data, spec)
         return None
-    opened, found, artifact = find_or_open_run(workspace, spec, chosen, partial(build_untrained, data, spec))
-    broadcast_decision(spec, fitting=artifact is None)
+    opened, found, artifact = find_or_open_run(workspace, spec, chosen, partial(build_untrained_model, data, spec))
+    broadcast_fit_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
         complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
         if estimator is not None:
-            check_same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
+            check_given_estimator(build_untrained_model(data, spec)[0], estimator).load_state(
+                artifact.load_state()["model_state"]
+            )
     else:
         artifact = fit_holdout(
             workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
             estimator=estimator,
         )  # fmt: skip
-    verdict = predict_module.evaluate_artifact(workspace, data, artifact)
+    verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
         **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found, model=model,
@@ -229,15 +232,15 @@ def train(
     )  # fmt: skip
 
 
-@push_on_exit
+@push_workspace_on_exit
 def cross_validate(
-    workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str | SchemeSpec = "purged_kfold",
+    workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str | FoldSchemeSpec = "purged_kfold",
     folds: int = 5, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
-    search: SearchSpec | None = None, **options: Unpack[RunOptionFields],
+    search: BarrierSearchSpec | None = None, **options: Unpack[RunOptionFields],
 ) -> CrossValidateResult:  # fmt: skip
     """Cross-validate a model with purged and embargoed folds over all rows before the test rows.
 
-    scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial"; or a `SchemeSpec`,
+    scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial"; or a `FoldSchemeSpec`,
         which also holds the folds, the test blocks of combinatorial folds and the window of rolling ones.
     folds : number of test blocks, where `scheme` is a name.
     weights, model_settings, options : as of `train`, without `source`.
@@ -251,24 +254,24 @@ def cross_validate(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    check_single_process("cross_validate")
-    spec_of(model)
-    cut = scheme if isinstance(scheme, SchemeSpec) else SchemeSpec(scheme, folds)
-    chosen = run_options(options, unused=("source",))
-    check_search_scheme(cut, search)
-    data = load_certified(workspace, symbol, horizon, chosen.uncertified)
+    check_single_rank("cross_validate")
+    find_model_spec(model)
+    cut = scheme if isinstance(scheme, FoldSchemeSpec) else FoldSchemeSpec(scheme, folds)
+    chosen = build_run_options(options, unused=("source",))
+    check_nested_search_scheme(cut, search)
+    data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
     if search is None:
-        check_labels_unsearched(data)
-    fold_settings = cut.to_dict() | weight_settings(weights) | search_settings(search)
-    settings = fold_settings | check_model_settings(model_settings)
-    spec = run_spec(
+        check_cross_validation_labels(data)
+    fold_settings = cut.to_dict() | weight_settings_for_record(weights) | nested_search_settings(search)
+    settings = fold_settings | check_model_settings_for_run(model_settings)
+    spec = make_run_settings(
         symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
         settings=settings,
     )  # fmt: skip
     opened, found, _ = find_or_open_run(workspace, spec, chosen)
     fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
-    lookback = build_model(model, **resolve_data_settings(data, model, fitted_with)).lookback
-    plan = fold_plan(data, data.development(), cut, lookback, chosen.quick)
+    lookback = build_model(model, **resolve_dataset_settings(data, model, fitted_with)).lookback
+    plan = plan_folds(data, data.development_rows(), cut, lookback, chosen.quick)
     opened.begin(spec)
     fitted = FoldModel(spec, model, fitted_with, weights, chosen.bins)
     if search is None:
@@ -276,10 +279,10 @@ def cross_validate(
     else:
         scores = cross_validate_nested(workspace, data, plan, opened, fitted, search, mirror=chosen.mirror)
     path, paths_path = opened.folder / "folds.parquet", None
-    predict_module.write_frame(path, scores.scores)
+    predict_module.write_prediction_frame(path, scores.scores)
     if scores.paths is not None:
         paths_path = opened.folder / "paths.parquet"
-        predict_module.write_frame(paths_path, scores.paths)
+        predict_module.write_prediction_frame(paths_path, scores.paths)
     opened.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
@@ -293,7 +296,7 @@ def cross_validate(
     )  # fmt: skip
 
 
-@push_on_exit
+@push_workspace_on_exit
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
     folds: int = 5, model_settings: Mapping[str, Mapping] | None = None, **options: Unpack[RunOptionFields],
@@ -309,38 +312,38 @@ def stack(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    check_single_process("stack")
-    base_models = check_base_models(base_models)
-    settings, chosen = settings_of_each(base_models, model_settings), run_options(options, unused=("bins",))
-    data = load_certified(workspace, symbol, horizon, chosen.uncertified)
-    fold_plan(data, data.splits["train"], folds, 1, chosen.quick)  # refuses impossible folds before hours of fits
+    check_single_rank("stack")
+    base_models = check_stack_base_models(base_models)
+    settings, chosen = settings_per_model(base_models, model_settings), build_run_options(options, unused=("bins",))
+    data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
+    plan_folds(data, data.splits["train"], folds, 1, chosen.quick)  # refuses impossible folds before hours of fits
     shared = cast(RunOptionFields, {name: value for name, value in options.items() if name not in ("fresh", "run")})
     bases = [
         train(workspace, symbol, horizon, name, model_settings=settings.get(name), **shared) for name in base_models
     ]
     hashes = [base.artifact_hash for base in bases if base is not None]
-    spec = stack_spec(data, base_models, hashes, folds, chosen.seed, chosen.quick, settings)
+    spec = stack_run_spec(data, base_models, hashes, folds, chosen.seed, chosen.quick, settings)
     opened, found, artifact = find_or_open_run(workspace, spec, replace(chosen, source="registry"))
     reused = artifact is not None
     if artifact is not None:
         complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
-    verdict = predict_module.evaluate_artifact(workspace, data, artifact)
+    verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
     return StackResult(
         **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
         base_models=list(base_models), weights=weights, reached="" if reused else artifact.facts["reached"],
-        lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
+        lineage=pd.DataFrame(ArtifactRegistry(workspace.models).lineage(artifact)),
         comparison=tuple(
-            report.comparison_sentence("stack", who, gain) for who, gain in verdict.reference_gains.items()
+            report.report_comparison_sentence("stack", who, gain) for who, gain in verdict.reference_gains.items()
         ),
         seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_stack_weights(weights),
     )  # fmt: skip
 
 
-@push_on_exit
+@push_workspace_on_exit
 def evaluate(
     workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
 ) -> EvaluateResult:
@@ -348,35 +351,39 @@ def evaluate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    found = predict_module.finished_artifacts(workspace, data, models)
+    found = predict_module.newest_artifact_per_model(workspace, data, models)
     rows, test = predict_module.predictions_on_common_rows(workspace, data, found, "test")
     train_rows, _ = predict_module.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predict_module.predictions_on_common_rows(workspace, data, found, "validation")
-    best = best_baseline(data, train_rows, validation_rows)
-    metrics = with_baselines(data, train_rows, rows, test, best)
-    chosen = with_baselines(data, train_rows, validation_rows, validation, best).loc[list(found), "log_loss"].idxmin()
-    lacking = lacking_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
-    verdicts = {name: verdict_on(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
+    best = dataset_best_baseline(data, train_rows, validation_rows)
+    metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
+    chosen = (
+        dataset_metrics_with_baselines(data, train_rows, validation_rows, validation, best)
+        .loc[list(found), "log_loss"]
+        .idxmin()
+    )
+    lacking = dataset_missing_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
+    verdicts = {name: dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: evaluation", data,
-        Store.current(workspace.processed(symbol)), report.TestPredictions(rows, test, metrics, verdicts, chosen),
-        quick_limits=limited, extra_sections=[report.runs(found)],
+        Store.current(workspace.processed(symbol)), report.ReportPredictions(rows, test, metrics, verdicts, chosen),
+        quick_limits=limited, extra_sections=[report.compared_runs_section(found)],
     )  # fmt: skip
     shown = metrics.reset_index()
     shown.insert(0, "split", "test")
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
         verdicts=verdicts, chosen=chosen, seconds=time.perf_counter() - started,
-        calibration=predicted_and_observed(data, rows, test),
+        calibration=dataset_calibration_by_class(data, rows, test),
         draw=lambda: plots.plot_metrics(metrics),
     )  # fmt: skip
 
 
-@push_on_exit
+@push_workspace_on_exit
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
-    bars: BarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
+    bars: RawBarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
 ) -> PredictResult:  # fmt: skip
     """Predict out of sample with the newest finished model, as Parquet under `results/`; newest bars included.
 
@@ -388,11 +395,13 @@ def predict(
     run : run id of the model; "" for the newest.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
-    artifact = predict_module.find_artifact(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    artifact = predict_module.find_artifact_to_predict(
+        workspace, check_symbol(symbol), check_horizon(horizon), model, run
+    )
     frame, close = predict_module.predict_bars(workspace, artifact, data, bars)
-    frame = predict_module.with_splits(frame, artifact, all_rows)
+    frame = predict_module.add_prediction_splits(frame, artifact, all_rows)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
-    predict_module.write_frame(path, frame)
+    predict_module.write_prediction_frame(path, frame)
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
         path=path, frame=frame, frame_hash=files.sha256(path), seconds=time.perf_counter() - started,

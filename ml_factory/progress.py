@@ -14,13 +14,13 @@ from ml_factory.lazy_module import LazyModule
 
 compilations = LazyModule("ml_factory.compile_times")
 
-Watcher = Callable[["Phase"], None]
+Watcher = Callable[["ProgressPhase"], None]
 _watchers: list[Watcher] = []
 _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 
 @dataclass(eq=False)
-class Phase:
+class ProgressPhase:
     """One phase of long work.
 
     rows : total; None where it is unknown until the end.
@@ -67,52 +67,54 @@ class Phase:
         if self.rate >= 1.0:
             parts.append(f"{self.rate:,.0f} a second")
         if self.left is not None:
-            parts.append(f"{duration(self.left)} left")
+            parts.append(f"{format_duration(self.left)} left")
         return ", ".join(parts)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds up to two minutes, then minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
-def watch(watcher: Watcher) -> Iterator[None]:
+def watch_progress(watcher: Watcher) -> Iterator[None]:
     """Report every phase to `watcher` until the block ends."""
-    add_watcher(watcher)
+    add_progress_watcher(watcher)
     try:
         yield
     finally:
-        remove_watcher(watcher)
+        remove_progress_watcher(watcher)
 
 
-def add_watcher(watcher: Watcher) -> None:
-    """Report every phase to `watcher` until `remove_watcher`."""
+def add_progress_watcher(watcher: Watcher) -> None:
+    """Report every phase to `watcher` until `remove_progress_watcher`."""
     _watchers.append(watcher)
 
 
-def remove_watcher(watcher: Watcher) -> None:
-    """End `add_watcher`."""
+def remove_progress_watcher(watcher: Watcher) -> None:
+    """End `add_progress_watcher`."""
     _watchers.remove(watcher)
 
 
 @contextmanager
-def record() -> Iterator[list[Phase]]:
+def record_progress() -> Iterator[list[ProgressPhase]]:
     """Yield the list of phases that end inside the block, in order."""
     ended = []
-    with watch(lambda one: ended.append(one) if one.over else None):
+    with watch_progress(lambda one: ended.append(one) if one.over else None):
         yield ended
 
 
 @contextmanager
-def phase(name: str, rows: int | None = None, *, of: str = "rows", start: int = 0) -> Iterator[Callable[[int], None]]:
+def progress_phase(
+    name: str, rows: int | None = None, *, of: str = "rows", start: int = 0
+) -> Iterator[Callable[[int], None]]:
     """Run a phase of `rows` rows, `start` of them done before; yields a function that takes the number of rows just
     done.
     """
     if _inside.get():
         yield lambda count: None
         return
-    current = Phase(name, None if rows is None else int(rows), done=start, of=of, start=start)
+    current = ProgressPhase(name, None if rows is None else int(rows), done=start, of=of, start=start)
 
     def notify() -> None:
         current.seconds = time.perf_counter() - current.began
@@ -128,7 +130,7 @@ def phase(name: str, rows: int | None = None, *, of: str = "rows", start: int = 
     outermost = _inside.set(True)
     notify()
     try:
-        with compilations.listening(current, notify):
+        with compilations.record_compile_times(current, notify):
             yield done
         current.rows = current.done = current.done if current.rows is None else current.rows
     finally:

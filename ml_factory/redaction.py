@@ -53,7 +53,7 @@ _TOKEN = re.compile(  # tokens that a service marks by their beginning, JSON web
 )  # fmt: skip
 
 
-def redact(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """Return the text, which may be JSON, without secrets: those that this machine knows by name, and those whose
     form shows them (a password in a URL, a token of a known service).
     """
@@ -105,7 +105,7 @@ class RedactedStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(redact(text))
+        self._stream.write(redact_secrets(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -120,13 +120,13 @@ class _Redacting(logging.Filter):
     """Log filter that redacts keys in messages and tracebacks."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = redact(record.getMessage()), ()
+        record.msg, record.args = redact_secrets(record.getMessage()), ()
         if record.exc_info and not record.exc_text:
-            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            record.exc_text = redact_secrets(logging.Formatter().formatException(record.exc_info))
         return True
 
 
-def guard_logs() -> None:
+def redact_logs() -> None:
     """Redact all loggers of this package; called when it is imported."""
     for name in LOGGERS:
         logger = logging.getLogger(name)

@@ -14,30 +14,30 @@ from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import commit
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
-from ml_factory.models.base import environment
-from ml_factory.models.registry import spec_of
-from ml_factory.settings import RunSpec
+from ml_factory.models.base import fit_environment
+from ml_factory.models.registry import find_model_spec
+from ml_factory.settings import RunSettings
 from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import push_checkpoints
+from ml_factory.storage.workspace import push_workspace_checkpoints
 
 LIBRARIES = ("numpy", "pandas", "scipy")
 
 
-def machine(spec: RunSpec) -> dict:
+def run_machine_facts(spec: RunSettings) -> dict:
     """Return the facts of this machine that the bits of this run depend on."""
-    networks = [name for name in spec.models if spec_of(name).windowed]
+    networks = [name for name in spec.models if find_model_spec(name).windowed]
     used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
     settings = dict(spec.settings)
-    graphics = {"gpu": _graphics()} if any(spec_of(name).on_graphics(settings) for name in spec.models) else {}
-    return machine_with(used, settings.get("threads") or cores()) | graphics
+    graphics = {"gpu": _graphics()} if any(find_model_spec(name).uses_gpu(settings) for name in spec.models) else {}
+    return machine_and_library_versions(used, settings.get("threads") or cores()) | graphics
 
 
-def machine_with(libraries: Iterable[str], threads: int) -> dict:
+def machine_and_library_versions(libraries: Iterable[str], threads: int) -> dict:
     """Return processor, threads, Python, and the versions of numpy, pandas, scipy and of these libraries."""
     versions = {name: _version(name) for name in sorted({*LIBRARIES, *libraries})}
     there = {name: version for name, version in versions.items() if version}
-    return environment(threads=threads, python=platform.python_version(), **there)
+    return fit_environment(threads=threads, python=platform.python_version(), **there)
 
 
 def _graphics() -> str:
@@ -56,7 +56,7 @@ def _version(library: str) -> str:
         return ""
 
 
-def save_minutes_from_environment(usual: float = 30.0) -> float:
+def checkpoint_minutes_from_environment(usual: float = 30.0) -> float:
     """Return the minutes between two checkpoints: `usual`, overridden by ML_FACTORY_SAVE_MINUTES.
 
     0 saves after every epoch or booster block: for a machine that may vanish at any moment, and for tests.
@@ -75,13 +75,13 @@ def save_minutes_from_environment(usual: float = 30.0) -> float:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """One attempt at a run: its id and its folder under results/{SYMBOL}."""
 
     run_id: str
     folder: Path
 
-    def begin(self, spec: RunSpec) -> None:
+    def begin(self, spec: RunSettings) -> None:
         """Make the folder and write `run.json`: settings, machine, time, sources and their commit; only the first time.
 
         Called when the settings have proved usable.
@@ -89,7 +89,7 @@ class Run:
         record = self.folder / "run.json"
         if not files.is_file(record):
             begun = datetime.now(UTC).isoformat(timespec="microseconds")
-            made = {"run_id": self.run_id, "begun_at": begun, "environment": machine(spec)}
+            made = {"run_id": self.run_id, "begun_at": begun, "environment": run_machine_facts(spec)}
             files.write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
 
     def end(self) -> None:
@@ -103,23 +103,23 @@ class Run:
         return files.is_file(self.folder / "done.json")
 
 
-def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
+def open_run_folder(results: Path, symbol: str, spec: RunSettings, fresh: bool, named: str = "") -> RunFolder:
     """Return the newest attempt at this run, or with `fresh` a new one; nothing is written before `begin`."""
     parent = results / symbol
-    return Run(named, parent / named) if named else newest_attempt(parent, spec.run_id, fresh)
+    return RunFolder(named, parent / named) if named else newest_run_folder(parent, spec.run_id, fresh)
 
 
-def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
+def newest_run_folder(parent: Path, base: str, fresh: bool) -> RunFolder:
     """Return the newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one."""
     attempt = 1
     while files.is_folder(parent / _attempt(base, attempt + 1)):
         attempt += 1
     if fresh and files.is_folder(parent / _attempt(base, attempt)):
         attempt += 1
-    return Run(_attempt(base, attempt), parent / _attempt(base, attempt))
+    return RunFolder(_attempt(base, attempt), parent / _attempt(base, attempt))
 
 
-def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
+def open_run_checkpoints(folder: Path, run: RunFolder) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
     session = ComputeSession(folder.parent / "results" / "sessions")
     # Folder of compiled GPU or TPU programs, read by training/device.py.
@@ -128,11 +128,15 @@ def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     def saved() -> None:
         session.record_alive()
         upload_compile_cache(folder.parent)
-        push_checkpoints(folder.parent)
+        push_workspace_checkpoints(folder.parent)
 
     schedule = SaveSchedule(ending=session.ending, mean_life_seconds=session.mean_life)
     return CheckpointManager(
-        folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, schedule=schedule, on_saved=saved
+        folder,
+        auto_save_minutes=checkpoint_minutes_from_environment(),
+        run=run.run_id,
+        schedule=schedule,
+        on_saved=saved,
     )
 
 

@@ -11,6 +11,6 @@ def derive_seed(*parts: int | str, bits: int = 31) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (1 << bits)
 
 
-def generator(*parts: int | str) -> np.random.Generator:
+def seeded_generator(*parts: int | str) -> np.random.Generator:
     """Return a NumPy generator for these parts; the global one is never used."""
     return np.random.Generator(np.random.PCG64(derive_seed(*parts, bits=63)))

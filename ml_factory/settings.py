@@ -8,13 +8,13 @@ from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
 from ml_factory.code_fingerprint import closure, package_files, source_hash, source_hashes
-from ml_factory.data.validation import BarSpec
-from ml_factory.datasets.preprocessing import check_steps
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.datasets.preprocessing import check_preprocessing_steps
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.registry import own_settings, signature_of, spec_of
+from ml_factory.models.registry import find_model_spec, registered_model_settings, registered_source_hash
 from ml_factory.storage.json_values import fingerprint, to_json_value
-from ml_factory.targets.barrier_search_spec import SearchedLabels
+from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -47,22 +47,24 @@ class DataSpec:
     searched : label specs of a barrier search, at most one a horizon; they replace `labels`.
     """
 
-    bars: BarSpec = field(default_factory=BarSpec)
+    bars: RawBarSpec = field(default_factory=RawBarSpec)
     features: FeatureSpec = field(default_factory=FeatureSpec)
     labels: LabelSpec = field(default_factory=LabelSpec)
     splits: SplitSpec = field(default_factory=SplitSpec)
     preprocess: tuple[str | dict, ...] = ("robust",)
     calendar: str | None = None
     tick: float | None = None
-    searched: tuple[SearchedLabels, ...] = ()
+    searched: tuple[SearchedLabelSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "preprocess", check_steps(self.preprocess))
+        object.__setattr__(self, "preprocess", check_preprocessing_steps(self.preprocess))
         if self.tick is not None and not 0 < self.tick < math.inf:
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0")
-        found = [SearchedLabels.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched]
+        found = [
+            SearchedLabelSpec.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched
+        ]
         for one in found:
-            if not isinstance(one, SearchedLabels):
+            if not isinstance(one, SearchedLabelSpec):
                 raise SettingsError(
                     "Not a searched label spec", where="DataSpec.searched", got=repr(one),
                     wanted="SearchedLabels", next_step="give names and files to prepare(searched=…) instead",
@@ -80,12 +82,12 @@ class DataSpec:
                 wanted="at most one a horizon", next_step="leave out all but one",
             )  # fmt: skip
 
-    def labels_for(self, horizon: int) -> LabelSpec:
+    def label_spec_for(self, horizon: int) -> LabelSpec:
         """Return the label spec of this horizon: the searched one, else the given one."""
-        found = self.searched_for(horizon)
+        found = self.searched_label_spec_for(horizon)
         return found.labels if found else replace(self.labels, horizon=horizon)
 
-    def searched_for(self, horizon: int) -> SearchedLabels | None:
+    def searched_label_spec_for(self, horizon: int) -> SearchedLabelSpec | None:
         """Return the searched label spec of this horizon; None without one."""
         return next((one for one in self.searched if one.labels.horizon == horizon), None)
 
@@ -122,7 +124,7 @@ def with_values(spec: Any, given: Mapping[str, Any], above: str = "--set ") -> A
         raise SettingsError("These settings cannot be used", where=f"{above}{', '.join(changed)}", got=error) from None
 
 
-def certified_code() -> str:
+def certified_code_hash() -> str:
     """Return the hash of the code that a certificate covers."""
     return source_hash(CERTIFIED_PACKAGES, exclude=NOT_CERTIFIED)
 
@@ -141,7 +143,7 @@ class QuickLimits:
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSettings:
     """Identity of a run: data, settings and sources. Its id names its folder, its checkpoints and its log."""
 
     symbol: str
@@ -175,22 +177,22 @@ class RunSpec:
     def run_id(self) -> str:
         """Run id: task, model, horizon and seed, and 10 hex digits of everything that determines its numbers."""
         decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
-        own = {name: signature for name in self.models if (signature := signature_of(name))}
+        own = {name: signature for name in self.models if (signature := registered_source_hash(name))}
         digest = fingerprint(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
         return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
 
 
 def _files_of(model: str) -> list[str]:
     """Return the files of the package that hold a model: its estimator and its network."""
-    spec = spec_of(model)
+    spec = find_model_spec(model)
     dotted = [where.partition(":")[0] for where in (spec.estimator, spec.network) if isinstance(where, str)]
     return [f"{name.partition('.')[2].replace('.', '/')}.py" for name in dotted]
 
 
-def run_spec(
+def make_run_settings(
     symbol: str, horizon: int, model: str, *, task: str, seed: int, quick: bool, data: str, settings: Mapping | None
-) -> RunSpec:
+) -> RunSettings:
     """Return the RunSpec with the model's QUICK limits under the user's own settings."""
-    limits = QuickLimits().settings_for(spec_of(model).family) if quick else {}
-    settings_of_run = tuple(sorted(to_json_value(limits | own_settings(model, settings or {})).items()))
-    return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, settings_of_run)
+    limits = QuickLimits().settings_for(find_model_spec(model).family) if quick else {}
+    settings_of_run = tuple(sorted(to_json_value(limits | registered_model_settings(model, settings or {})).items()))
+    return RunSettings(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, settings_of_run)

@@ -53,10 +53,10 @@ def shared_data() -> Path:
 def prepared_template(tmp_path_factory) -> Path:
     """The root of a workspace with a week of the made-up market, prepared for 5 bars ahead. Never written to."""
     from ml_factory import pipeline  # here, since most tests never need it and it takes seconds
-    from ml_factory.data.synthetic import ensure_demo_market
+    from ml_factory.data.synthetic import ensure_synthetic_demo_market
 
     place = Workspace(tmp_path_factory.mktemp("prepared") / "workspace")
-    ensure_demo_market(place, "DEMO", days=8)
+    ensure_synthetic_demo_market(place, "DEMO", days=8)
     pipeline.prepare(place, "DEMO", (5,))
     return place.root
 
@@ -95,8 +95,8 @@ def call(capsys, monkeypatch):
             code = 0
         except SystemExit as stop:
             code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return go
 

@@ -76,9 +76,9 @@ def read_checkpoint(root: Path) -> object:
 
 
 def read_artifact(root: Path, model: str) -> object:
-    from ml_factory.storage.artifact_registry import Registry
+    from ml_factory.storage.artifact_registry import ArtifactRegistry
 
-    artifact = Registry(root / "models").find("DEMO", 5, model)
+    artifact = ArtifactRegistry(root / "models").find("DEMO", 5, model)
     return None if artifact is None else predicted(artifact.load_state())
 
 
@@ -127,9 +127,9 @@ def read_settings(root: Path, name: str) -> object:
 
 
 def read_notebook(root: Path) -> object:
-    from ml_factory.notebook_parameters import notebook_parameters
+    from ml_factory.notebook_parameters import read_notebook_parameters
 
-    return repr(notebook_parameters(root / "a.ipynb"))
+    return repr(read_notebook_parameters(root / "a.ipynb"))
 
 
 KINDS = {
@@ -152,18 +152,18 @@ def build(root: Path) -> None:
     from ml_factory import pipeline
     from ml_factory.checkpoints.manager import CheckpointManager
     from ml_factory.data.io import load_bars
-    from ml_factory.data.synthetic import ensure_demo_market
-    from ml_factory.storage.artifact_registry import Registry
+    from ml_factory.data.synthetic import ensure_synthetic_demo_market
+    from ml_factory.storage.artifact_registry import ArtifactRegistry
     from ml_factory.storage.workspace import Workspace
 
     os.environ["ML_FACTORY_WANDB"] = "off"
     place = Workspace(root)
-    ensure_demo_market(place, "DEMO", days=8)
+    ensure_synthetic_demo_market(place, "DEMO", days=8)
     pipeline.prepare(place, "DEMO", (5,))
     for model in MODELS:
         settings = {"epochs": 1, "hidden": 8, "lookback": 6} if model == "gru" else {}
         pipeline.train(place, "DEMO", 5, model, quick=True, model_settings=settings)
-        artifact = Registry(place.models).find("DEMO", 5, model)
+        artifact = ArtifactRegistry(place.models).find("DEMO", 5, model)
         (root / f"{model}.state").write_bytes((artifact.path / "state.safetensors").read_bytes())
     with CheckpointManager(place.checkpoints, run="fuzz", background=False) as manager:
         state = {"weights": np.arange(500.0), "epoch": 3, "history": [0.5, 0.4], "names": {"a": "b"}}

@@ -1,7 +1,6 @@
 """`python -m tests.mutants`: change the library in one place at a time and see whether the tests of its package fail.
 
---count 100      mutants, drawn with --seed
---seed 0
+--count 100      mutants, drawn with --seed 0
 --only data      files whose path holds this text
 --sites FILE     repeat the sites of an earlier report instead of drawing
 --json PATH      the report: one object a mutant
@@ -91,8 +90,8 @@ def tests_of(site: Site, root: Path) -> list[list[str]]:
     path = Path(site.file)
     mirror = Path("tests", *[part for part in path.parts[1:-1] if part != "commands"])  # tests/test_cli.py has those
     whole = sorted(file.relative_to(root).as_posix() for file in (root / mirror).glob("test_*.py"))
-    own = [file for file in whole if file.endswith(f"/test_{path.stem}.py")]
-    return [own, [file for file in whole if file not in own]]
+    own = f"/test_{path.stem}.py"
+    return [[file for file in whole if file.endswith(own)], [file for file in whole if not file.endswith(own)]]
 
 
 def killed_by(site: Site, root: Path, seconds: float) -> str:
@@ -116,8 +115,8 @@ def killed_by(site: Site, root: Path, seconds: float) -> str:
 def failing(tests: Sequence[str], root: Path, seconds: float | None) -> str:
     """Return the id of the first of these tests that fails, or "". Raises TimeoutExpired."""
     command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
-    done = subprocess.run([*command, *tests], cwd=root, capture_output=True, text=True, timeout=seconds)
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    out = subprocess.run([*command, *tests], cwd=root, capture_output=True, text=True, timeout=seconds).stdout
+    failed = [line for line in out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[-1].split(" ", 1)[1].split(" - ")[0] if failed else ""
 
 
@@ -125,8 +124,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, usual in (("--count", 100), ("--seed", 0), ("--seconds", 600.0), ("--only", "")):
         parser.add_argument(name, type=type(usual), default=usual)
-    for name in ("--sites", "--json"):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("--sites", type=Path)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     files = sorted(file for file in (ROOT / "ml_factory").rglob("*.py") if options.only in file.as_posix())
     every = {str(site): site for file in files for site in sites(file, ROOT)}

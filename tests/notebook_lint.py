@@ -20,8 +20,8 @@ import nbformat  # noqa: E402
 
 from ml_factory.errors import SettingsError  # noqa: E402
 from ml_factory.notebook import NOTEBOOKS  # noqa: E402
-from ml_factory.notebook_parameters import PARAMETERS_TITLE, SHARED, read_parameters  # noqa: E402
-from utils.notebook_bootstrap import FOLDED, bootstrap_text  # noqa: E402
+from ml_factory.notebook_parameters import PARAMETERS_TITLE, SHARED, parse_notebook_parameters  # noqa: E402
+from utils.notebook_bootstrap import FOLDED, bootstrap_cell_text  # noqa: E402
 
 FOLDER = ROOT / "colab_notebooks"
 HEADINGS = ("**Question.**", "**Reads**", "**Writes**", "**Minutes**")
@@ -124,7 +124,7 @@ def _words(path: Path, notebook: dict) -> Iterator[str]:
 
 def _opening(code: list[dict]) -> Iterator[str]:
     """Bootstrap, parameters, validation, in this order."""
-    if not code or source_of(code[0]) != bootstrap_text(*owner_and_ref()):
+    if not code or source_of(code[0]) != bootstrap_cell_text(*owner_and_ref()):
         yield "the first code cell is not the bootstrap text of utils/notebook_bootstrap.py (make badges writes it)"
     elif code[0]["metadata"] != FOLDED:
         yield "the bootstrap cell is not folded (make badges does it)"
@@ -141,7 +141,7 @@ def _parameters(source: str) -> Iterator[str]:
     if not source.startswith(PARAMETERS_TITLE):
         yield f"the parameters cell does not begin with {PARAMETERS_TITLE}"
     try:
-        declared = read_parameters(source)
+        declared = parse_notebook_parameters(source)
     except (SettingsError, SyntaxError, ValueError) as error:
         yield f"parameters: {error}"
         return

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import ett
 from benchmarks.forecaster import NeuralForecaster
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 
 BLOCKS = {"TRAIN": 120, "VALIDATION": 170, "TEST": 230}
 TINY = {"batch": 16, "epochs": 2, "device": "cpu", "threads": 1}
@@ -34,7 +34,7 @@ def written(path, x_NF):
     return ett.Series(path)
 
 
-def test_repeat_last_equals_loops_over_every_window_step_and_column(series):
+def test_ett_repeat_last_matches_loops_over_windows_steps_and_columns(series):
     x = walk()
     x = (x - x[:120].mean(axis=0)) / x[:120].std(axis=0)
     apart = [
@@ -50,7 +50,7 @@ def test_repeat_last_equals_loops_over_every_window_step_and_column(series):
     assert ett.repeat_last(series, 5, batch=32)["windows"] == 32
 
 
-def test_the_test_block_is_read_once_after_every_seed_was_trained(series, monkeypatch, capsys):
+def test_ett_judge_reads_test_block_once_after_all_seeds_are_trained(series, monkeypatch, capsys):
     events, read, fit, predict = [], ett.Series.until, NeuralForecaster.fit, NeuralForecaster.predict
 
     def spied(kind, call, *given, **named):
@@ -68,7 +68,7 @@ def test_the_test_block_is_read_once_after_every_seed_was_trained(series, monkey
     assert mean["mse"] == pytest.approx(np.mean([line["mse"] for line in each]), rel=1e-3)
 
 
-def test_nothing_in_the_test_block_moves_the_training(series, tmp_path):
+def test_ett_trained_with_changed_test_block_has_same_weights_and_validation_loss(series, tmp_path):
     disturbed = walk()
     disturbed[170:] = 99.0
     recipe = ett.Recipe(ett.DLinear, 20, {"lr": 0.01})
@@ -81,9 +81,9 @@ def test_nothing_in_the_test_block_moves_the_training(series, tmp_path):
     assert found[0][1]["validation_mse"] == found[1][1]["validation_mse"]
 
 
-def test_dlinear_maps_a_centred_average_and_the_rest():
+def test_ett_dlinear_forward_matches_numpy_trend_and_remainder_decomposition():
     x = np.random.default_rng(0).normal(size=(2, 30, 3)).astype(np.float32)
-    network = ett.DLinear(3, 30, Forecast(4), ett.DLinearSpec())
+    network = ett.DLinear(3, 30, ForecastTask(4), ett.DLinearSpec())
     padded = np.concatenate([np.repeat(x[:, :1], 12, axis=1), x, np.repeat(x[:, -1:], 12, axis=1)], axis=1)
     trend = np.stack([padded[:, step : step + 25].mean(axis=1) for step in range(30)], axis=1)
     weights = [(part.weight.detach().numpy(), part.bias.detach().numpy()) for part in (network.trend, network.rest)]
@@ -94,12 +94,12 @@ def test_dlinear_maps_a_centred_average_and_the_rest():
     np.testing.assert_allclose(network(torch.from_numpy(x)).detach().numpy(), wanted, atol=1e-5)
 
 
-def test_without_the_data_it_says_so(tmp_path, monkeypatch, capsys):
+def test_ett_main_without_data_file_prints_skipped_with_path(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ett", "--data", str(tmp_path)])
     ett.main()
     assert "no " + str(tmp_path / "ETTh1.parquet") in json.loads(capsys.readouterr().out)["skipped"]
 
 
-def test_repeat_last_is_the_published_table(shared_data, capsys):
+def test_ett_repeat_last_on_etth1_reproduces_published_table(shared_data, capsys):
     ett.reproduce(ett.Series(shared_data / "ett" / "ETTh1.parquet"))
     assert len(capsys.readouterr().out.splitlines()) == len(ett.REPEAT_LAST)

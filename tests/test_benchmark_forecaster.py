@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.forecaster import NeuralForecaster, weighted_mse, weighted_pinball
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.transformer import ITransformer
 
 SMALL = {"lookback": 12, "width": 16, "inner": 16, "dropout": 0.0, "device": "cpu", "threads": 1, "precision": "fp32"}
@@ -17,9 +17,9 @@ def waves() -> np.ndarray:
     return np.stack([np.sin(t / 3), np.cos(t / 5), rng.normal(size=400)], axis=1).astype(np.float32)
 
 
-def test_it_learns_what_follows_and_is_judged_on_the_rows_held_back():
+def test_neural_forecaster_on_waves_forecasts_held_out_rows():
     x_NF = waves()
-    model = NeuralForecaster("waves", ITransformer, Forecast(4, channels=2), epochs=20, batch=32, lr=0.01, **SMALL)
+    model = NeuralForecaster("waves", ITransformer, ForecastTask(4, channels=2), epochs=20, batch=32, lr=0.01, **SMALL)
     result = model.fit(x_NF, ROWS, validation=HELD)
     y_BSC = model.predict(x_NF, HELD)
     after_BSC = np.stack([x_NF[row + 1 : row + 5, :2] for row in HELD])
@@ -29,9 +29,9 @@ def test_it_learns_what_follows_and_is_judged_on_the_rows_held_back():
     assert error < 0.1 * after_BSC.var()
 
 
-def test_quantiles_hold_their_share():
+def test_neural_forecaster_quantile_heads_cover_ordered_shares_of_targets():
     x_NF = waves()[:, ::-1].copy()
-    forecast = Forecast(1, channels=1, quantiles=(0.1, 0.5, 0.9))
+    forecast = ForecastTask(1, channels=1, quantiles=(0.1, 0.5, 0.9))
     model = NeuralForecaster("noise", ITransformer, forecast, epochs=12, batch=32, lr=0.01, **SMALL)
     model.fit(x_NF, ROWS, validation=HELD)
     y_BQ = model.predict(x_NF, HELD)[:, 0, 0]
@@ -39,19 +39,19 @@ def test_quantiles_hold_their_share():
     assert (np.diff(below) > 0.15).all() and abs(below[1] - 0.5) < 0.2
 
 
-def test_nothing_after_the_targets_is_read():
+def test_neural_forecaster_with_changed_rows_after_targets_gives_same_forecasts():
     x_NF, p = waves(), []
     for disturbed in (x_NF, np.r_[x_NF[:384], 9 + x_NF[384:]].astype(np.float32)):
-        model = NeuralForecaster("waves", ITransformer, Forecast(4), epochs=1, batch=32, **SMALL)
+        model = NeuralForecaster("waves", ITransformer, ForecastTask(4), epochs=1, batch=32, **SMALL)
         model.fit(disturbed, ROWS, validation=HELD)
         p.append(model.predict(disturbed, HELD))
     np.testing.assert_array_equal(*p)
 
 
-def test_mistakes_are_told():
+def test_neural_forecaster_invalid_arguments_raise_clear_errors():
     with pytest.raises(SettingsError, match="did you mean 'width'"):
-        NeuralForecaster("waves", ITransformer, Forecast(4), lookback=12, widht=3)
-    model = NeuralForecaster("waves", ITransformer, Forecast(4), epochs=1, **SMALL)
+        NeuralForecaster("waves", ITransformer, ForecastTask(4), lookback=12, widht=3)
+    model = NeuralForecaster("waves", ITransformer, ForecastTask(4), epochs=1, **SMALL)
     with pytest.raises(FactoryError, match="not fitted"):
         model.predict(waves(), HELD)
     with pytest.raises(SettingsError, match="reach outside the data"):

@@ -22,18 +22,18 @@ NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
-def test_what_a_benchmark_takes_from_the_package_is_there(path):
+def test_benchmark_imports_from_ml_factory_exist(path):
     """Also of those that are too long to run here."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ml_factory":
-            room = importlib.import_module(node.module)
+            capacity = importlib.import_module(node.module)
             for item in node.names:
-                assert hasattr(room, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
+                assert hasattr(capacity, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
 
 
 @pytest.mark.soak_except("barriers", "weights", "scaling")
 @pytest.mark.parametrize("name", FEW)
-def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
+def test_benchmark_on_few_rows_agrees_with_peers_and_prints_json_timings(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason="peers are installed by make bench")
     lines = _lines(name, *FEW[name], "--repeats", "1")
@@ -43,7 +43,7 @@ def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
 
 
 @pytest.mark.soak
-def test_checkpoints_are_measured_beside_their_peers_and_load_as_they_were_saved():
+def test_benchmark_checkpoints_times_all_peers_and_loads_saved_state_unchanged():
     lines = _lines("checkpoints", "--mb", "12", "--repeats", "1")
     assert all(line["bench"] == "checkpoints" for line in lines)
     assert {line["ratio"] for line in lines if "ratio" in line} == {"blocking", "written", "verified"}
@@ -51,7 +51,7 @@ def test_checkpoints_are_measured_beside_their_peers_and_load_as_they_were_saved
     assert [line["same"] for line in lines if "same" in line] == [True]
 
 
-def test_a_twin_that_makes_other_numbers_is_found():
+def test_benchmark_pipeline_with_altered_peer_feature_fails_and_names_feature():
     pytest.importorskip("polars", reason="peers are installed by make bench")
     spoil = (
         "import benchmarks.pipeline as p\n"

@@ -34,7 +34,7 @@ def train(place: str, **options):
     return pipeline.train(place, "MES", 5, "xgboost", model_settings=BOOSTER, mirror="off", **options)
 
 
-def test_an_empty_machine_and_the_bucket_are_enough(machine, monkeypatch, tmp_path):
+def test_bucket_workspace_on_empty_machine_resumes_killed_training_bit_exact(machine, monkeypatch, tmp_path):
     place = machine("one")
     bars = tmp_path / "bars.parquet"
     synthetic_bars(days=8, seed=1).reset_index().to_parquet(bars)
@@ -73,7 +73,7 @@ def test_an_empty_machine_and_the_bucket_are_enough(machine, monkeypatch, tmp_pa
     assert np.array_equal(pipeline.load_predictions(straight, "MES", 5, "xgboost")["p_long"], whole["p_long"])
 
 
-def test_what_is_prepared_is_copied_once(machine, tmp_path):
+def test_bucket_workspace_prepared_files_are_downloaded_once(machine, tmp_path):
     place = machine("one")
     pipeline.prepare(place, "DEMO", horizons=(5,))
     machine("two")

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 from ml_factory import Workspace, pipeline
-from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.training import estimator
 
 LIBRARY = Path(pipeline.__file__).parent
@@ -20,18 +20,18 @@ def library_frames(first: str) -> list[tuple[str, str]]:
     return frames[[name for _, name in frames].index(first) :]
 
 
-def test_train_reaches_its_loss_in_seven_frames_of_five_files(prepared, monkeypatch):
+def test_train_reaches_loss_within_seven_frames_and_five_files(prepared, monkeypatch):
     stacks, loss = [], estimator.weighted_cross_entropy
     monkeypatch.setattr(
         estimator, "weighted_cross_entropy", lambda *given: stacks.append(library_frames("train")) or loss(*given)
     )
     settings = {"epochs": 1, "hidden": 4, "layers": 1}
     pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings)
-    steps = [frames for frames in stacks if ("training/loop.py", "take_step") in frames]
+    steps = [frames for frames in stacks if ("training/loop.py", "take_training_step") in frames]
     assert steps and max(map(len, steps)) <= 7 and len({file for file, _ in steps[0]}) <= 5
 
 
-def test_prepare_reaches_the_written_certificate_in_seven_frames(tmp_path, monkeypatch):
+def test_prepare_reaches_certificate_write_within_seven_frames(tmp_path, monkeypatch):
     stacks, replace = [], os.replace
 
     def recorded(source, target, **named):
@@ -40,7 +40,7 @@ def test_prepare_reaches_the_written_certificate_in_seven_frames(tmp_path, monke
         return replace(source, target, **named)
 
     workspace = Workspace(tmp_path / "w")
-    ensure_demo_market(workspace, "DEMO", days=8)
+    ensure_synthetic_demo_market(workspace, "DEMO", days=8)
     monkeypatch.setattr(os, "replace", recorded)
     pipeline.prepare(workspace, "DEMO", (5,))
     written = [frames for frames in stacks if ("leakage/certificate.py", "write_certificate") in frames]

@@ -19,20 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_killed_everywhere_and_the_same_bits(tmp_path):
+def test_chaos_small_campaign_with_kills_and_lost_disks_resumes_bit_exact(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.chaos", "--small", "--json", tmp_path / "told.json"],
         cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["total"]["mismatches"] == 0 and told["total"]["kills"] >= 7 and told["total"]["disk_lost"] >= 4
-    assert not [row for row in told["places"].values() if row["from_nothing"]]
-    assert told["sabotage"] == {"sampler position": True, "a block's seed": True}
+    reported = json.loads((tmp_path / "told.json").read_text())
+    assert (
+        reported["total"]["mismatches"] == 0 and reported["total"]["kills"] >= 7 and reported["total"]["disk_lost"] >= 4
+    )
+    assert not [row for row in reported["places"].values() if row["from_nothing"]]
+    assert reported["sabotage"] == {"sampler position": True, "a block's seed": True}
     print(done.stdout)
 
 
-def test_every_hook_of_the_campaign_finds_what_it_wraps(tmp_path):
+def test_chaos_hooks_install_finds_every_wrapped_function(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from ml_factory.models.registry import available_models, build_model\n"
@@ -45,7 +47,7 @@ def test_every_hook_of_the_campaign_finds_what_it_wraps(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_whole_campaign_is_as_large_as_it_is_said_to_be():
+def test_chaos_campaign_covers_all_kill_places_and_repeats_by_seed():
     plans = list(campaign(0))
     count = {}
     for plan in plans:
@@ -62,20 +64,20 @@ def test_the_whole_campaign_is_as_large_as_it_is_said_to_be():
     )
 
 
-def test_a_table_that_tells_of_failures():
+def test_chaos_facts_of_failed_plans_lists_failures():
     plan = Plan("lstm", (("lstm", Kill("step", 3)),), 7, False)
     broken = Plan("lstm", (("sabotage", Kill("step", 3)),), 7, False, next(iter(SABOTAGE)))
-    fine = {
+    minutes_bars = {
         "kills": [["lstm", "step#3", "step 3 of train_lstm"]],
         "mismatches": [],
         "trouble": "",
         "plan": plan.words(),
     }
-    assert not facts_of([plan], [fine], 0, 1.0)["failures"]
-    assert not facts_of([plan], [fine], 0, 1.0, least=1)["failures"]
-    assert "1 kills, at least 2 wanted" in facts_of([plan], [fine], 0, 1.0, least=2)["failures"][0]
-    assert facts_of([broken], [fine], 0, 1.0)["failures"]  # sabotage that makes no difference
+    assert not facts_of([plan], [minutes_bars], 0, 1.0)["failures"]
+    assert not facts_of([plan], [minutes_bars], 0, 1.0, least=1)["failures"]
+    assert "1 kills, at least 2 wanted" in facts_of([plan], [minutes_bars], 0, 1.0, least=2)["failures"][0]
+    assert facts_of([broken], [minutes_bars], 0, 1.0)["failures"]  # sabotage that makes no difference
     for wrong in ({"mismatches": ["weights"]}, {"trouble": "it died"}, {"kills": []}):
-        told = facts_of([plan], [fine | wrong], 0, 1.0)
-        assert told["failures"] and "FAILURE lstm seed 7" in words_of(told)
-    assert not facts_of([broken], [fine | {"mismatches": ["weights"]}], 0, 1.0)["failures"]
+        reported = facts_of([plan], [minutes_bars | wrong], 0, 1.0)
+        assert reported["failures"] and "FAILURE lstm seed 7" in words_of(reported)
+    assert not facts_of([broken], [minutes_bars | {"mismatches": ["weights"]}], 0, 1.0)["failures"]

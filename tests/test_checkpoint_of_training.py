@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ml_factory import CheckpointManager, Workspace, pipeline
-from ml_factory.checkpoints.slot_pool import Pool
+from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.models.registry import available_models, build_model, load_model
-from ml_factory.workflows.train import check_same_model
+from ml_factory.workflows.train import check_given_estimator
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -43,7 +43,7 @@ def often(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm", "catboost", "linear", "lstm"])
-def test_load_latest_checkpoint_of_a_killed_training_gives_the_model_of_that_epoch(prepared, often, name):
+def test_load_latest_checkpoint_after_killed_training_restores_model_of_saved_epoch(prepared, often, name):
     kept = {}
 
     def callback(epoch, metrics, model):
@@ -69,14 +69,14 @@ def test_load_latest_checkpoint_of_a_killed_training_gives_the_model_of_that_epo
     assert model.get_state().keys() == wanted.get_state().keys()
 
 
-def test_load_latest_checkpoint_of_a_finished_training_gives_the_registered_model(prepared, often, caplog):
+def test_load_latest_checkpoint_after_finished_training_returns_registered_model(prepared, often, caplog):
     trained = train(prepared, "xgboost")
     with caplog.at_level(logging.WARNING, "ml_factory"):
         checkpoint = CheckpointManager(prepared.checkpoints).load_latest_checkpoint(phase="train_xgboost")
     assert (checkpoint["run"], checkpoint["symbol"], checkpoint["horizon"]) == (trained.run_id, "DEMO", H)
     assert checkpoint["state"]["epoch"] == len(trained.history) == 3
-    said = [record.getMessage() for record in caplog.records if trained.run_id in record.getMessage()]
-    assert len(said) == 1 and "DEMO" in said[0] and f"horizon {H}" in said[0]
+    printed = [record.getMessage() for record in caplog.records if trained.run_id in record.getMessage()]
+    assert len(printed) == 1 and "DEMO" in printed[0] and f"horizon {H}" in printed[0]
     model = build_model("xgboost").load_state(checkpoint["state"]["model_state"])
     np.testing.assert_equal(model.get_state(), load_model(checkpoint["state"]["model_state"]).get_state())
     # without a mark of its slots: the registry alone has it
@@ -85,7 +85,7 @@ def test_load_latest_checkpoint_of_a_finished_training_gives_the_registered_mode
     np.testing.assert_equal(again["state"]["model_state"], checkpoint["state"]["model_state"])
 
 
-def test_load_latest_checkpoint_takes_the_newest_of_all_runs_and_the_users_own_where_there_is_none(prepared, often):
+def test_load_latest_checkpoint_without_run_takes_newest_run_else_user_checkpoint(prepared, often):
     ckpt_mgr = CheckpointManager(prepared.checkpoints)
     mine = {"epoch": 7, "model": build_model("xgboost").get_state()}
     ckpt_mgr.save_checkpoint(phase="train_xgboost", state=mine, force=True)
@@ -98,7 +98,7 @@ def test_load_latest_checkpoint_takes_the_newest_of_all_runs_and_the_users_own_w
     assert ckpt_mgr.load_latest_checkpoint(phase="train_lightgbm") is None
 
 
-def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(prepared, often):
+def test_open_training_returns_trained_model_and_checkpoints_of_same_run(prepared, often):
     killed_at(prepared, "xgboost", seed=3)
     asked = {"symbol": "DEMO", "horizon": H, "model": "xgboost", "model_settings": SMALL["xgboost"]}
     model, ckpt_mgr = pipeline.open_training(prepared, **asked)
@@ -122,10 +122,10 @@ def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(
     assert found["run"] == ckpt_mgr.run and found["state"]["epoch"] == 2  # the training's own, not the callback's
     again = pipeline.train(prepared, **asked, mirror="off", estimator=model)
     assert again.resumed_from == 2 and again.exact
-    slots = Pool(prepared.checkpoints).scan()
+    slots = SlotPool(prepared.checkpoints).scan()
     runs = {slot.header.info["run"] for slot in slots}
     assert {ckpt_mgr.run, mine["run"]} <= runs
-    assert all(slot.returned for slot in slots if slot.header.info["run"] in (ckpt_mgr.run, mine["run"]))
+    assert all(slot.is_returned for slot in slots if slot.header.info["run"] in (ckpt_mgr.run, mine["run"]))
     assert ckpt_mgr.list_checkpoints("train_xgboost")[-1]["hash"] == mine["hash"]  # readable until written over
     again = load_model(found["state"]["model_state"]).load_state(model.get_state())
     np.testing.assert_equal(again.get_state(), model.get_state())
@@ -134,7 +134,7 @@ def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(
         pipeline.train(prepared, **asked, mirror="off", fresh=True, estimator=other)
 
 
-def test_load_latest_checkpoint_of_a_manager_without_a_run_passes_over_what_a_callback_saved(tmp_path):
+def test_load_latest_checkpoint_without_run_skips_checkpoints_saved_by_callbacks(tmp_path):
     with CheckpointManager(tmp_path / "checkpoints", run="train-x", during_training=True, background=False) as mine:
         mine.save_checkpoint("train_xgboost", {"epoch": 1, "model": np.zeros(3)}, force=True)
     assert CheckpointManager(tmp_path / "checkpoints").load_latest_checkpoint("train_xgboost") is None
@@ -144,7 +144,7 @@ def test_load_latest_checkpoint_of_a_manager_without_a_run_passes_over_what_a_ca
     ("name", "machine"),
     [("linear", {"threads": 1}), ("lstm", {"threads": 1, "batch": 64, "accumulate": 2})],
 )
-def test_same_model_loaded_from_an_unfinished_training_keeps_threads_and_accumulate(tmp_path, name, machine):
+def test_check_same_model_from_unfinished_training_keeps_threads_and_accumulate(tmp_path, name, machine):
     settings = SMALL[name] | machine
     rng, wanted = np.random.default_rng(0), build_model(name, **settings)
     x = rng.normal(size=(96, 2) if wanted.lookback == 1 else (96, wanted.lookback, 2)).astype(np.float32)
@@ -153,15 +153,15 @@ def test_same_model_loaded_from_an_unfinished_training_keeps_threads_and_accumul
     saved = CheckpointManager(tmp_path, run="train-x").load_latest_checkpoint(f"train_{name}")["state"]
     given = build_model(name, **settings).load_state(saved["model_state"])
     assert given.settings != wanted.settings  # a checkpoint is of no machine
-    assert check_same_model(wanted, given) is given and given.settings == wanted.settings
+    assert check_given_estimator(wanted, given) is given and given.settings == wanted.settings
     with pytest.raises(SettingsError, match="Not the model that the run trains"):
-        check_same_model(build_model(name, **settings, seed=1), given)
+        check_given_estimator(build_model(name, **settings, seed=1), given)
     if name == "lstm":  # the network's own settings, which are no settings of the training
         with pytest.raises(SettingsError, match="network_spec"):
-            check_same_model(build_model(name, **settings | {"hidden": 8}), given)
+            check_given_estimator(build_model(name, **settings | {"hidden": 8}), given)
         clock = [build_model(name, **settings, offset_column=1, offset_bars=bars) for bars in (2, 3)]
         with pytest.raises(SettingsError, match="offset_bars"):
-            check_same_model(*clock)
+            check_given_estimator(*clock)
 
 
 def kill_first(epoch, metrics):
@@ -174,18 +174,18 @@ def kill_second(epoch, metrics):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "printed"),
     [("symbol", "MGC", "another symbol"), ("horizon", 9, "another horizon"), ("features", ["b", "a"], "another order"),
      ("features", ["a", "c"], "b"), ("features", ["a"], "1 features")],
 )  # fmt: skip
-def test_load_state_of_another_symbol_or_other_features_is_refused(name, value, said):
+def test_load_state_of_other_symbol_horizon_or_features_raises_checkpoint_error(name, value, printed):
     assert "linear" in available_models()
     x, y = np.random.default_rng(1).normal(size=(60, 2)), np.arange(60) % 3 - 1
     mine, theirs = build_model("linear", rounds=2), build_model("linear", rounds=2)
     mine.trained_on = {"symbol": "MES", "horizon": 5, "features": ["a", "b"]}
     theirs.trained_on = {**mine.trained_on, name: value}
     theirs.fit(x[:, : len(theirs.trained_on["features"])], y)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=printed):
         mine.load_state(theirs.get_state())
     same = build_model("linear").load_state(theirs.get_state())  # what was for nothing takes it, and is for that then
     assert same.trained_on == theirs.trained_on

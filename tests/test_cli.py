@@ -26,7 +26,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.progress import phase
+from ml_factory.progress import progress_phase
 from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def one_line(code: int, out: str, err: str) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_has_an_example(verb, call):
+def test_cli_verb_help_shows_example_and_common_options(verb, call):
     code, out, _ = call(verb, "--help")
     assert code == 0
     assert re.search(rf"Example: python -m ml_factory {verb}\b", out)
@@ -79,7 +79,7 @@ def test_help_has_an_example(verb, call):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_example_can_be_typed(verb):
+def test_cli_verb_help_example_uses_existing_options(verb):
     """Every option the example uses exists."""
     command = typer.main.get_command(__main__.app).commands[verb]
     (example,) = re.findall(rf"`python -m ml_factory {verb}(.*?)`", command.help)
@@ -87,7 +87,7 @@ def test_the_example_can_be_typed(verb):
     assert {word for word in example.split() if word.startswith("-")} <= known
 
 
-def test_the_verbs_are_those_that_work(call):
+def test_cli_help_lists_exactly_the_implemented_verbs(call):
     code, out, _ = call("--help")
     assert code == 0 and all(verb in out for verb in VERBS)
     assert set(typer.main.get_command(__main__.app).commands) == set(VERBS)
@@ -96,7 +96,7 @@ def test_the_verbs_are_those_that_work(call):
         assert code == 2 and f"No such command '{verb}'" in err and out == ""
 
 
-def test_no_verb_shows_the_help(call):
+def test_cli_without_verb_prints_usage_and_exits_2(call):
     code, out, err = call()
     assert code == 2 and "Usage" in out + err
 
@@ -106,21 +106,21 @@ def test_no_verb_shows_the_help(call):
 
 def drawn(as_json: bool, terminal: bool) -> str:
     written = io.StringIO()
-    with cli_output.phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
-        with phase("features", 2_000) as done:
+    with cli_output.cli_progress_bars(as_json, Console(file=written, force_terminal=terminal, width=120)):
+        with progress_phase("features", 2_000) as done:
             done(500)
-        with phase("labels 20", 3):
+        with progress_phase("labels 20", 3):
             pass
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue())
 
 
-def test_each_phase_has_a_bar_with_its_rows_a_second():
+def test_cli_progress_on_terminal_shows_bar_with_rows_per_second_per_phase():
     output = drawn(as_json=False, terminal=True)
     assert re.search(r"features .* 2,000 rows, [\d,]+ a second", output) and re.search(r"labels 20 .* 3 rows", output)
 
 
 @pytest.mark.parametrize(("as_json", "terminal"), [(True, True), (False, False)])
-def test_no_bar_for_a_machine_or_a_file(as_json, terminal):
+def test_cli_progress_with_json_or_without_terminal_draws_no_bar(as_json, terminal):
     assert drawn(as_json, terminal) == ""
 
 
@@ -131,7 +131,7 @@ def test_no_bar_for_a_machine_or_a_file(as_json, terminal):
 @pytest.mark.parametrize(
     ("symbol", "proposal"), [("../../etc", "use 'ETC'"), ("mes", "use 'MES'"), ("BTC/USDT", "use 'BTC-USDT'")]
 )
-def test_illegal_symbols(verb, symbol, proposal, call, tmp_path):
+def test_cli_illegal_symbol_exits_2_with_proposal_and_writes_no_file(verb, symbol, proposal, call, tmp_path):
     code, out, err = call(verb, "--workspace", tmp_path / "place" / "w", "--symbol", symbol)
     line = one_line(code, out, err)
     assert code == 2 and repr(symbol) in line and proposal in line
@@ -140,13 +140,13 @@ def test_illegal_symbols(verb, symbol, proposal, call, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["train", "cross-validate", "predict"])
-def test_a_misspelt_model(verb, call, prepared):
+def test_cli_misspelt_model_exits_2_with_suggestion(verb, call, prepared):
     code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 5, "--model", "xgbost")
     assert code == 2 and "did you mean 'xgboost'?" in one_line(code, out, err)
 
 
 @pytest.mark.parametrize("verb", ["prepare", "train", "predict", "suite"])
-def test_impossible_horizons(verb, call, prepared, monkeypatch):
+def test_cli_invalid_horizon_exits_2_and_names_option(verb, call, prepared, monkeypatch):
     code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 0)
     assert code == 2 and "HORIZON" in one_line(code, out, err)
     code, out, err = call(verb, "--workspace", prepared.root, "--horizon", "twenty")
@@ -154,7 +154,7 @@ def test_impossible_horizons(verb, call, prepared, monkeypatch):
     assert "--horizon" in err and "int" in err
 
 
-def test_absent_data(call, tmp_path, prepared):
+def test_cli_absent_data_exits_1_with_next_step(call, tmp_path, prepared):
     for words in (("prepare", "--symbol", "MES"), ("suite", "--symbol", "MES")):
         code, out, err = call(*words, "--workspace", tmp_path, "--data", tmp_path / "MES.csv")
         line = one_line(code, out, err)
@@ -180,7 +180,7 @@ VERBS_ON_DATA = [
 
 
 @pytest.mark.parametrize(("verb", "words", "symbol"), VERBS_ON_DATA)
-def test_absent_data_is_reported_before_anything_heavy_is_imported(verb, words, symbol, call, tmp_path, monkeypatch):
+def test_cli_absent_data_exits_1_before_pipeline_is_imported(verb, words, symbol, call, tmp_path, monkeypatch):
     monkeypatch.setattr(commands.training, "pipeline", None)  # a use of it would end in an AttributeError
     monkeypatch.setattr(commands.data, "pipeline", None)
     (tmp_path / "data" / "raw").mkdir(parents=True)
@@ -205,7 +205,7 @@ class Reached(FactoryError):
          {"lstm": {"batch_size": 64, "dropout": 0.2}, "linear": {"rounds": 9}}),
     ],
 )  # fmt: skip
-def test_set_reaches_every_verb_that_trains(verb, words, wanted, call, prepared, monkeypatch):
+def test_cli_set_option_reaches_model_settings_of_training_verbs(verb, words, wanted, call, prepared, monkeypatch):
     given = {}
 
     def record(*positional, model_settings, **named):
@@ -221,12 +221,12 @@ def test_set_reaches_every_verb_that_trains(verb, words, wanted, call, prepared,
     assert code == 2 and "NAME=VALUE" in one_line(code, out, err)
 
 
-def test_set_for_a_model_that_is_not_in_the_stack(call, prepared):
+def test_cli_stack_set_option_for_model_outside_stack_exits_2(call, prepared):
     code, out, err = call("stack", "--workspace", prepared.root, "--horizon", 5, "--set", "gru.hidden=8")
     assert code == 2 and "No such model" in one_line(code, out, err) and "xgboost, lstm, patchtst" in err
 
 
-def test_bars_that_break_the_contract(call, tmp_path):
+def test_cli_prepare_with_high_below_low_names_file_and_row_and_writes_nothing(call, tmp_path):
     bars = synthetic_bars(days=3).reset_index()
     bars.loc[17, "high"] = bars.loc[17, "low"] - 1
     bars.to_csv(tmp_path / "bad.csv", index=False)
@@ -236,7 +236,7 @@ def test_bars_that_break_the_contract(call, tmp_path):
     assert not [path for path in (tmp_path / "w").rglob("*") if path.is_file()]
 
 
-def test_bars_under_the_name_of_the_made_up_market(call, tmp_path):
+def test_cli_data_without_symbol_exits_2_and_writes_nothing(call, tmp_path):
     synthetic_bars(days=3).reset_index().to_csv(tmp_path / "MES.csv", index=False)
     for verb in ("prepare", "suite"):
         code, out, err = call(verb, "--workspace", tmp_path / "w", "--data", tmp_path / "MES.csv")
@@ -244,7 +244,7 @@ def test_bars_under_the_name_of_the_made_up_market(call, tmp_path):
     assert not [path for path in (tmp_path / "w").rglob("*") if path.is_file()]
 
 
-def test_what_was_done_to_the_bars_and_is_strange_about_them_is_said(tmp_path):
+def test_cli_prepare_with_naive_unsorted_bars_reports_zone_sorting_and_mislabelling(tmp_path):
     bars = synthetic_bars(days=3).reset_index()
     bars["timestamp"] = bars["timestamp"].dt.tz_localize(None)
     bars.iloc[::-1].to_csv(tmp_path / "MES.csv", index=False)
@@ -254,7 +254,7 @@ def test_what_was_done_to_the_bars_and_is_strange_about_them_is_said(tmp_path):
     assert "looks mislabelled" in err
 
 
-def test_the_clock_of_the_bars_can_be_given_wherever_bars_can(call, tmp_path):
+def test_cli_verbs_with_data_option_check_zone_and_exit_2_if_unknown(call, tmp_path):
     synthetic_bars(days=3).reset_index().to_csv(tmp_path / "MES.csv", index=False)
     for verb in ("prepare", "suite"):
         words = ("--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path / "MES.csv")
@@ -262,7 +262,7 @@ def test_the_clock_of_the_bars_can_be_given_wherever_bars_can(call, tmp_path):
         assert code == 2 and "time zone" in one_line(code, out, err)
 
 
-def test_bars_too_few_to_learn_from_leave_those_that_were_there(call, tmp_path):
+def test_cli_prepare_with_too_few_bars_exits_1_and_keeps_prepared_data(call, tmp_path):
     place = ("--workspace", tmp_path / "w", "--symbol", "MES")
     for name, days in (("long", 12), ("short", 2)):
         synthetic_bars(days=days).reset_index().to_csv(tmp_path / f"{name}.csv", index=False)
@@ -273,14 +273,14 @@ def test_bars_too_few_to_learn_from_leave_those_that_were_there(call, tmp_path):
     assert code == 0 and "found as prepared before" in out
 
 
-def test_an_error_has_no_empty_parts_and_one_mark_at_its_end(call, tmp_path):
+def test_cli_error_line_omits_empty_fields_and_has_single_end_punctuation(call, tmp_path):
     _, _, err = call("prepare", "--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path)
     assert "None" not in err and "wanted one Parquet or CSV file" in err
     _, _, err = call("cross-validate", "--workspace", tmp_path / "w", "--scheme", "combinatoral")
     assert err.endswith("did you mean 'combinatorial'?\n")
 
 
-def test_wrong_options(call):
+def test_cli_wrong_or_missing_options_exit_2_and_name_option(call):
     for words, named in (
         (("train", "--nodel", "lstm"), "--model"),
         (("prepare", "--stamp", "middle"), "--stamp"),
@@ -303,14 +303,14 @@ def test_wrong_options(call):
         (("99",), "No such notebook"),
     ],
 )
-def test_a_notebook_with_wrong_parameters_is_not_started(words, message, call, tmp_path, monkeypatch):
+def test_cli_run_with_wrong_parameters_exits_2_before_notebook_starts(words, message, call, tmp_path, monkeypatch):
     monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", None)  # would fail if it were called
     code, out, err = call("run", *words, "--workspace", tmp_path)
     assert code == 2 and message in one_line(code, out, err)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_workspace_that_cannot_be(call, tmp_path, monkeypatch, caplog):
+def test_cli_doctor_with_unusable_workspace_exits_1_in_one_line(call, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("here already")
     code, out, err = call("doctor", "--workspace", tmp_path / "file")
     assert code == 1 and str(tmp_path / "file") in one_line(code, out, err)
@@ -322,7 +322,7 @@ def test_a_workspace_that_cannot_be(call, tmp_path, monkeypatch, caplog):
     assert not [record for record in caplog.records if record.name == "gcsfs"]  # a page of frames beside that line
 
 
-def test_mistakes_in_a_process_of_its_own(tmp_path):
+def test_cli_process_user_error_prints_one_stderr_line_and_exit_code(tmp_path):
     done = process("train", "--symbol", "../../etc", "--workspace", tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stdout == ""
     assert done.stderr.startswith("error: This symbol cannot be a folder's name [symbol]. got '../../etc'")
@@ -333,7 +333,7 @@ def test_mistakes_in_a_process_of_its_own(tmp_path):
 # ---- what works ----------------------------------------------------------------------------------------------------
 
 
-def test_prepare_train_predict_as_json(call, prepared, tmp_path):
+def test_cli_prepare_train_predict_json_reports_paths_and_matching_hashes(call, prepared, tmp_path):
     place = ("--workspace", prepared.root, "--json")
     code, out, _ = call("prepare", *place, "--horizon", 5, "--horizon", 6)
     facts = json.loads(out)
@@ -371,12 +371,12 @@ def test_prepare_train_predict_as_json(call, prepared, tmp_path):
         (("evaluate",), 1, "Nothing is trained yet"),
     ],
 )
-def test_stack_and_evaluate_wrong_request_one_line_and_exit_code(words, code, message, call, prepared):
+def test_cli_stack_and_evaluate_wrong_request_exits_with_code_in_one_line(words, code, message, call, prepared):
     got, out, err = call(*words, "--workspace", prepared.root, "--horizon", 5)
     assert got == code and message in one_line(got, out, err)
 
 
-def test_stack_and_evaluate_json_facts_of_the_same_models(call, prepared):
+def test_cli_stack_and_evaluate_json_reports_requested_models_and_report_path(call, prepared):
     place = ("--workspace", prepared.root, "--horizon", 5)
     bases = ("--base-model", "lightgbm", "--base-model", "linear")
     code, out, err = call("stack", *place, *bases, "--folds", 2, "--quick", "--json")
@@ -394,7 +394,7 @@ def test_stack_and_evaluate_json_facts_of_the_same_models(call, prepared):
     assert code == 0 and facts["report_path"] in out
 
 
-def test_vendor_bars_stamped_at_the_end(call, tmp_path):
+def test_cli_predict_with_vendor_bars_stamped_at_end_matches_utc_predictions(call, tmp_path):
     """What is told to `prepare` about a file is told to `predict` about the next one."""
     bars = synthetic_bars(days=8, seed=4)
     write_bars(tmp_path / "utc.parquet", bars)
@@ -417,7 +417,7 @@ def test_vendor_bars_stamped_at_the_end(call, tmp_path):
     pd.testing.assert_frame_equal(output["utc"], output["own"])
 
 
-def test_doctor(call, prepared):
+def test_cli_doctor_on_prepared_workspace_reports_packages_and_data(call, prepared):
     code, out, _ = call("doctor", "--workspace", prepared.root)
     assert code == 0 and "xgboost" in out and "DEMO_1m.parquet" in out
     code, out, _ = call("doctor", "--workspace", prepared.root, "--json")
@@ -439,7 +439,7 @@ def tiny_notebook(path: Path, body: str) -> Path:
     return path
 
 
-def test_run_a_notebook_and_one_that_fails(call, tmp_path):
+def test_cli_run_writes_executed_notebook_and_exits_1_on_failing_cell(call, tmp_path):
     good = tiny_notebook(tmp_path / "good.ipynb", "print((SYMBOL, HORIZON, QUICK, WORKSPACE))")
     place = tmp_path / "w"
     words = ("-p", "HORIZON=7", "-p", "QUICK=yes", "-p", "SYMBOL=1E5", "--workspace", place)
@@ -454,12 +454,12 @@ def test_run_a_notebook_and_one_that_fails(call, tmp_path):
     assert code == 1 and "the cell gave up" in line and "bad.ipynb" in line and "cell " in line
 
 
-def test_the_suite_passes_on_what_each_notebook_declares(call, prepared, monkeypatch):
+def test_cli_suite_passes_declared_parameters_to_all_notebooks_in_order(call, prepared, monkeypatch):
     """The notebooks themselves are run elsewhere; here, what they are told and what is printed."""
-    told = []
+    reported = []
 
     def execute(path, out, parameters, **_):
-        told.append((Path(path).stem, parameters))
+        reported.append((Path(path).stem, parameters))
         Path(out).write_text("{}")
 
     monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", execute)
@@ -468,17 +468,17 @@ def test_the_suite_passes_on_what_each_notebook_declares(call, prepared, monkeyp
     code, out, _ = call("suite", *place, "--quick", "--seed", 2, "--json")
     facts = json.loads(out)
     assert code == 0 and facts["report"] == str(prepared.results / "report.html") and Path(facts["report"]).is_file()
-    names = [name for name, _ in told]
+    names = [name for name, _ in reported]
     assert names == sorted(names) and len(names) == 8 and list(facts["seconds"]) == names
     assert [Path(path).stem for path in facts["notebooks"]] == names
-    given = dict(told)["02_train_tabular"]
+    given = dict(reported)["02_train_tabular"]
     assert given["HORIZON"] == 5 and given["SEED"] == 2 and given["QUICK"] is True and given["FRESH"] is False
-    assert all(parameters["WORKSPACE"] == str(prepared.root) for _, parameters in told)
+    assert all(parameters["WORKSPACE"] == str(prepared.root) for _, parameters in reported)
     code, out, _ = call("suite", *place, "--quick")
     assert code == 0 and out.strip() == f"Report: {prepared.results / 'report.html'}"
 
 
-def test_cross_validation_takes_the_scheme(call, prepared):
+def test_cli_cross_validate_scheme_is_used_and_misspelling_exits_2(call, prepared):
     words = ("cross-validate", "--workspace", prepared.root, "--horizon", 5, "--quick")
     code, out, err = call(*words, "--scheme", "combinatorial", "--folds", 3, "--json")
     facts = json.loads(out)
@@ -488,7 +488,7 @@ def test_cross_validation_takes_the_scheme(call, prepared):
     assert code == 2 and "did you mean 'walk_forward_rolling'?" in one_line(code, out, err)
 
 
-def test_cross_validation_searches_in_every_fold(call, prepared):
+def test_cli_cross_validate_search_sets_barriers_in_every_fold(call, prepared):
     words = ("cross-validate", "--workspace", prepared.root, "--horizon", 5, "--quick", "--folds", 2, "--search")
     code, out, err = call(*words, "--trials", 12, "--json")
     assert code == 0, err
@@ -577,7 +577,7 @@ def contracts_csv(path: Path) -> Path:
     return path
 
 
-def test_a_roll_can_be_forced_and_told_where_to_begin(call, tmp_path):
+def test_cli_prepare_roll_options_set_contract_roll_times(call, tmp_path):
     file = contracts_csv(tmp_path / "es.csv")
     words = ("prepare", "--workspace", tmp_path / "place", "--symbol", "ES", "--data", file, "--horizon", 5)
     for wrong, output in (
@@ -617,7 +617,7 @@ FIRST_ANSWERS = [
 ]  # fmt: skip
 
 
-def test_help_and_refused_arguments_import_no_heavy_library(tmp_path):
+def test_cli_help_and_refused_arguments_import_no_heavy_library(tmp_path):
     """All in one process; after each answer no heavy module may have been imported."""
     ask = f"""
 import contextlib, io, json, os, sys

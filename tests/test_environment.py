@@ -19,7 +19,7 @@ def run(folder: Path, pins: Path, *, before: str = "") -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("module", ["venv", "ensurepip"])
-def test_a_python_without_venv_names_the_package(module, tmp_path):
+def test_environment_script_without_venv_module_names_apt_package(module, tmp_path):
     (tmp_path / "pins.txt").touch()
     done = run(tmp_path / "env", tmp_path / "pins.txt", before=f"import sys; sys.modules[{module!r}] = None")
     assert done.returncode == 1
@@ -27,19 +27,19 @@ def test_a_python_without_venv_names_the_package(module, tmp_path):
     assert not (tmp_path / "env").exists()
 
 
-def test_an_old_python_is_told_what_is_wanted(tmp_path):
+def test_environment_script_on_old_python_names_wanted_version(tmp_path):
     (tmp_path / "pins.txt").touch()
     done = run(tmp_path / "env", tmp_path / "pins.txt", before="import sys; sys.version_info = (3, 9, 0)")
     assert done.returncode == 1 and "got Python 3.9, wanted 3.11 or newer" in done.stderr
 
 
-def test_absent_pins_are_named(tmp_path):
+def test_environment_script_without_pins_file_names_file(tmp_path):
     done = run(tmp_path / "env", tmp_path / "pins.txt")
     assert done.returncode == 1 and "pins.txt is absent" in done.stderr
 
 
 @pytest.mark.soak
-def test_an_environment_is_reused_until_a_pin_changes_and_rebuilt_when_broken(tmp_path):
+def test_environment_script_reuses_until_pins_change_and_rebuilds_if_broken(tmp_path):
     pins, held, folder = tmp_path / "pins.txt", tmp_path / "held.txt", tmp_path / "env"
     pins.write_text("-c held.txt\n")
     held.write_text("")
@@ -69,7 +69,7 @@ def _link(folder: Path, tmp_path: Path) -> Path:
     return next(folder.glob("lib/python*/site-packages/ml_factory_checkout.pth"))
 
 
-def test_pins_that_cannot_be_installed_leave_no_stamp(tmp_path):
+def test_environment_script_with_uninstallable_pins_leaves_no_stamp(tmp_path):
     (tmp_path / "pins.txt").write_text("./there-is-no-such-folder\n")
     done = run(tmp_path / "env", tmp_path / "pins.txt")
     assert done.returncode != 0 and "make again to retry" in done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from ml_factory.lazy_module import EXTRAS
-from utils.runtime import requirement_lines
+from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 # Required for what imports them in turn: they are a notebook's kernel, its widgets, and the two halves of gcsfs.
@@ -55,15 +55,15 @@ def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_base_installation_trains_and_predicts_with_a_linear_model(prepared, tmp_path):
+def test_base_installation_trains_and_predicts_linear_model(prepared, tmp_path):
     where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--model", "linear"]
     bars = ["--data", str(prepared.raw_bars("DEMO")), "--all"]
-    for code, said in without_extras(["train", *where, "--quick"], ["predict", *where, *bars], folder=tmp_path):
-        assert code == 0, said
+    for code, printed in without_extras(["train", *where, "--quick"], ["predict", *where, *bars], folder=tmp_path):
+        assert code == 0, printed
     assert list(prepared.results.rglob("predictions-linear-h5.parquet"))
 
 
-def test_verb_whose_package_is_absent_names_the_extra_in_one_line(prepared, tmp_path):
+def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path):
     data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5"]
     lacking = {
         "xgboost": ["train", "--model", "xgboost", *data],
@@ -74,20 +74,22 @@ def test_verb_whose_package_is_absent_names_the_extra_in_one_line(prepared, tmp_
         "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
     }
     answers = without_extras(*lacking.values(), folder=tmp_path)
-    for (package, words), (code, said) in zip(lacking.items(), answers, strict=True):
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-        assert code == 1 and f"The package {package} is not installed" in line, (words, said)
+    for (package, words), (code, printed) in zip(lacking.items(), answers, strict=True):
+        (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
+        assert code == 1 and f"The package {package} is not installed" in line, (words, printed)
         assert f"pip install 'ml_factory[{EXTRAS[package]}]'" in line
 
 
-def test_doctor_advises_the_extra_and_finds_nothing_amiss(prepared, tmp_path):
-    ((code, said),) = without_extras(["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
-    assert code == 0 and "ml_factory[train]" in said and "ml_factory[track]" in said and "!!" not in said, said
+def test_cli_doctor_without_extras_advises_extras_and_reports_no_fault(prepared, tmp_path):
+    ((code, printed),) = without_extras(["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
+    assert code == 0 and "ml_factory[train]" in printed and "ml_factory[track]" in printed and "!!" not in printed, (
+        printed
+    )
 
 
-def test_every_imported_package_is_required_and_every_required_one_imported():
+def test_requirements_equal_imported_packages_of_library():
     names = ("base", *sorted(set(EXTRAS.values())))
-    required = {name: requirement_lines(ROOT / "requirements" / f"{name}.txt") for name in names}
+    required = {name: read_requirement_lines(ROOT / "requirements" / f"{name}.txt") for name in names}
     modules = {name: {MODULES.get(one, one) for one in map(name_of, lines)} for name, lines in required.items()}
     imported = {module for path in (ROOT / "ml_factory").rglob("*.py") for module in imports_of(path)}
     outside = imported - sys.stdlib_module_names - {"ml_factory"} - NEVER_REQUIRED
@@ -95,9 +97,9 @@ def test_every_imported_package_is_required_and_every_required_one_imported():
     assert {package: name for name in names[1:] for package in modules[name]} | {"IPython": "notebooks"} == EXTRAS
 
 
-def test_every_range_has_both_ends():
+def test_requirements_version_ranges_have_lower_and_upper_bound():
     for path in [ROOT / "requirements.txt", ROOT / "requirements" / "gs.txt"]:
-        for line in requirement_lines(path):
+        for line in read_requirement_lines(path):
             assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line
 
 

@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from ml_factory import CheckpointManager, Workspace
-from ml_factory.models.registry import build_model, spec_of
+from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.notebook import NOTEBOOKS
-from ml_factory.notebook_parameters import check_parameters, notebook_parameters
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.tracking.wandb_sync import PROJECT
 from utils import colab_setup
 from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
-from utils.google_colab_shim import install, uninstall
+from utils.google_colab_shim import install_colab_shim, uninstall_colab_shim
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "colab_notebooks"
@@ -61,7 +61,7 @@ def rows(section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_every_heading_of_the_guides_has_a_row_and_every_row_its_test():
+def test_guide_table_has_row_per_heading_and_existing_test_per_row():
     for section, headings in (("Google Colab training guide", COLAB), ("Migration to Cloud TPUs", TPU)):
         found = [row for row in rows(section) if len(row) == 3 and row[0] != "entry"]
         for heading in headings:
@@ -74,23 +74,23 @@ def test_every_heading_of_the_guides_has_a_row_and_every_row_its_test():
     assert all(word in GUIDE for word in GONE)
 
 
-def test_each_model_of_the_guide_is_trained_by_the_notebook_it_names():
+def test_guide_models_are_declared_by_named_notebooks():
     assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == list(NOTEBOOKS)
     for notebook, models in FAMILIES.items():
-        declared = notebook_parameters(FOLDER / f"{notebook}.ipynb")
-        assert declared["MODEL"].default in models and {spec_of(name).notebook for name in models} == {notebook}
+        declared = read_notebook_parameters(FOLDER / f"{notebook}.ipynb")
+        assert declared["MODEL"].default in models and {find_model_spec(name).notebook for name in models} == {notebook}
     for name in NOTEBOOKS[2:]:
-        assert notebook_parameters(FOLDER / f"{name}.ipynb")["SETTINGS"].default == ""
+        assert read_notebook_parameters(FOLDER / f"{name}.ipynb")["SETTINGS"].default == ""
 
 
-def test_setup_cell_as_the_guide_types_it_gives_env_info(monkeypatch, tmp_path, capsys):
+def test_guide_setup_cell_returns_env_info_with_workspace(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("ML_FACTORY_ROOT", str(tmp_path))
     monkeypatch.setattr(colab_setup, "mount_drive", lambda *_: pytest.fail("mounted"))
     env_info = setup_colab_environment(...)
     assert env_info["workspace"].root == tmp_path == env_info.workspace.root
 
 
-def test_the_session_snippet_prints_the_hours_left(monkeypatch):
+def test_guide_session_snippet_prints_remaining_hours(monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "100000")
     remaining = estimate_training_time_remaining()
     assert isinstance(remaining, float) and re.fullmatch(
@@ -100,7 +100,7 @@ def test_the_session_snippet_prints_the_hours_left(monkeypatch):
     assert estimate_training_time_remaining() < 2.0
 
 
-def test_the_local_copy_and_the_memory_snippets_run(tmp_path):
+def test_guide_local_copy_and_memory_snippets_run(tmp_path):
     drive, local = tmp_path / "drive" / "MES_1m.parquet", tmp_path / "data" / "MES_1m.parquet"
     for path in (drive, local):
         path.parent.mkdir()
@@ -113,12 +113,12 @@ def test_the_local_copy_and_the_memory_snippets_run(tmp_path):
     gc.collect()
 
 
-def test_the_mixed_precision_snippet_runs_with_a_warning():
+def test_guide_mixed_precision_snippet_runs_with_future_warning():
     from torch.cuda.amp import GradScaler, autocast
 
     model = torch.nn.Linear(2, 1)
     optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), model.weight.detach().clone()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         scaler = GradScaler()
         with autocast():
@@ -127,11 +127,11 @@ def test_the_mixed_precision_snippet_runs_with_a_warning():
         scaler.step(optimizer)
         scaler.update()
     assert not torch.equal(model.weight, before)
-    assert any("torch.amp" in str(one.message) for one in told if issubclass(one.category, FutureWarning))
+    assert any("torch.amp" in str(one.message) for one in reported if issubclass(one.category, FutureWarning))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_callback_in_the_notebooks_keeps_the_best_epoch(name, tmp_path):
+def test_notebook_custom_callback_saves_checkpoint_of_best_epoch(name, tmp_path):
     cells = {
         cell["id"]: "".join(cell["source"]) for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
     }
@@ -151,7 +151,7 @@ def test_the_callback_in_the_notebooks_keeps_the_best_epoch(name, tmp_path):
     assert "estimator=model" in cells["train"] and "callbacks=callbacks" in cells["train"]
 
 
-def test_the_papermill_command_of_the_guide_fits_the_notebooks_parameters(capsys):
+def test_guide_papermill_parameters_pass_notebook_check(capsys):
     source = next(
         "".join(cell["source"]) for cell in json.loads((FOLDER / "02_train_tabular.ipynb").read_text())["cells"]
         if "parameters" in cell["metadata"].get("tags", ())
@@ -165,11 +165,11 @@ def test_the_papermill_command_of_the_guide_fits_the_notebooks_parameters(capsys
     assert (chosen.symbol, chosen.horizon, chosen.model, chosen.settings) == ("MES", 20, "xgboost", {})
 
 
-def test_deleted_checkpoints_leave_finished_models_and_a_manager_that_works(tmp_path):
+def test_checkpoint_manager_with_deleted_folder_loads_registered_model_and_saves(tmp_path):
     workspace = Workspace(tmp_path)
     state = {"model_state": {"model": "xgboost", "fitted": None}}
     facts = {"run_id": "train-xgboost-h5-s0-0123456789", "horizon": 5, "history": [{"epoch": 1, "val_loss": 1.0}]}
-    Registry(workspace.models).register("MES", "model", "xgboost", state, facts)
+    ArtifactRegistry(workspace.models).register("MES", "model", "xgboost", state, facts)
     for number in range(5):
         CheckpointManager(workspace.checkpoints, run="r", background=False).save_checkpoint(
             "p", {"n": number}, force=True
@@ -184,12 +184,12 @@ def test_deleted_checkpoints_leave_finished_models_and_a_manager_that_works(tmp_
     assert ckpt_mgr.load_latest_checkpoint("p")["state"] == {"n": 6}
 
 
-def test_the_wandb_project_is_that_of_the_dashboard():
+def test_artifact_versions_project_equals_dashboard_project():
     assert PROJECT == "ohlcv-ml-factory"
 
 
-def test_the_tpu_guides_colab_calls_are_there(tmp_path):
-    if not install():
+def test_google_colab_shim_provides_calls_of_tpu_guide(tmp_path):
+    if not install_colab_shim():
         assert "google.colab" in sys.modules
     try:
         space: dict = {}
@@ -199,4 +199,4 @@ def test_the_tpu_guides_colab_calls_are_there(tmp_path):
         space["files"].download(str(file))
         assert file.exists()
     finally:
-        uninstall()
+        uninstall_colab_shim()

@@ -142,19 +142,19 @@ def complaints(name: str, path: Path) -> Iterator[str]:
             yield f"{name}:{line} imports {top}, whose home is {sorted(HOMES[top]) or 'outside the package'}"
 
 
-def test_every_file_has_its_place_on_the_map():
+def test_import_map_lists_every_library_file_once():
     assert len(MAP) == len(set(MAP))
     assert sorted(files()) == sorted(MAP)
 
 
 @pytest.mark.parametrize("name", sorted(files()))
-def test_imports_come_from_above_and_dependencies_from_their_homes(name):
+def test_module_imports_follow_map_order_and_dependency_homes(name):
     if name not in MAP:
         pytest.fail(f"{name} has no place on the map")
     assert not list(complaints(name, files()[name]))
 
 
-def test_every_file_is_used_by_the_library_the_notebooks_or_utils():
+def test_library_files_are_used_by_library_notebooks_or_utils():
     """A file that only tests or benchmarks import is not what a user runs."""
     used = {module.removeprefix("ml_factory.") for name, path in files().items() for _, module in imports(path)}
     others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").glob("*.ipynb")]
@@ -178,7 +178,7 @@ def test_every_file_is_used_by_the_library_the_notebooks_or_utils():
         ("data.validation", "from .io import read_table"),
     ],
 )
-def test_a_broken_rule_is_seen(name, source, tmp_path, monkeypatch):
+def test_import_check_with_broken_rule_reports_one_complaint(name, source, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "ml_factory")
     for module in MAP:
@@ -190,13 +190,13 @@ def test_a_broken_rule_is_seen(name, source, tmp_path, monkeypatch):
     assert len(list(complaints(name, broken))) == 1
 
 
-def test_importing_the_library_loads_nothing_heavy():
+def test_import_ml_factory_loads_no_heavy_package():
     ask = f"import sys, ml_factory; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_the_models_registry_loads_no_network_and_no_booster():
+def test_import_models_registry_loads_no_torch_and_no_booster():
     ask = (
         "import sys; from ml_factory.models.registry import available_models; available_models()\n"
         "print([name for name in ('torch', 'xgboost', 'lightgbm', 'catboost') if name in sys.modules])"

@@ -7,12 +7,12 @@ import pytest
 
 from ml_factory.commands import training
 from ml_factory.commands.options import PREPARED
-from ml_factory.interrupt import Interrupted, interruptible, resume_line
+from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 from ml_factory.storage.workspace import Workspace
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupt_of_a_command_prints_the_command_that_resumes_it(number, code, call, monkeypatch, tmp_path):
+def test_cli_train_on_signal_prints_resume_command_and_signal_exit_code(number, code, call, monkeypatch, tmp_path):
     class Pipeline:
         @staticmethod
         def train(*_, **__):
@@ -34,13 +34,13 @@ def test_interrupt_of_a_command_prints_the_command_that_resumes_it(number, code,
     assert err == f"interrupted by {number.name}. The same command resumes the run: {command}\n"
 
 
-def test_resume_line_of_a_verb_that_begins_again_does_not_promise_to_resume():
-    line = resume_line(signal.SIGINT, ["predict", "--symbol", "MES"])
+def test_resume_line_of_verb_without_resume_states_restart():
+    line = interrupt_message(signal.SIGINT, ["predict", "--symbol", "MES"])
     assert line == "interrupted by SIGINT. The same command starts again: python -m ml_factory predict --symbol MES"
-    assert "starts again" in resume_line(signal.SIGINT, [])
+    assert "starts again" in interrupt_message(signal.SIGINT, [])
 
 
-def test_interruptible_leaves_an_ignored_signal_ignored_and_other_threads_alone():
+def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with interruptible():
@@ -63,7 +63,7 @@ def test_interruptible_leaves_an_ignored_signal_ignored_and_other_threads_alone(
     assert failed == []
 
 
-def test_interrupted_passes_through_handlers_of_ordinary_errors():
+def test_interrupted_passes_except_exception_handlers():
     with pytest.raises(Interrupted) as stopped:
         try:
             raise Interrupted(signal.SIGTERM)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.models.registry import available_models, build_model, load_model, spec_of
+from ml_factory.models.registry import available_models, build_model, find_model_spec, load_model
 from ml_factory.storage.serialization import encode_state
 
 T, F = 8, 6
@@ -18,7 +18,7 @@ SMALL = {
 
 
 def make(name: str, **settings):
-    family = "network" if spec_of(name).windowed else "linear" if name == "linear" else "tabular"
+    family = "network" if find_model_spec(name).windowed else "linear" if name == "linear" else "tabular"
     return build_model(name, **{**SMALL[family], **SMALL.get(name, {}), **settings})
 
 
@@ -28,22 +28,26 @@ def rows(name: str, n: int = 320, seed: int = 0):
     x_NTF = rng.normal(size=(n, T, F)).astype(np.float32)
     signal = 2 * x_NTF[:, -1, 0] + 0.5 * rng.normal(size=n)
     y = np.digitize(signal, [-0.8, 0.8]) - 1
-    return (x_NTF if spec_of(name).windowed else x_NTF[:, -1]), y.astype(np.int8), rng.uniform(0.2, 2, n)
+    return (x_NTF if find_model_spec(name).windowed else x_NTF[:, -1]), y.astype(np.int8), rng.uniform(0.2, 2, n)
 
 
 @pytest.fixture(scope="module", params=available_models())
 def fitted(request):
     """name, model, its FitResult and what it was called with."""
-    name, heard = request.param, []
+    name, received = request.param, []
     x, y, w = rows(name)
     model = make(name)
     result = model.fit(
-        x[:240], y[:240], w[:240], validation=(x[240:], y[240:], w[240:]), callbacks=[lambda *call: heard.append(call)]
+        x[:240],
+        y[:240],
+        w[:240],
+        validation=(x[240:], y[240:], w[240:]),
+        callbacks=[lambda *call: received.append(call)],
     )
-    return name, model, result, heard
+    return name, model, result, received
 
 
-def test_probabilities_have_the_agreed_form_and_order(fitted):
+def test_model_predict_proba_returns_normalised_short_neutral_long_columns(fitted):
     name, model, _, _ = fitted
     x, y, _ = rows(name)
     p = model.predict_proba(x)
@@ -55,15 +59,15 @@ def test_probabilities_have_the_agreed_form_and_order(fitted):
     assert model.predict_proba(x[:0]).shape == (0, 3)
 
 
-def test_callbacks_hear_every_epoch_or_block(fitted):
-    _, _, result, heard = fitted
-    assert [epoch for epoch, _ in heard] == [1, 2, 3] == [row["epoch"] for row in result.history]
-    assert all(set(metrics) == {"train_loss", "val_loss", "seconds"} for _, metrics in heard)
+def test_model_fit_calls_callbacks_once_per_epoch_or_block(fitted):
+    _, _, result, received = fitted
+    assert [epoch for epoch, _ in received] == [1, 2, 3] == [row["epoch"] for row in result.history]
+    assert all(set(metrics) == {"train_loss", "val_loss", "seconds"} for _, metrics in received)
     assert result.resumed_from is None and result.exact and not result.limited
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
-def test_state_file_and_registry_make_an_equal_model(fitted, tmp_path):
+def test_model_restored_from_state_file_or_registry_predicts_equal(fitted, tmp_path):
     name, model, _, _ = fitted
     x, _, _ = rows(name, seed=1)
     p, state = model.predict_proba(x), model.get_state()
@@ -74,7 +78,7 @@ def test_state_file_and_registry_make_an_equal_model(fitted, tmp_path):
         assert other.settings == model.settings and other.lookback == model.lookback
 
 
-def test_the_state_does_not_change_when_the_model_trains_on(fitted):
+def test_model_state_stays_unchanged_after_further_training(fitted):
     name, _, _, _ = fitted
     x, y, w = rows(name)
     model = make(name, seed=5)
@@ -85,7 +89,7 @@ def test_the_state_does_not_change_when_the_model_trains_on(fitted):
     assert encode_state(state) == before
 
 
-def test_a_row_is_predicted_alone_as_in_company(fitted):
+def test_model_predict_proba_of_single_row_equals_row_in_batch(fitted):
     name, model, _, _ = fitted
     x, _, _ = rows(name, seed=2)
     p = model.predict_proba(x)
@@ -95,7 +99,7 @@ def test_a_row_is_predicted_alone_as_in_company(fitted):
     np.testing.assert_allclose(model.predict_proba(x[order]), p[order], atol=1e-6)
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(fitted):
+def test_model_fit_same_seed_is_bit_exact_and_other_seed_differs(fitted):
     name, model, _, _ = fitted
     x, y, w = rows(name)
     p = []
@@ -110,7 +114,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(fitted):
         assert np.abs(p[1] - p[0]).max() > 1e-4
 
 
-def test_global_random_numbers_are_left_alone(fitted):
+def test_model_fit_leaves_global_random_state_and_threads_unchanged(fitted):
     torch = pytest.importorskip("torch")
     name, _, _, _ = fitted
     x, y, w = rows(name)
@@ -129,7 +133,7 @@ def test_global_random_numbers_are_left_alone(fitted):
 
 @pytest.mark.parametrize("absent", [-1, 0, 1])
 @pytest.mark.parametrize("name", available_models())
-def test_a_class_may_be_absent_from_training(name, absent):
+def test_model_fit_without_one_class_predicts_low_probability_for_class(name, absent):
     x, y, w = rows(name)
     keep = y != absent
     model = make(name)
@@ -141,7 +145,7 @@ def test_a_class_may_be_absent_from_training(name, absent):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_a_row_without_weight_is_never_a_side(name):
+def test_model_fit_zero_weight_rows_do_not_change_predictions(name):
     """Ambiguous rows weigh 0: their labels may say anything, and not a bit changes."""
     x, y, w = rows(name)
     w[::7] = 0
@@ -156,7 +160,7 @@ def test_a_row_without_weight_is_never_a_side(name):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_weights_count(name):
+def test_model_fit_with_larger_class_weight_raises_class_probability(name):
     x, y, w = rows(name)
     p = []
     for weight in (w, np.where(y == 1, w * 8, w)):
@@ -167,16 +171,18 @@ def test_weights_count(name):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_training_stops_early_and_keeps_the_best(name):
+def test_model_fit_on_noise_stops_early_and_keeps_best_epoch(name):
     x, y, _ = rows(name)
     noise = np.random.default_rng(5).permutation(y)  # nothing to learn: validation can only get worse
-    model = make(name, patience=2, **({"epochs": 30} if spec_of(name).windowed else {"rounds": 240, "block": 4}))
+    model = make(
+        name, patience=2, **({"epochs": 30} if find_model_spec(name).windowed else {"rounds": 240, "block": 4})
+    )
     result = model.fit(x[:240], noise[:240], validation=(x[240:], noise[240:]))
     assert result.stopped_early
     losses = [row["val_loss"] for row in result.history]
     p = model.predict_proba(x[240:])
     reached = -np.log(p[np.arange(80), noise[240:] + 1]).mean()
-    if spec_of(name).windowed:
+    if find_model_spec(name).windowed:
         assert result.best_epoch == int(np.argmin(losses)) + 1 == len(losses) - 2
         np.testing.assert_allclose(reached, min(losses), rtol=1e-5)
     else:
@@ -185,18 +191,18 @@ def test_training_stops_early_and_keeps_the_best(name):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_limits_lower_settings_for_one_fit_and_say_so(name):
+def test_model_fit_limits_lower_settings_for_one_fit_and_are_reported(name):
     x, y, w = rows(name)
     model = make(name)
     result = model.fit(x, y, w, limits={"epochs": 1, "rounds": 8, "patience": 99})
-    setting, wanted, used = ("epochs", 3, 1) if spec_of(name).windowed else ("rounds", 24, 8)
+    setting, wanted, used = ("epochs", 3, 1) if find_model_spec(name).windowed else ("rounds", 24, 8)
     assert len(result.history) == 1
     assert result.limited == {setting: {"wanted": wanted, "used": used}}
     assert getattr(model.settings, setting) == wanted
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_mistakes_are_told(name):
+def test_model_invalid_input_raises_clear_errors(name):
     x, y, w = rows(name)
     model = make(name)
     with pytest.raises(FactoryError, match="not fitted"):

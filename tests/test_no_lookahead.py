@@ -87,14 +87,14 @@ def check(tmp_path: Path, bars: pd.DataFrame, symbol: str, first: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_es_whole_cut_and_continued_absurdly(shared_data, tmp_path):
+def test_prepare_es_with_cut_or_absurd_future_keeps_past_rows(shared_data, tmp_path):
     bars = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
     bars = bars.drop(columns="volume") if bars["volume"].isna().all() else bars
     check(tmp_path, bars, "ES", int(len(bars) * 0.6))
 
 
 @pytest.mark.slow
-def test_gold_with_volume(shared_data, tmp_path):
+def test_prepare_gold_with_volume_with_changed_future_keeps_past_rows(shared_data, tmp_path):
     bars = pd.read_parquet(shared_data / "bars" / "XAUUSD_1m.parquet").set_index("timestamp")
     assert bars["volume"].notna().all()
     check(tmp_path, bars, "XAUUSD", int(len(bars) * 0.6))
@@ -118,14 +118,14 @@ def at_a_close(bars: pd.DataFrame) -> int:
 
 @pytest.mark.soak_except("at_a_close")
 @pytest.mark.parametrize("where", [sixty_percent, within_a_bucket, at_a_close])
-def test_a_made_up_market_with_volume(where, tmp_path):
+def test_prepare_synthetic_market_with_changed_future_keeps_past_rows(where, tmp_path):
     bars = synthetic_bars(days=12, seed=5)
     assert bars["volume"].gt(0).any()
     check(tmp_path, bars, "DEMO", where(bars))
 
 
 @pytest.mark.soak
-def test_a_market_whose_volume_ends(tmp_path):
+def test_prepare_with_volume_ending_late_keeps_past_rows(tmp_path):
     """Whether there is volume is read off the first sessions, never off the end of the file."""
     bars = synthetic_bars(days=30, seed=6)
     silent = bars.copy()
@@ -151,7 +151,7 @@ def two_futures(tmp_path_factory) -> tuple[Workspace, Workspace, pd.Timestamp]:
     return one, other, moment
 
 
-def test_scaler_weights_and_splits_depend_on_training_rows_alone(two_futures):
+def test_prepare_scaler_weights_and_splits_depend_on_training_rows_only(two_futures):
     one, other, moment = two_futures
     scalers = [next(place.processed("DEMO").glob("*/scaler_h5.json")).read_bytes() for place in (one, other)]
     assert scalers[0] == scalers[1]
@@ -168,21 +168,21 @@ def test_scaler_weights_and_splits_depend_on_training_rows_alone(two_futures):
     ("model", "settings"),
     [("xgboost", {"rounds": 30}), ("lstm", {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 128})],
 )
-def test_a_model_says_the_same_of_the_past_whatever_the_test_rows_become(model, settings, two_futures):
+def test_train_with_changed_test_rows_gives_same_predictions_before_test(model, settings, two_futures):
     """Training, early stopping, scaling and calibration all end before the first test row."""
     one, other, moment = two_futures
-    said = []
+    printed = []
     for place in (one, other):
         pipeline.train(place, "DEMO", 5, model, model_settings=settings, mirror="off")
-        said.append(pipeline.load_predictions(place, "DEMO", 5, model))
-    before = [frame[frame.index < moment].drop(columns=["label", "split", "run_id"]) for frame in said]
+        printed.append(pipeline.load_predictions(place, "DEMO", 5, model))
+    before = [frame[frame.index < moment].drop(columns=["label", "split", "run_id"]) for frame in printed]
     assert len(before[0]) > 500 and differences(*before) == []
     columns = ["p_short", "p_neutral", "p_long"]
-    assert not np.array_equal(said[0].loc[moment:, columns][-50:], said[1].loc[moment:, columns][-50:])
+    assert not np.array_equal(printed[0].loc[moment:, columns][-50:], printed[1].loc[moment:, columns][-50:])
 
 
 @pytest.mark.parametrize("horizon", HORIZONS)
-def test_label_spans_of_the_parts_never_overlap(horizon, tmp_path):
+def test_splits_label_spans_of_train_validation_test_never_overlap(horizon, tmp_path):
     workspace = prepared(tmp_path, synthetic_bars(days=10, seed=9), "DEMO", (horizon,))
     labels, splits = pipeline.load_labels(workspace, "DEMO", horizon), pipeline.load_splits(workspace, "DEMO", horizon)
     known, ends = labels.index, labels["label_end"]
@@ -200,7 +200,7 @@ def test_label_spans_of_the_parts_never_overlap(horizon, tmp_path):
     assert len(purged) > 0 and all(any(known[row] < edge <= ends.iloc[row] for edge in edges) for row in purged)
 
 
-def test_imported_bars_are_the_bars(tmp_path):
+def test_import_bars_and_raw_file_give_same_prepared_rows(tmp_path):
     """`prepare --data` and a raw file put there by hand give the same rows."""
     bars = synthetic_bars(days=6, seed=2)
     byhand = prepared(tmp_path / "byhand", bars, "DEMO")

@@ -11,7 +11,7 @@ from ml_factory.notebook import EpochLine, LiveCurves, draw_progress, finish, ma
 from ml_factory.storage.workspace import Workspace
 
 
-def test_progress_and_markets_tell_what_the_workspace_holds(tmp_path):
+def test_notebook_progress_and_markets_list_workspace_contents(tmp_path):
     workspace = Workspace(tmp_path)
     assert not any(progress(workspace, "ES").values())
     assert markets(workspace).empty
@@ -31,7 +31,7 @@ def test_progress_and_markets_tell_what_the_workspace_holds(tmp_path):
     assert "train sequence\nlstm" in texts and "train advanced" in texts
 
 
-def test_finish_names_sizes_and_the_next_notebook(tmp_path, capsys):
+def test_notebook_finish_prints_written_sizes_and_next_notebook(tmp_path, capsys):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(b"x" * 1_500_000)
     finish([tmp_path / "a"], following="01_data_pipeline")
@@ -40,7 +40,7 @@ def test_finish_names_sizes_and_the_next_notebook(tmp_path, capsys):
         finish([tmp_path / "b"])
 
 
-def test_one_line_serves_all_epochs(monkeypatch):
+def test_epoch_line_updates_one_display_for_all_epochs(monkeypatch):
     shown, updated = [], []
     handle = types.SimpleNamespace(update=lambda line, raw: updated.append(line["text/plain"]))
     monkeypatch.setattr("ml_factory.notebook.display", lambda line, **_: shown.append(line["text/plain"]) or handle)
@@ -55,7 +55,7 @@ def test_one_line_serves_all_epochs(monkeypatch):
     assert updated[-1] == "epoch 4 · train_loss 0.25 · checkpoint train_lstm #3 saved 12:00:00"
 
 
-def test_no_text_of_a_table_is_cut(monkeypatch):
+def test_notebook_show_prints_long_table_text_in_full(monkeypatch):
     shown = []
     monkeypatch.setattr("ml_factory.notebook.display", lambda table: shown.append(table._repr_html_()))
     show(pd.DataFrame({"value": ["found " + "x" * 400 + " train-lstm-h20"]}))
@@ -80,7 +80,7 @@ def screen(monkeypatch):
     return given
 
 
-def test_curves_are_drawn_anew_epoch_by_epoch_where_somebody_looks(screen, monkeypatch):
+def test_live_curves_in_interactive_notebook_update_picture_every_epoch(screen, monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
     monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
     curves = LiveCurves()
@@ -89,7 +89,7 @@ def test_curves_are_drawn_anew_epoch_by_epoch_where_somebody_looks(screen, monke
     assert screen == [("picture", "shown"), ("line", "shown"), ("picture", "updated"), ("line", "updated")]
 
 
-def test_curves_of_a_run_that_goes_on_begin_with_the_epochs_from_before(screen, monkeypatch):
+def test_live_curves_of_resumed_run_include_earlier_epochs(screen, monkeypatch):
     drawn = []
     monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
     monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
@@ -104,7 +104,7 @@ def test_curves_of_a_run_that_goes_on_begin_with_the_epochs_from_before(screen, 
     assert [what for what, _ in screen] == ["picture", "picture", "line"]
 
 
-def test_fast_epochs_are_not_all_drawn_and_headless_none_is(screen, monkeypatch):
+def test_live_curves_limit_drawing_rate_and_draw_none_if_headless(screen, monkeypatch):
     headless = LiveCurves()
     headless(1, {"train_loss": 1.0, "val_loss": None})
     assert screen == [("line", "shown")]
@@ -116,7 +116,7 @@ def test_fast_epochs_are_not_all_drawn_and_headless_none_is(screen, monkeypatch)
     assert [what for what, _ in screen[before:]].count("picture") == 1
 
 
-def test_tables_and_text_are_displayed_as_such(capsys, monkeypatch):
+def test_notebook_show_prints_text_and_displays_tables_and_pictures(capsys, monkeypatch):
     shown = []
     monkeypatch.setattr("ml_factory.notebook.display", shown.append)
     from ml_factory.notebook import show

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.notebook_bootstrap import bootstrap_text
+from utils.notebook_bootstrap import bootstrap_cell_text
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = bootstrap_text("OWNER/ml_factory", "v0.1.0")
+TEXT = bootstrap_cell_text("OWNER/ml_factory", "v0.1.0")
 WHERE = "import importlib.util; print('from', pathlib.Path(importlib.util.find_spec('ml_factory').origin).parents[1])"
 
 
@@ -61,17 +61,17 @@ def kept(home: Path) -> list[Path]:
     return sorted((home / ".cache" / "ml_factory").glob("*"))
 
 
-def test_a_checkout_above_is_used(run, tmp_path):
-    code, said = run(ROOT / "colab_notebooks")
-    assert code == 0 and f"from {ROOT}\n" in said
+def test_bootstrap_cell_inside_checkout_uses_checkout(run, tmp_path):
+    code, printed = run(ROOT / "colab_notebooks")
+    assert code == 0 and f"from {ROOT}\n" in printed
     assert not kept(tmp_path / "home")
 
 
-def test_an_empty_folder_fetches_the_pinned_ref_once(run, tmp_path, origin):
-    code, said = run()
-    assert code == 0, said
+def test_bootstrap_cell_in_empty_folder_fetches_pinned_ref_once(run, tmp_path, origin):
+    code, printed = run()
+    assert code == 0, printed
     (place,) = kept(tmp_path / "home")
-    assert f"Code: {place}" in said and f"from {place}\n" in said
+    assert f"Code: {place}" in printed and f"from {place}\n" in printed
     assert not (place / "later.txt").exists()
     assert list((tmp_path / "empty").iterdir()) == []
     shutil.move(origin, origin.with_name("away"))  # the second run needs no network
@@ -81,26 +81,26 @@ def test_an_empty_folder_fetches_the_pinned_ref_once(run, tmp_path, origin):
         shutil.move(origin.with_name("away"), origin)
 
 
-def test_another_ref_has_a_place_of_its_own(run, tmp_path):
+def test_bootstrap_cell_with_other_ref_uses_separate_folder(run, tmp_path):
     assert run()[0] == 0
-    code, said = run(ML_FACTORY_REF="main")
-    assert code == 0, said
+    code, printed = run(ML_FACTORY_REF="main")
+    assert code == 0, printed
     assert [(place / "later.txt").exists() for place in kept(tmp_path / "home")] == [True, False]
 
 
-def test_a_ref_that_is_not_there_yet_falls_back_aloud(run, tmp_path):
-    code, said = run(ML_FACTORY_REF="v9.9.9")
-    assert code == 0 and "has no v9.9.9 yet: took its default branch instead" in said, said
+def test_bootstrap_cell_with_absent_ref_takes_default_branch_and_reports(run, tmp_path):
+    code, printed = run(ML_FACTORY_REF="v9.9.9")
+    assert code == 0 and "has no v9.9.9 yet: took its default branch instead" in printed, printed
     assert (kept(tmp_path / "home")[0] / "later.txt").exists()
 
 
-def test_no_repository_is_said_with_the_way_out_and_leaves_nothing_to_trip_over(run, tmp_path):
-    code, said = run(ML_FACTORY_REPOSITORY=str(tmp_path / "nowhere.git"))
+def test_bootstrap_cell_with_unreachable_repository_exits_1_and_leaves_no_clone(run, tmp_path):
+    code, printed = run(ML_FACTORY_REPOSITORY=str(tmp_path / "nowhere.git"))
     assert code == 1
-    assert "Could not fetch v0.1.0 from" in said and "ML_FACTORY_REPOSITORY" in said
+    assert "Could not fetch v0.1.0 from" in printed and "ML_FACTORY_REPOSITORY" in printed
     assert not kept(tmp_path / "home")
-    code, said = run()
-    assert code == 0, said
+    code, printed = run()
+    assert code == 0, printed
 
 
 @pytest.mark.parametrize(
@@ -115,37 +115,37 @@ def test_no_repository_is_said_with_the_way_out_and_leaves_nothing_to_trip_over(
         "https://someone:SECRET%40TOKEN@127.0.0.1:9/x/y?key=SECRET-TOKEN",
     ],
 )
-def test_a_token_in_the_address_is_not_shown(address, run, tmp_path):
-    code, said = run(ML_FACTORY_REPOSITORY=address)
-    assert code != 0 and "127.0.0.1:9/x/y" in said
-    assert "SECRET" not in said and "TOKEN" not in said
+def test_bootstrap_cell_with_token_in_address_prints_no_token(address, run, tmp_path):
+    code, printed = run(ML_FACTORY_REPOSITORY=address)
+    assert code != 0 and "127.0.0.1:9/x/y" in printed
+    assert "SECRET" not in printed and "TOKEN" not in printed
     assert not any("SECRET" in path.name for path in (tmp_path / "home").rglob("*"))
 
 
-def test_a_token_in_the_address_does_not_stay_on_the_disk(run, tmp_path, origin):
+def test_bootstrap_cell_with_token_in_address_leaves_no_token_on_disk(run, tmp_path, origin):
     """git itself would keep the address in the clone's configuration."""
-    code, said = run(ML_FACTORY_REPOSITORY=f"file://someone@localhost{origin}")
+    code, printed = run(ML_FACTORY_REPOSITORY=f"file://someone@localhost{origin}")
     (place,) = kept(tmp_path / "home")
-    assert code == 0, said
+    assert code == 0, printed
     holders = [path for path in place.rglob("*") if path.is_file() and b"someone@" in path.read_bytes()]
     assert holders == []
 
 
-def test_a_commit_can_be_the_ref(run, tmp_path, origin):
+def test_bootstrap_cell_with_commit_as_ref_checks_out_commit(run, tmp_path, origin):
     commit = subprocess.run(["git", "rev-parse", "v0.1.0"], cwd=origin, capture_output=True, text=True).stdout.strip()
-    code, said = run(ML_FACTORY_REPOSITORY=f"file://{origin}", ML_FACTORY_REF=commit)
+    code, printed = run(ML_FACTORY_REPOSITORY=f"file://{origin}", ML_FACTORY_REF=commit)
     (place,) = kept(tmp_path / "home")
     assert ":" not in str(place)  # a worker process is given import paths that colons part
-    assert code == 0 and "default branch" not in said and not (place / "later.txt").exists(), said
+    assert code == 0 and "default branch" not in printed and not (place / "later.txt").exists(), printed
 
 
-def test_the_cell_has_at_most_14_lines():
+def test_bootstrap_cell_has_at_most_14_lines():
     assert len(TEXT.splitlines()) <= 14
 
 
-def test_without_git_it_says_so(run, tmp_path):
-    code, said = run(PATH=str(tmp_path))
-    assert code == 1 and "git: not found" in said and "ML_FACTORY_REPOSITORY" in said
+def test_bootstrap_cell_without_git_exits_1_and_names_setting(run, tmp_path):
+    code, printed = run(PATH=str(tmp_path))
+    assert code == 1 and "git: not found" in printed and "ML_FACTORY_REPOSITORY" in printed
 
 
 # ---- notebooks that were uploaded alone, with the wheel of `make colab` ---------------------------------------------
@@ -162,7 +162,7 @@ def uploaded(tmp_path_factory) -> Path:
     return folder
 
 
-def test_make_colab_writes_eight_notebooks_and_one_wheel_that_pip_takes(uploaded, tmp_path):
+def test_make_colab_writes_eight_notebooks_and_one_installable_wheel(uploaded, tmp_path):
     assert len(list(uploaded.glob("0?_*.ipynb"))) == 8
     (wheel,) = uploaded.glob("*.whl")
     pip = [
@@ -183,16 +183,16 @@ def test_make_colab_writes_eight_notebooks_and_one_wheel_that_pip_takes(uploaded
     assert wanted <= {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.py")}
 
 
-def test_a_notebook_beside_the_wheel_unpacks_it_without_git_or_network(run, uploaded, tmp_path):
+def test_bootstrap_cell_next_to_wheel_unpacks_wheel_without_git(run, uploaded, tmp_path):
     where = {"ML_FACTORY_REPOSITORY": PLACEHOLDER, "PATH": str(tmp_path)}
-    code, said = run(uploaded, **where)
+    code, printed = run(uploaded, **where)
     (place,) = kept(tmp_path / "home")
-    assert code == 0 and f"from {place}\n" in said and "ml_factory-0.1.0-py3-none-any.whl" in said, said
+    assert code == 0 and f"from {place}\n" in printed and "ml_factory-0.1.0-py3-none-any.whl" in printed, printed
     assert (place / "requirements" / "colab-gpu.txt").is_file()
     assert run(uploaded, **where)[1].count(str(place)) == 2 and kept(tmp_path / "home") == [place]
 
 
-def test_on_colab_drive_is_mounted_for_the_wheel_when_the_owner_is_the_placeholder(run, uploaded, tmp_path):
+def test_bootstrap_cell_on_colab_with_placeholder_owner_takes_wheel_from_drive(run, uploaded, tmp_path):
     """A stand-in for google.colab.drive: mounting brings the uploaded folder."""
     package = tmp_path / "shim" / "google" / "colab"
     package.mkdir(parents=True)
@@ -217,7 +217,9 @@ def test_on_colab_drive_is_mounted_for_the_wheel_when_the_owner_is_the_placehold
     assert done.returncode == 0 and f"from {place}\n" in done.stdout and "ml_factory-0.1.0" in place.name, done.stderr
 
 
-def test_the_placeholder_owner_is_refused_with_the_way_out_and_never_fetched(run, tmp_path):
-    code, said = run(ML_FACTORY_REPOSITORY=PLACEHOLDER)
-    assert code == 1 and "is a placeholder" in said and "make colab" in said and "ML_FACTORY_REPOSITORY" in said
+def test_bootstrap_cell_with_placeholder_owner_exits_1_without_fetch(run, tmp_path):
+    code, printed = run(ML_FACTORY_REPOSITORY=PLACEHOLDER)
+    assert (
+        code == 1 and "is a placeholder" in printed and "make colab" in printed and "ML_FACTORY_REPOSITORY" in printed
+    )
     assert not kept(tmp_path / "home")

@@ -6,7 +6,12 @@ import types
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.notebook_parameters import check_parameters, convert_parameters, notebook_parameters, read_parameters
+from ml_factory.notebook_parameters import (
+    check_parameters,
+    convert_notebook_parameters,
+    parse_notebook_parameters,
+    read_notebook_parameters,
+)
 from tests.notebook_lint import FOLDER
 
 CELL = """#@title Parameters
@@ -28,28 +33,28 @@ def shell(injected: str = "", *, cell: str = CELL, later: str = "", title: str =
     return types.SimpleNamespace(user_ns=space)
 
 
-def test_defaults_pass_and_come_back_in_small_letters(capsys):
+def test_check_parameters_with_defaults_returns_lower_case_names(capsys):
     chosen = check_parameters(shell=shell())
     assert vars(chosen) == {"symbol": "DEMO", "horizon": 20, "model": "xgboost", "quick": False, "rate": 0.5}
     assert capsys.readouterr().out == "SYMBOL 'DEMO' · HORIZON 20 · MODEL 'xgboost' · QUICK False · RATE 0.5\n"
 
 
-def test_injected_values_win():
+def test_check_parameters_injected_values_override_defaults():
     chosen = check_parameters(shell=shell('SYMBOL = "ES"\nHORIZON = 5\nRATE = 1'))
     assert (chosen.symbol, chosen.horizon, chosen.rate) == ("ES", 5, 1)
 
 
-def test_a_shared_name_that_is_not_declared_is_accepted_and_told(capsys):
+def test_check_parameters_undeclared_shared_name_is_accepted_and_reported(capsys):
     chosen = check_parameters(shell=shell('WORKSPACE = "/x"\nSEED = 3'))
     assert chosen.seed == 3
     assert "Not used in this notebook: WORKSPACE, SEED" in capsys.readouterr().out
 
 
-def test_cells_of_the_user_between_the_two_are_their_own():
+def test_check_parameters_ignores_names_of_intermediate_user_cells():
     assert check_parameters(shell=shell(later="mine = 5\nTYPO = 1")).symbol == "DEMO"
 
 
-def test_only_what_was_injected_after_the_last_parameters_cell_counts():
+def test_check_parameters_ignores_values_injected_before_last_parameters_cell():
     found = shell("TYPO = 1")
     found.user_ns["In"].insert(4, CELL)
     assert check_parameters(shell=found).horizon == 20
@@ -79,13 +84,13 @@ def test_only_what_was_injected_after_the_last_parameters_cell_counts():
         ("WORKSPACE = 5", ["WORKSPACE", "wanted str"]),
     ],
 )
-def test_what_is_wrong_is_named_with_the_way_out(injected, words):
+def test_check_parameters_invalid_value_raises_with_name_value_and_advice(injected, words):
     with pytest.raises(SettingsError) as caught:
         check_parameters("tabular", shell=shell(injected))
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
 
 
-def test_a_runner_without_history_finds_the_annotations():
+def test_check_parameters_without_cell_history_uses_annotations():
     found = shell("HORIZON = 0")
     found.user_ns["In"] = [""]
     with pytest.raises(SettingsError, match="HORIZON"):
@@ -94,18 +99,18 @@ def test_a_runner_without_history_finds_the_annotations():
     assert check_parameters(shell=found).horizon == 5
 
 
-def test_without_the_parameters_cell_it_says_so():
+def test_check_parameters_without_parameters_cell_raises():
     with pytest.raises(SettingsError, match="run the cell above"):
         check_parameters(shell=shell(cell="x = 1"))
 
 
 @pytest.mark.parametrize(("value", "quick"), [("1", True), ("0", False), ("", False)])
-def test_the_environment_makes_it_quick(value, quick, monkeypatch):
+def test_check_parameters_quick_follows_environment_variable(value, quick, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_QUICK", value)
     assert check_parameters(shell=shell()).quick is quick
 
 
-def test_base_models_become_names():
+def test_check_parameters_splits_base_models_and_rejects_unknown_model():
     cell = CELL + 'BASE_MODELS: str = "xgboost, lstm"  #@param {type: "string"}\n'
     assert check_parameters(shell=shell(cell=cell)).base_models == ("xgboost", "lstm")
     with pytest.raises(SettingsError, match="did you mean 'patchtst'"):
@@ -115,20 +120,20 @@ def test_base_models_become_names():
 @pytest.mark.parametrize(
     "source", ["x = 1", "x: int", "x: list = []", "x: int = 1 + y", "import os", 'x: "int | None" = 1']
 )
-def test_a_cell_that_papermill_would_misread_is_refused(source):
+def test_read_parameters_of_cell_unreadable_by_papermill_raises(source):
     with pytest.raises(ValueError):
-        read_parameters(source)
+        parse_notebook_parameters(source)
 
 
-def test_every_notebook_declares_what_the_contract_shares():
-    declared = notebook_parameters(FOLDER / "02_train_tabular.ipynb")
+def test_notebook_parameters_of_notebook_02_lists_shared_names_in_order():
+    declared = read_notebook_parameters(FOLDER / "02_train_tabular.ipynb")
     assert list(declared) == ["SYMBOL", "HORIZON", "MODEL", "SETTINGS", "WORKSPACE", "SEED", "QUICK", "FRESH"]
     assert (declared["QUICK"].kind, declared["QUICK"].default) == (bool, False)
 
 
-def test_texts_of_the_command_line_get_the_declared_types():
+def test_convert_parameters_casts_texts_to_declared_types():
     given = {"HORIZON": "5", "QUICK": "true", "FRESH": "0", "SYMBOL": "1E5", "MODEL": "lightgbm"}
-    assert convert_parameters(FOLDER / "02_train_tabular.ipynb", given) == {
+    assert convert_notebook_parameters(FOLDER / "02_train_tabular.ipynb", given) == {
         "HORIZON": 5, "QUICK": True, "FRESH": False, "SYMBOL": "1E5", "MODEL": "lightgbm",
     }  # fmt: skip
 
@@ -140,19 +145,19 @@ def test_texts_of_the_command_line_get_the_declared_types():
     ("TYPO", "1", "Unknown parameter"),
     ("MODAL", "x", "did you mean 'MODEL'"),
 ])  # fmt: skip
-def test_texts_that_cannot_be_read_are_refused(name, text, words):
+def test_convert_parameters_unreadable_text_raises_settings_error(name, text, words):
     with pytest.raises(SettingsError, match=words):
-        convert_parameters(FOLDER / "02_train_tabular.ipynb", {name: text})
+        convert_notebook_parameters(FOLDER / "02_train_tabular.ipynb", {name: text})
 
 
-def test_a_notebook_without_parameters_is_refused(tmp_path):
+def test_notebook_parameters_without_tagged_cell_raises(tmp_path):
     path = tmp_path / "x.ipynb"
     path.write_text(json.dumps({"cells": []}))
     with pytest.raises(SettingsError, match="No cell is tagged"):
-        notebook_parameters(path)
+        read_notebook_parameters(path)
 
 
-def test_errors_show_their_message_alone_in_a_notebook():
+def test_settings_error_in_notebook_renders_message_without_traceback():
     assert SettingsError("What", got=1, next_step="do it")._render_traceback_() == [
         "SettingsError: What. got 1. Next: do it."
     ]
@@ -166,4 +171,4 @@ def test_errors_show_their_message_alone_in_a_notebook():
 def test_notebook_parameters_of_damaged_file_raises(text, tmp_path):
     (tmp_path / "a.ipynb").write_text(text)
     with pytest.raises(SettingsError):
-        notebook_parameters(tmp_path / "a.ipynb")
+        read_notebook_parameters(tmp_path / "a.ipynb")

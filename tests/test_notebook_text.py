@@ -13,7 +13,7 @@ import pytest
 from ml_factory.notebook import NOTEBOOKS
 from tests import notebook_lint
 from tests.notebook_lint import FOLDER, ROOT, canonical, lint, lint_all, owner_and_ref, source_of
-from utils.notebook_bootstrap import bootstrap_text
+from utils.notebook_bootstrap import bootstrap_cell_text
 
 CLEAN = json.loads((FOLDER / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
 
@@ -117,12 +117,12 @@ FAULTS = {
 }
 
 
-def test_the_notebooks_are_clean():
+def test_notebook_lint_finds_no_fault_in_shipped_notebooks():
     assert lint_all() == []
 
 
 @pytest.mark.parametrize("complaint", FAULTS)
-def test_a_fault_is_found(complaint, tmp_path):
+def test_notebook_lint_reports_each_injected_fault(complaint, tmp_path):
     broken = copy.deepcopy(CLEAN)
     FAULTS[complaint](broken)
     path = tmp_path / "02_train_tabular.ipynb"
@@ -131,17 +131,17 @@ def test_a_fault_is_found(complaint, tmp_path):
     assert any(re.sub(r" \(.*\)$", "", complaint) in line for line in found), found
 
 
-def test_another_json_form_is_found(tmp_path):
+def test_notebook_lint_reports_non_canonical_json(tmp_path):
     path = tmp_path / "02_train_tabular.ipynb"
     path.write_text(json.dumps(CLEAN), encoding="utf-8")
     assert list(lint(path)) == ["not in its canonical JSON form (make badges writes it)"]
 
 
-def test_an_absent_notebook_is_found(tmp_path):
+def test_notebook_lint_reports_absent_notebook(tmp_path):
     assert lint_all(tmp_path) == [f"{name}.ipynb is absent" for name in NOTEBOOKS]
 
 
-def test_the_command_tells_by_its_exit_code(monkeypatch, capsys):
+def test_notebook_lint_main_exit_code_follows_findings(monkeypatch, capsys):
     assert notebook_lint.main() == 0
     monkeypatch.setattr(notebook_lint, "lint_all", lambda: ["02.ipynb: a fault"])
     assert notebook_lint.main() == 1
@@ -166,7 +166,7 @@ def badges(folder: Path, *words: str) -> subprocess.CompletedProcess:
     )
 
 
-def test_badges_write_the_owner_everywhere_and_back(copied):
+def test_make_badges_writes_owner_to_all_files_and_is_reversible(copied):
     written = (".ipynb", ".md", ".toml", ".cff")
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.suffix in written}
     slug, ref = owner_and_ref()
@@ -178,21 +178,21 @@ def test_badges_write_the_owner_everywhere_and_back(copied):
     for name in ("README.md", "SECURITY.md", "CITATION.cff", "pyproject.toml"):
         assert f"/some-one/{repository}" in (copied / name).read_text(encoding="utf-8"), name
     opened = json.loads((copied / "colab_notebooks" / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
-    assert source_of(cell(opened, "bootstrap")) == bootstrap_text(f"some-one/{repository}", ref)
+    assert source_of(cell(opened, "bootstrap")) == bootstrap_cell_text(f"some-one/{repository}", ref)
     assert f"github/some-one/{repository}/blob" in source_of(cell(opened, "title"))
     assert badges(copied, owner).returncode == 0
     assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("owner", ["", "a/b", "-x", "a b", "x" * 40, 'x";import os'])
-def test_badges_refuse_what_is_no_owner(copied, owner):
+def test_make_badges_with_invalid_owner_exits_2_without_changes(copied, owner):
     before = (copied / "pyproject.toml").read_bytes()
     done = badges(copied, owner)
     assert done.returncode == 2 and "OWNER=name" in done.stderr
     assert (copied / "pyproject.toml").read_bytes() == before
 
 
-def test_asserts_and_marks_move_to_collapsed_cells_and_tags_and_a_second_run_changes_nothing():
+def test_hide_checks_moves_asserts_to_collapsed_cells_and_is_idempotent():
     hide = runpy.run_path(str(ROOT / ".ci" / "hide_checks.py"))["hidden_checks"]
     source = "# NBVAL_CHECK_OUTPUT\ntable = read()\nassert (\n    len(table)\n)\nshow(table)"
     cell = {"cell_type": "code", "id": "table", "metadata": {}, "outputs": [], "source": source.splitlines(True)}

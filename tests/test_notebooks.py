@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.storage.workspace import Workspace
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref
@@ -48,7 +48,7 @@ def home(tmp_path_factory) -> Path:
     for name in ("executed", "workspace", "user"):
         (folder / name).mkdir()
     # The demo market, shorter than the one a user gets: same bars, same code, less to learn from.
-    ensure_demo_market(Workspace(folder / "workspace"), "DEMO", days=DAYS)
+    ensure_synthetic_demo_market(Workspace(folder / "workspace"), "DEMO", days=DAYS)
     return folder
 
 
@@ -109,7 +109,7 @@ def marked_numbers(notebook: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_each_notebook_alone_fetches_the_code_and_runs(name, home, call, tmp_path):
+def test_notebook_alone_in_empty_folder_fetches_code_and_runs(name, home, call, tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copy(FOLDER / f"{name}.ipynb", tmp_path / "empty")
     target = home / "executed" / f"{name}.ipynb"
@@ -118,12 +118,12 @@ def test_each_notebook_alone_fetches_the_code_and_runs(name, home, call, tmp_pat
     user.mkdir(exist_ok=True)
     done = papermill(call, f"{name}.ipynb", target, cwd=tmp_path / "empty", HOME=str(user))
     assert done.returncode == 0, done.stderr[-3000:]
-    said = list(texts(target))
-    place = re.match(r"Code: (\S+)", said[0])[1]
+    printed = list(texts(target))
+    place = re.match(r"Code: (\S+)", printed[0])[1]
     assert Path(place).is_relative_to(user / ".cache")
     assert pictures(target) >= (5 if name == "01_data_pipeline" else 1)
     following = [f"Next: {later}.ipynb" for later in NOTEBOOKS[1:]] + ["This was the last notebook."]
-    assert following[NOTEBOOKS.index(name)] in said[-1]
+    assert following[NOTEBOOKS.index(name)] in printed[-1]
     assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == [f"{name}.ipynb"]
 
 
@@ -141,19 +141,19 @@ def nbval(call, *paths: Path, cwd: Path) -> subprocess.CompletedProcess:
     return call(*words, "--nbval-lax", *paths, cwd=cwd)
 
 
-def test_nbval_passes_on_the_notebooks_as_they_ship(call):
+def test_nbval_passes_on_shipped_notebooks(call):
     done = nbval(call, *(FOLDER / f"{name}.ipynb" for name in NOTEBOOKS), cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " failed" not in done.stdout
 
 
-def test_nbval_passes_on_executed_copies_where_marked_cells_must_reproduce(home, call):
+def test_nbval_passes_on_executed_notebooks_with_marked_outputs(home, call):
     done = nbval(call, *executed(home), cwd=home)
     assert done.returncode == 0, done.stdout[-3000:]
     assert all(marked_numbers(path) and all(marked_numbers(path)) for path in executed(home))
 
 
-def test_nbval_fails_on_an_altered_marked_output(home, call, tmp_path):
+def test_nbval_fails_on_altered_marked_output(home, call, tmp_path):
     notebook = nbformat.read(executed(home)[0], 4)
     (marked,) = [cell for cell in notebook.cells if is_compared(cell)]
     marked.outputs[0]["text"] = marked.outputs[0]["text"].replace("7", "8")
@@ -163,7 +163,7 @@ def test_nbval_fails_on_an_altered_marked_output(home, call, tmp_path):
     assert re.search(r"\b1 failed", done.stdout), done.stdout[-3000:]
 
 
-def test_a_new_run_of_the_same_settings_gives_the_same_numbers(home, call, tmp_path):
+def test_notebook_02_rerun_with_fresh_reproduces_marked_numbers(home, call, tmp_path):
     again = tmp_path / "again.ipynb"
     done = papermill(call, FOLDER / "02_train_tabular.ipynb", again, "-p", "FRESH", "True", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -179,7 +179,7 @@ def test_a_new_run_of_the_same_settings_gives_the_same_numbers(home, call, tmp_p
         (FOLDER, "02_train_tabular.ipynb"),
     ],
 )
-def test_papermill_as_typed_needs_raw_bars_alone(cwd, path, home, call, tmp_path):
+def test_notebook_02_by_papermill_needs_only_raw_bars(cwd, path, home, call, tmp_path):
     executed(home)
     raw = tmp_path / "workspace" / "data" / "raw"
     raw.mkdir(parents=True)
@@ -187,9 +187,9 @@ def test_papermill_as_typed_needs_raw_bars_alone(cwd, path, home, call, tmp_path
     words = ["-p", "SYMBOL", "MES", *SHORTEST]
     done = papermill(call, path, tmp_path / "out.ipynb", *words, cwd=cwd, ML_FACTORY_ROOT=str(tmp_path / "workspace"))
     assert done.returncode == 0, done.stderr[-3000:]
-    said = list(texts(tmp_path / "out.ipynb"))
-    assert f"Code: {ROOT} " in said[0]
-    assert "MES" in "".join(said) and not (raw / "DEMO_1m.parquet").exists()
+    printed = list(texts(tmp_path / "out.ipynb"))
+    assert f"Code: {ROOT} " in printed[0]
+    assert "MES" in "".join(printed) and not (raw / "DEMO_1m.parquet").exists()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_papermill_as_typed_needs_raw_bars_alone(cwd, path, home, call, tmp_path
         (["-p", "MODEL", "lstm"], "open 03_train_sequence.ipynb"),
     ],
 )
-def test_a_wrong_parameter_fails_in_the_validation_cell(words, message, call, tmp_path):
+def test_notebook_02_with_wrong_parameter_fails_in_validation_cell(words, message, call, tmp_path):
     target = tmp_path / "out.ipynb"
     done = papermill(call, FOLDER / "02_train_tabular.ipynb", target, *words, cwd=tmp_path)
     assert done.returncode == 1

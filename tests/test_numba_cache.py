@@ -8,25 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.numba_cache import KEEP, sources_hash
+from ml_factory.numba_cache import KEEP, numba_sources_hash
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_hash_follows_what_is_compiled_and_nothing_else(tmp_path):
+def test_sources_hash_changes_only_with_compiled_sources(tmp_path):
     (tmp_path / "room").mkdir()
     kernel, plain = tmp_path / "room" / "kernel.py", tmp_path / "plain.py"
     kernel.write_text("@njit\ndef f(): return 1\n")
     plain.write_text("x = 1\n")
-    before = sources_hash(tmp_path)
+    before = numba_sources_hash(tmp_path)
     plain.write_text("x = 2\n")
-    assert sources_hash(tmp_path) == before
+    assert numba_sources_hash(tmp_path) == before
     kernel.write_text("@njit\ndef f(): return 2\n")
-    assert sources_hash(tmp_path) != before
+    assert numba_sources_hash(tmp_path) != before
     kernel.rename(tmp_path / "kernel.py")
-    moved = sources_hash(tmp_path)
+    moved = numba_sources_hash(tmp_path)
     kernel.write_text("@njit\ndef f(): return 2\n")
-    assert len({before, moved, sources_hash(tmp_path)}) == 3
+    assert len({before, moved, numba_sources_hash(tmp_path)}) == 3
 
 
 CALL = """
@@ -50,7 +50,7 @@ def run(package, home):
 
 
 @pytest.mark.soak
-def test_a_change_in_a_function_that_is_called_is_seen(tmp_path):
+def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
     package = tmp_path / "ml_factory"
     package.mkdir()
     for name in ("__init__.py", "numba_cache.py", "secrets.py"):
@@ -70,7 +70,7 @@ def test_a_change_in_a_function_that_is_called_is_seen(tmp_path):
     assert run(tmp_path, tmp_path / "home") == (14.0, KEEP)
 
 
-def test_the_users_own_setting_holds(tmp_path):
+def test_numba_cache_keeps_numba_cache_dir_of_environment(tmp_path):
     code = "import ml_factory, numba; print(numba.config.CACHE_DIR)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
@@ -80,7 +80,7 @@ def test_the_users_own_setting_holds(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root writes everywhere")
-def test_a_home_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
+def test_numba_cache_root_skips_unwritable_cache_home(tmp_path, monkeypatch):
     from ml_factory import numba_cache
 
     tmp_path.chmod(0o500)

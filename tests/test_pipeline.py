@@ -21,7 +21,7 @@ from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.settings import DataSpec, QuickLimits
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.log_upload import SUMMARY
@@ -76,7 +76,7 @@ def finished(prepared_template, tmp_path_factory) -> Workspace:
 # ---- prepare: once, and found again --------------------------------------------------------------------------------
 
 
-def test_prepared_once_and_found_again(prepared, monkeypatch):
+def test_prepare_second_call_reuses_prepared_files(prepared, monkeypatch):
     before = stamps(prepared.processed("DEMO"))
     monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
     result = pipeline.prepare(prepared, "DEMO", (H,))
@@ -86,16 +86,16 @@ def test_prepared_once_and_found_again(prepared, monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_the_registry_holds_the_calibrated_figures_of_the_validation_rows(finished, model):
-    facts = Registry(finished.models).find("DEMO", H, model).facts
-    told = train(finished, model).metrics.query("split == 'validation' and name == @model").iloc[0]
+def test_train_registers_calibrated_validation_metrics(finished, model):
+    facts = ArtifactRegistry(finished.models).find("DEMO", H, model).facts
+    reported = train(finished, model).metrics.query("split == 'validation' and name == @model").iloc[0]
     for name in ("log_loss", "brier", "accuracy", "ece"):
-        assert facts["validation"][name] == pytest.approx(told[name], rel=1e-6), name
+        assert facts["validation"][name] == pytest.approx(reported[name], rel=1e-6), name
     summary = json.loads((finished.results / "DEMO" / facts["run_id"] / "log" / SUMMARY).read_text())["summary"]
-    assert summary["validation_log_loss"] == pytest.approx(told["log_loss"], rel=1e-6)
+    assert summary["validation_log_loss"] == pytest.approx(reported["log_loss"], rel=1e-6)
 
 
-def test_another_setting_is_another_data_set_and_both_stay(prepared):
+def test_prepare_with_other_settings_adds_data_set_and_keeps_first(prepared):
     first = pipeline.prepare(prepared, "DEMO", (H,))
     kept = content(first.folder)
     second = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_up=2.0)))
@@ -104,7 +104,7 @@ def test_another_setting_is_another_data_set_and_both_stay(prepared):
     assert pipeline.prepare(prepared, "DEMO", (H,)).reused
 
 
-def test_another_horizon_later_leaves_the_files_alone(prepared):
+def test_prepare_with_added_horizon_adds_files_and_keeps_existing(prepared):
     folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
     parts, times = content(folder), stamps(folder)
     result = pipeline.prepare(prepared, "DEMO", (H, 9))
@@ -120,7 +120,7 @@ def test_another_horizon_later_leaves_the_files_alone(prepared):
 
 
 @pytest.mark.parametrize("replacement", ["shortened", "another"])
-def test_raw_bars_changed_since_the_last_prepare(replacement, prepared):
+def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(replacement, prepared):
     raw = prepared.raw_bars("DEMO")
     old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,))
     kept = content(first.folder)
@@ -142,7 +142,7 @@ def test_raw_bars_changed_since_the_last_prepare(replacement, prepared):
     assert pipeline.prepare(prepared, "DEMO", (H,)).folder == first.folder
 
 
-def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
+def test_prepare_rebuilds_damaged_part_with_same_bytes(prepared):
     folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
     whole = content(folder)
     (file,) = (folder.parent / "parts").glob("*-features.npy")
@@ -155,14 +155,14 @@ def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
     assert content(folder) == whole
 
 
-def test_features_made_by_other_code_are_not_learnt_from(prepared, monkeypatch):
-    monkeypatch.setattr(load, "source_hash", lambda rooms: "0" * 64)
+def test_train_on_features_of_changed_code_raises_not_prepared(prepared, monkeypatch):
+    monkeypatch.setattr(load, "source_hash", lambda packages: "0" * 64)
     with pytest.raises(NotPreparedError, match=r"code .* changed since the last prepare"):
         train(prepared)
 
 
 @pytest.mark.parametrize(("horizons", "message"), [((), "No horizon"), ((0,), "HORIZON"), ((5, True), "HORIZON")])
-def test_impossible_horizons(horizons, message, prepared):
+def test_prepare_invalid_horizons_raise_settings_error(horizons, message, prepared):
     with pytest.raises(SettingsError, match=message):
         pipeline.prepare(prepared, "DEMO", horizons)
 
@@ -174,9 +174,7 @@ def test_impossible_horizons(horizons, message, prepared):
         ((H,), LabelSpec(k_down=60.0), r"The train rows lack a class.*short 0, .*Next: "),
     ],
 )
-def test_prepare_of_a_question_the_bars_cannot_answer_is_refused_and_keeps_what_there_is(
-    horizons, labels, words, prepared
-):
+def test_prepare_infeasible_labels_raise_and_keep_prepared_data(horizons, labels, words, prepared):
     processed, raw = prepared.processed("DEMO"), content(prepared.raw)
     current = (processed / CURRENT).read_bytes()
     with pytest.raises(FactoryError, match=words):
@@ -190,7 +188,7 @@ def test_prepare_of_a_question_the_bars_cannot_answer_is_refused_and_keeps_what_
 
 @pytest.mark.soak_except("xgboost")
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_the_same_run_in_two_places_has_the_same_hashes(model, finished, prepared):
+def test_train_in_two_workspaces_gives_same_hashes(model, finished, prepared):
     there, here = train(finished, model), train(prepared, model)
     assert there.reused and not here.reused
     assert there.run_id == here.run_id
@@ -200,13 +198,13 @@ def test_the_same_run_in_two_places_has_the_same_hashes(model, finished, prepare
     assert other.run_id != here.run_id and other.predictions_hash != here.predictions_hash
 
 
-def test_a_finished_run_is_loaded_not_repeated(finished):
+def test_train_of_finished_run_loads_result_without_training(finished):
     again = train(finished, callbacks=(kill_after(1),))
     assert again.reused and again.resumed_from is None and "was finished before" in again.summary()
     assert len(again.history) == 3 and list(again.history["epoch"]) == [1, 2, 3]
 
 
-def test_a_callback_may_save_what_it_overwrites_at_once(prepared):
+def test_save_checkpoint_in_callback_keeps_state_despite_later_array_changes(prepared):
     """The guide's custom callback: right after `save_checkpoint` returns the array is another one."""
     array, saved = np.zeros(1_000_000), []
 
@@ -228,16 +226,18 @@ def test_a_callback_may_save_what_it_overwrites_at_once(prepared):
 @pytest.mark.soak_except("xgboost", "lstm")
 @pytest.mark.parametrize("model", ["xgboost", "catboost", "lstm"])
 @pytest.mark.parametrize("minutes", ["0", ""])
-def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, prepared_template, tmp_path, monkeypatch):
+def test_train_interrupted_and_resumed_equals_uninterrupted(
+    model, minutes, finished, prepared, prepared_template, tmp_path, monkeypatch
+):
     """With the usual timer only the first epoch was saved when the second was interrupted."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", minutes)
     with pytest.raises(Killed):
         train(prepared, model, callbacks=(kill_after(2),))
-    assert not Registry(prepared.models).list("DEMO")
-    heard = []
-    again = train(prepared, model, callbacks=(lambda epoch, metrics: heard.append(epoch),))
+    assert not ArtifactRegistry(prepared.models).list("DEMO")
+    received = []
+    again = train(prepared, model, callbacks=(lambda epoch, metrics: received.append(epoch),))
     saved = 2 if minutes else 1
-    assert again.resumed_from == saved and heard == list(range(saved + 1, 4)) and again.exact
+    assert again.resumed_from == saved and received == list(range(saved + 1, 4)) and again.exact
     went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
     assert f"resumed after {went_on}," in again.summary()
     assert again.origin().loc["resumed from", "value"] == went_on
@@ -252,7 +252,7 @@ def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, pr
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_killed_between_saving_an_epoch_and_telling_it(model, prepared, monkeypatch):
+def test_train_killed_between_save_and_log_logs_epoch_once(model, prepared, monkeypatch):
     """The log has that epoch once, all the same."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     save, saved = PhaseCheckpoints.save, []
@@ -273,7 +273,7 @@ def test_killed_between_saving_an_epoch_and_telling_it(model, prepared, monkeypa
     assert list(log["step"]) == [1, 2, 3] and np.array_equal(log["val_loss"], again.history["val_loss"])
 
 
-def test_fresh_opens_a_new_run_beside(prepared):
+def test_train_with_fresh_opens_second_run_and_keeps_first(prepared):
     first = train(prepared)
     kept = content(first.artifact) | content(first.predictions_path.parent)
     second = train(prepared, fresh=True)
@@ -306,7 +306,7 @@ def test_fresh_opens_a_new_run_beside(prepared):
         lambda place: pipeline.load_predictions(place, "DEMO", H, "stack"),
     ],
 )
-def test_what_cannot_be_done_leaves_nothing_behind(attempt, prepared):
+def test_pipeline_refused_requests_write_no_file(attempt, prepared):
     before = content(prepared.root)
     with pytest.raises(FactoryError) as refused:
         attempt(prepared)
@@ -320,51 +320,51 @@ def test_what_cannot_be_done_leaves_nothing_behind(attempt, prepared):
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_predictions_of_the_labelled_rows(model, finished):
-    said = pipeline.load_predictions(finished, "DEMO", H, model)
+def test_load_predictions_rows_match_labels_and_splits(model, finished):
+    printed = pipeline.load_predictions(finished, "DEMO", H, model)
     labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
-    assert list(said.columns) == [*P, "split", "run_id", "label"] and said.index.name == "known_at"
-    assert set(said["run_id"]) == {train(finished, model).run_id}
-    assert said.index.is_unique and said.index.is_monotonic_increasing and str(said.index.tz) == "UTC"
-    p = said[P].to_numpy()
+    assert list(printed.columns) == [*P, "split", "run_id", "label"] and printed.index.name == "known_at"
+    assert set(printed["run_id"]) == {train(finished, model).run_id}
+    assert printed.index.is_unique and printed.index.is_monotonic_increasing and str(printed.index.tz) == "UTC"
+    p = printed[P].to_numpy()
     assert p.dtype == np.float64 and (p >= 0).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-9)
-    positions = labels.index.get_indexer(said.index)
+    positions = labels.index.get_indexer(printed.index)
     assert (positions >= 0).all()
     wanted = np.full(len(labels), "", dtype=object)
     for name, rows in splits.items():
         wanted[rows] = name
-    assert (said["split"].to_numpy() == wanted[positions]).all()
-    assert (said["label"].to_numpy() == labels["label"].to_numpy()[positions]).all()
+    assert (printed["split"].to_numpy() == wanted[positions]).all()
+    assert (printed["label"].to_numpy() == labels["label"].to_numpy()[positions]).all()
     inside = sum(map(len, splits.values()))  # purged rows belong to no part
-    assert len(said) == inside < len(labels) if model == "xgboost" else 0 < len(said) < inside
+    assert len(printed) == inside < len(labels) if model == "xgboost" else 0 < len(printed) < inside
 
 
-def test_the_columns_stand_for_short_neutral_long(prepared):
+def test_load_predictions_columns_are_short_neutral_long(prepared):
     """A booster that may overfit gives most training rows their own label; a column mistaken for another, few."""
     eager = {"rounds": 60, "depth": 5, "min_leaf": 0.0, "learning_rate": 0.3, "l2": 0.0, "patience": 0}
     train(prepared, model_settings=eager)
-    said = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")
-    learnt = said[said["split"] == "train"]
+    printed = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")
+    learnt = printed[printed["split"] == "train"]
     assert (learnt[P].to_numpy().argmax(axis=1) - 1 == learnt["label"]).mean() > 0.7
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_predict_says_what_the_run_said_and_the_newest_rows_too(model, finished, tmp_path):
-    said = pipeline.load_predictions(finished, "DEMO", H, model)
+def test_predict_all_rows_matches_run_predictions_and_adds_newest_rows(model, finished, tmp_path):
+    printed = pipeline.load_predictions(finished, "DEMO", H, model)
     result = pipeline.predict(finished, "DEMO", H, model, all_rows=True)
     assert result.path == finished.results / "DEMO" / f"predictions-{model}-h{H}.parquet"
     written = pd.read_parquet(result.path)
     pd.testing.assert_frame_equal(written, result.frame, check_freq=False)
-    assert said.index.isin(written.index).all()
-    np.testing.assert_allclose(written.loc[said.index, P], said[P], rtol=0, atol=1e-9)
+    assert printed.index.isin(written.index).all()
+    np.testing.assert_allclose(written.loc[printed.index, P], printed[P], rtol=0, atol=1e-9)
     features, labels = pipeline.load_features(finished, "DEMO"), pipeline.load_labels(finished, "DEMO", H)
     assert written.index[-1] == features.index[-1] > labels.index[-1]
     if model == "xgboost":
         assert written.index.equals(features.index)
 
 
-def test_predict_another_file(finished, tmp_path):
+def test_predict_with_csv_of_same_bars_matches_workspace_predictions(finished, tmp_path):
     """The newest bars as a CSV from elsewhere: where they overlap after warm-up, the same numbers."""
     bars = pd.read_parquet(finished.raw_bars("DEMO"))
     bars.to_csv(tmp_path / "later.csv", index=False)
@@ -376,20 +376,20 @@ def test_predict_another_file(finished, tmp_path):
         pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "latter.csv")
 
 
-def test_predict_a_file_stamped_at_the_end_of_each_bar(finished, tmp_path):
-    from ml_factory.data.validation import BarSpec
+def test_predict_with_bars_stamped_at_end_matches_workspace_predictions(finished, tmp_path):
+    from ml_factory.data.validation import RawBarSpec
 
     bars = pd.read_parquet(finished.raw_bars("DEMO"))
     bars["timestamp"] = (bars["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
     bars["timestamp"] = bars["timestamp"].dt.tz_localize(None)
     bars.to_csv(tmp_path / "vendor.csv", index=False)
-    spec = BarSpec(stamp="end", zone="America/Chicago")
+    spec = RawBarSpec(stamp="end", zone="America/Chicago")
     result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "vendor.csv", bars=spec)
     whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
     pd.testing.assert_frame_equal(result.frame, whole, rtol=0, atol=1e-9, check_freq=False)
 
 
-def test_predict_default_writes_test_and_new_rows_only(finished):
+def test_predict_default_writes_only_test_and_new_rows(finished):
     """The parts by hand: from the first test row on, and behind the last labelled row."""
     labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
     features = pipeline.load_features(finished, "DEMO").index
@@ -409,7 +409,7 @@ def test_predict_default_writes_test_and_new_rows_only(finished):
         assert mine[0] == (features[0] if name == "train" else first[name])
 
 
-def test_predict_bars_before_the_test_rows_are_refused_unless_all(finished, tmp_path):
+def test_predict_bars_before_test_rows_raise_unless_all_rows(finished, tmp_path):
     bars = pd.read_parquet(finished.raw_bars("DEMO"))
     labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
     bars[bars["timestamp"] < labels.index[splits["test"][0]] - pd.Timedelta(hours=1)].to_csv(
@@ -417,14 +417,14 @@ def test_predict_bars_before_the_test_rows_are_refused_unless_all(finished, tmp_
     )
     with pytest.raises(FactoryError, match=r"No row of these bars is out of sample.*--all"):
         pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "old.csv")
-    told = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "old.csv", all_rows=True)
-    assert set(told.frame["split"]) == {"train", "validation"}
+    reported = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "old.csv", all_rows=True)
+    assert set(reported.frame["split"]) == {"train", "validation"}
 
 
 # ---- folds, stack, report ------------------------------------------------------------------------------------------
 
 
-def test_folds_are_found_again_one_by_one(prepared, monkeypatch):
+def test_cross_validate_after_kill_reuses_finished_folds(prepared, monkeypatch):
     def cross_validate(**options):
         return pipeline.cross_validate(prepared, "DEMO", H, "xgboost", folds=3, model_settings=BOOSTER, **options)
 
@@ -457,18 +457,20 @@ def test_folds_are_found_again_one_by_one(prepared, monkeypatch):
     assert whole.fold_table["test"].sum() == (labels["label_end"] < test_rows[0]).sum()  # all but the test rows
 
 
-def test_a_stack_of_two(prepared):
+def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared):
     result = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited
-    said = pipeline.load_predictions(prepared, "DEMO", H, "stack")
-    np.testing.assert_allclose(said[P].sum(axis=1), 1, atol=1e-9)
+    printed = pipeline.load_predictions(prepared, "DEMO", H, "stack")
+    np.testing.assert_allclose(printed[P].sum(axis=1), 1, atol=1e-9)
     assert result.report_path.is_file()
     assert set(result.metrics["name"]) == {"stack", "equal_pool", *BASELINES}
-    bases = [pipeline.load_predictions(prepared, "DEMO", H, name).loc[said.index] for name in ("xgboost", "lightgbm")]
+    bases = [
+        pipeline.load_predictions(prepared, "DEMO", H, name).loc[printed.index] for name in ("xgboost", "lightgbm")
+    ]
     plain = (bases[0][P] + bases[1][P]) / 2  # what nothing was learnt for
-    clear = (pipeline.load_labels(prepared, "DEMO", H).loc[said.index, "barrier"] != "ambiguous").to_numpy()
-    judged = (said["split"] == "test").to_numpy() & clear
-    happened = plain.to_numpy()[np.flatnonzero(judged), said["label"].to_numpy()[judged] + 1]
+    clear = (pipeline.load_labels(prepared, "DEMO", H).loc[printed.index, "barrier"] != "ambiguous").to_numpy()
+    assessed = (printed["split"] == "test").to_numpy() & clear
+    happened = plain.to_numpy()[np.flatnonzero(assessed), printed["label"].to_numpy()[assessed] + 1]
     table = result.metrics[result.metrics["split"] == "test"].set_index("name")
     assert table.loc["equal_pool", "log_loss"] == pytest.approx(-np.log(happened).mean(), rel=1e-6)
     assert "the plain mean of its models (equal_pool)" in result.summary()
@@ -476,7 +478,7 @@ def test_a_stack_of_two(prepared):
     again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
     new = pipeline.predict(prepared, "DEMO", H, "stack", all_rows=True).frame
-    np.testing.assert_allclose(new.loc[said.index, P], said[P], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(new.loc[printed.index, P], printed[P], rtol=0, atol=1e-9)
     assert new.index[-1] == pipeline.load_features(prepared, "DEMO").index[-1]
     compared = pipeline.evaluate(prepared, "DEMO", H)
     assert {"stack", "xgboost", "lightgbm"} < set(compared.metrics["name"])
@@ -485,7 +487,7 @@ def test_a_stack_of_two(prepared):
         pipeline.predict(prepared, "DEMO", H, "stack")
 
 
-def test_the_report_stands_alone(finished):
+def test_report_is_self_contained_and_lists_all_models(finished):
     result = pipeline.evaluate(finished, "DEMO", H)
     assert result.report_path == finished.results / "report.html"
     assert set(result.metrics["name"]) == {"xgboost", "lstm", *BASELINES}
@@ -503,17 +505,17 @@ def test_the_report_stands_alone(finished):
 
 @pytest.mark.soak_except("xgboost")
 @pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost", "lstm"])
-def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
+def test_train_without_one_class_gives_finite_predictions_and_no_verdict(model, prepared, monkeypatch):
     """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
-    monkeypatch.setattr(prepare, "check_classes", lambda *_: None)
+    monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
     result = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_down=60.0)))
     assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
     trained = train(prepared, model)
-    said = pipeline.load_predictions(prepared, "DEMO", H, model)[P]
-    assert np.isfinite(said.to_numpy()).all()
-    np.testing.assert_allclose(said.sum(axis=1), 1, atol=1e-9)
+    printed = pipeline.load_predictions(prepared, "DEMO", H, model)[P]
+    assert np.isfinite(printed.to_numpy()).all()
+    np.testing.assert_allclose(printed.sum(axis=1), 1, atol=1e-9)
     if model != "lstm":  # which is hardly trained here
-        assert said["p_short"].max() < 0.2
+        assert printed["p_short"].max() < 0.2
     assert trained.report_path.is_file() and set(trained.metrics["name"]) == {model, *BASELINES}
     assert trained.verdict.status == "not enough data"
     assert trained.verdict.reason == "no train row is short; no validation row is short; no test row is short"
@@ -521,19 +523,19 @@ def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
     assert sorted(folds["name"]) == sorted(2 * [model, f"{model}_uncalibrated", *BASELINES])
 
 
-def test_training_rows_of_one_class_teach_nothing(prepared, monkeypatch):
-    monkeypatch.setattr(prepare, "check_classes", lambda *_: None)
+def test_train_on_single_class_raises_and_registers_no_model(prepared, monkeypatch):
+    monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
     only_neutral = DataSpec(labels=LabelSpec(k_up=60.0, k_down=60.0))
     pipeline.prepare(prepared, "DEMO", (H,), settings=only_neutral)
     with pytest.raises(FactoryError, match=r"fewer than two classes.*Next: "):
         train(prepared)
-    assert not Registry(prepared.models).list("DEMO")
+    assert not ArtifactRegistry(prepared.models).list("DEMO")
 
 
 # ---- QUICK ---------------------------------------------------------------------------------------------------------
 
 
-def test_quick_limits_training_alone(prepared, monkeypatch):
+def test_train_quick_limits_training_rows_only(prepared, monkeypatch):
     monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(train_rows=200))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
@@ -546,8 +548,8 @@ def test_quick_limits_training_alone(prepared, monkeypatch):
     full = train(prepared)
     assert full.limited == {} and "QUICK" not in full.report_path.read_text(encoding="utf-8")
     assert "-quick-" in quick.run_id and "-quick" not in full.run_id
-    judged = {one.run_id: one.metrics.set_index(["split", "name"])["rows"] for one in (quick, full)}
-    assert judged[quick.run_id].loc[:, "prior"].equals(judged[full.run_id].loc[:, "prior"])  # the same rows judge
+    assessed = {one.run_id: one.metrics.set_index(["split", "name"])["rows"] for one in (quick, full)}
+    assert assessed[quick.run_id].loc[:, "prior"].equals(assessed[full.run_id].loc[:, "prior"])  # the same rows judge
 
 
 # ---- no space left on the disk -------------------------------------------------------------------------------------
@@ -569,7 +571,7 @@ class FullDisk:
 
 @pytest.mark.soak_except("replace")
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_a_disk_that_fills_while_preparing(name, prepared):
+def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
     before = content(prepared.root)
     for good in range(100):
         with pytest.MonkeyPatch.context() as patch:
@@ -590,7 +592,7 @@ def test_a_disk_that_fills_while_preparing(name, prepared):
     assert len(pipeline.load_labels(prepared, "DEMO", 9))
 
 
-def test_a_disk_that_fills_while_training_loses_nothing(prepared, finished, monkeypatch):
+def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, finished, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     first = train(prepared, "lightgbm")
     before = content(prepared.root)
@@ -617,7 +619,7 @@ def test_a_disk_that_fills_while_training_loses_nothing(prepared, finished, monk
     assert again.predictions_hash == train(finished, "xgboost").predictions_hash
 
 
-def test_facts_for_machines(finished):
+def test_result_to_dict_is_json_with_matching_file_hashes(finished):
     facts = json.loads(json.dumps(train(finished).to_dict(), allow_nan=False))
     assert {"predictions_path", "predictions_hash", "artifact_hash", "metrics", "seconds", "resumed_from"} <= set(facts)
     assert hashlib.sha256(Path(facts["predictions_path"]).read_bytes()).hexdigest() == facts["predictions_hash"]

@@ -3,65 +3,65 @@
 import numba
 import pytest
 
-from ml_factory.progress import phase, record, watch
+from ml_factory.progress import progress_phase, record_progress, watch_progress
 
 
-def test_a_watcher_hears_begin_steps_and_end_and_nothing_afterwards():
-    heard = []
-    with watch(lambda one: heard.append((one.name, one.done, one.over))):
-        with phase("features", 100) as done:
+def test_watch_reports_phase_begin_steps_and_end_only_inside_block():
+    received = []
+    with watch_progress(lambda one: received.append((one.name, one.done, one.over))):
+        with progress_phase("features", 100) as done:
             done(40)
             done(40)
-        with phase("labels", 5):
+        with progress_phase("labels", 5):
             pass
-    with phase("splits", 5):
+    with progress_phase("splits", 5):
         pass
-    assert heard == [
+    assert received == [
         ("features", 0, False), ("features", 40, False), ("features", 80, False), ("features", 100, True),
         ("labels", 0, False), ("labels", 5, True),
     ]  # fmt: skip
 
 
-def test_a_phase_that_fails_ends_where_it_was_and_forgets_its_watcher():
-    heard = []
-    with pytest.raises(ZeroDivisionError), watch(heard.append), phase("labels", 10) as done:
+def test_phase_after_exception_ends_at_last_step_and_removes_watcher():
+    received = []
+    with pytest.raises(ZeroDivisionError), watch_progress(received.append), progress_phase("labels", 10) as done:
         done(3)
         raise ZeroDivisionError
-    assert (heard[-1].done, heard[-1].over) == (3, True)
-    count = len(heard)
-    with phase("labels", 1):
+    assert (received[-1].done, received[-1].over) == (3, True)
+    count = len(received)
+    with progress_phase("labels", 1):
         pass
-    assert len(heard) == count
+    assert len(received) == count
 
 
-def test_the_rate_is_rows_by_seconds_and_never_more_than_all_rows():
+def test_phase_rate_is_rows_per_second_capped_at_total_rows():
     seen = []
-    with watch(seen.append), phase("frames", 7) as done:
+    with watch_progress(seen.append), progress_phase("frames", 7) as done:
         done(50)
         assert seen[-1].done == 7
     assert seen[-1].rate == pytest.approx(7 / seen[-1].seconds)
 
 
-def test_a_phase_inside_another_is_part_of_it():
-    with record() as ended:
-        with phase("proof", 10) as done:
-            with phase("features", 99) as inner:
+def test_record_of_nested_phases_lists_outer_phase_only():
+    with record_progress() as ended:
+        with progress_phase("proof", 10) as done:
+            with progress_phase("features", 99) as inner:
                 inner(5)
             done(10)
-        with phase("writing", 3):
+        with progress_phase("writing", 3):
             pass
     assert [(one.name, one.done) for one in ended] == [("proof", 10), ("writing", 3)]
 
 
-def test_rows_that_only_the_end_tells():
-    with record() as ended, watch(lambda one: seen.append(one.rows)):
+def test_phase_without_total_reports_rows_at_end():
+    with record_progress() as ended, watch_progress(lambda one: seen.append(one.rows)):
         seen = []
-        with phase("reading") as done:
+        with progress_phase("reading") as done:
             done(12)
     assert seen == [None, None, 12] and ended[0].done == 12
 
 
-def test_what_is_compiled_on_first_use_is_told_apart():
+def test_phase_records_compile_time_of_first_kernel_call():
     @numba.njit
     def inner(x):
         return x + 1.0
@@ -71,9 +71,9 @@ def test_what_is_compiled_on_first_use_is_told_apart():
         return inner(x) * 2.0
 
     seen = []
-    with record() as ended, watch(lambda one: seen.append(one.compiling)):
+    with record_progress() as ended, watch_progress(lambda one: seen.append(one.compiling)):
         for _ in range(2):
-            with phase("features", 1):
+            with progress_phase("features", 1):
                 outer(1.0)
     cold, warm = ended
     assert 0.0 < cold.compiled <= cold.seconds and warm.compiled == 0.0

@@ -15,7 +15,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_version_is_the_same_in_the_package_the_citation_and_the_pinned_tag():
+def test_project_version_is_equal_in_package_citation_and_pinned_tag():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == ml_factory.__version__
     assert TABLE["tool"]["ml_factory"]["ref"] == f"v{ml_factory.__version__}"
@@ -24,7 +24,7 @@ def test_version_is_the_same_in_the_package_the_citation_and_the_pinned_tag():
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_action_is_pinned_by_hash_with_its_version_beside_it(path):
+def test_workflow_actions_are_pinned_by_hash_with_version_comment(path):
     text = path.read_text(encoding="utf-8")
     used = re.findall(r"uses: *(.*)", text)
     pinned = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d[\d.]*")
@@ -32,13 +32,13 @@ def test_every_action_is_pinned_by_hash_with_its_version_beside_it(path):
     assert all("timeout-minutes" in job for job in yaml.safe_load(text)["jobs"].values())
 
 
-def test_an_action_has_one_version_in_all_workflows():
+def test_workflow_actions_have_one_version_across_workflows():
     used = {line for path in WORKFLOWS for line in re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))}
     names = [line.split("@")[0] for line in used]
     assert sorted(names) == sorted(set(names))
 
 
-def test_every_hook_runs_what_make_lint_runs():
+def test_pre_commit_hooks_cover_commands_of_make_lint():
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     lint = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nlint:")[1].split("\n\n")[0]
     commands = re.findall(r"-m (ruff \w+|[\w.]+)", lint)

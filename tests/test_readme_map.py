@@ -19,12 +19,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_the_map_is_what_make_map_writes():
+def test_architecture_page_equals_output_of_make_map():
     writer = runpy.run_path(str(ROOT / ".ci" / "architecture.py"))
     assert writer["written"](ARCHITECTURE) == ARCHITECTURE, "write the map again: make map"
 
 
-def test_the_map_lists_every_module_once_in_import_order_with_its_content():
+def test_architecture_page_lists_modules_once_in_import_order():
     rows = re.findall(r"^- \[[\w.]+\]\(\.\./(.*?)\): *(.*)$", ARCHITECTURE, re.MULTILINE)
     paths = [path for path, _ in rows]
     library = [path.removeprefix("ml_factory/") for path in paths if path.startswith("ml_factory/")]
@@ -38,7 +38,7 @@ def modules(folder: str) -> set[str]:
     return {path for path in found if not path.endswith("__init__.py")}
 
 
-def test_each_notebook_has_its_row_with_its_own_question_minutes_and_badge():
+def test_readme_notebook_rows_match_question_minutes_and_badge():
     slug, _ = owner_and_ref()
     for name in NOTEBOOKS:
         head = source_of(json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"][0])
@@ -49,14 +49,14 @@ def test_each_notebook_has_its_row_with_its_own_question_minutes_and_badge():
         assert f"https://colab.research.google.com/github/{slug}/blob/main/colab_notebooks/{name}.ipynb" in badge
 
 
-def test_the_verbs_and_models_are_those_that_exist():
-    told = set(re.findall(r"^python -m ml_factory ([a-z-]+)", README, re.MULTILINE))
-    assert told == {command.name or command.callback.__name__ for command in app.registered_commands}
+def test_readme_verbs_and_models_match_cli_and_registry():
+    reported = set(re.findall(r"^python -m ml_factory ([a-z-]+)", README, re.MULTILINE))
+    assert reported == {command.name or command.callback.__name__ for command in app.registered_commands}
     models = re.search(r"Models: (.*?)\. ", README, re.DOTALL).group(1)
     assert re.findall(r"`(\w+)`", models) == available_models()
 
 
-def test_links_and_targets_lead_somewhere():
+def test_markdown_links_and_make_targets_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_links_and_targets_lead_somewhere():
         assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets, path
 
 
-def test_anchors_lead_to_headings():
+def test_markdown_anchors_match_headings():
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([\w-]+)\)", path.read_text(encoding="utf-8")):
             page = (path.parent / link if link else path).read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_anchors_lead_to_headings():
             )
 
 
-def test_python_in_readme_and_guide_imports_names_that_exist():
+def test_readme_and_guide_python_blocks_import_existing_names():
     for name in ("README.md", "docs/guide.md"):
         for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL):
             for node in ast.walk(ast.parse(block)):
@@ -89,5 +89,5 @@ def test_python_in_readme_and_guide_imports_names_that_exist():
 
 
 @pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("CONTRIBUTING.md", 60), ("CHANGELOG.md", 40)])
-def test_page_that_everyone_reads_is_short(name, most):
+def test_project_pages_stay_within_line_limits(name, most):
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most

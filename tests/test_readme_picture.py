@@ -15,7 +15,7 @@ BASELINES = ("prior", "last_move", "clock", "clock_volatility")
 
 @pytest.mark.notebooks
 @pytest.mark.slow
-def test_the_picture_shows_what_a_run_of_today_finds(tmp_path):
+def test_readme_picture_metrics_match_new_run(tmp_path):
     with Image.open(PICTURE) as picture:
         shown = json.loads(picture.text["metrics"])
     assert set(shown) == {*AGAIN, *BASELINES, "patchtst", "stack"}

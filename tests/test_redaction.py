@@ -10,8 +10,8 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
-from ml_factory.notebook_suite import run_notebook
-from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact
+from ml_factory.notebook_suite import run_suite_notebook
+from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
@@ -39,9 +39,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_by_the_names_of_variables(monkeypatch, name):
+def test_redact_replaces_values_of_secret_named_variables(monkeypatch, name):
     monkeypatch.setenv(name, f" {LONG}\n")
-    assert redact(f"Bearer {LONG}, twice {LONG}") == "Bearer [redacted], twice [redacted]"
+    assert redact_secrets(f"Bearer {LONG}, twice {LONG}") == "Bearer [redacted], twice [redacted]"
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ def test_by_the_names_of_variables(monkeypatch, name):
         "OLDPWD",
     ],
 )
-def test_other_variables_are_no_keys(monkeypatch, name):
+def test_redact_keeps_values_of_other_variables(monkeypatch, name):
     monkeypatch.setenv(name, LONG)
-    assert LONG not in known_secrets() and redact(f"see {LONG}") == f"see {LONG}"
+    assert LONG not in known_secrets() and redact_secrets(f"see {LONG}") == f"see {LONG}"
 
 
-def test_passwords_of_netrc_and_for_whose_host(monkeypatch, bare):
+def test_redact_replaces_long_netrc_passwords_and_wandb_key_follows_host(monkeypatch, bare):
     bare.write_text(f"machine wandb.example.com\n  login user\n  password {LONG}\nmachine b login c password short\n")
-    assert redact(f"a {LONG} short") == "a [redacted] short"  # what is found in ordinary text is left alone
+    assert redact_secrets(f"a {LONG} short") == "a [redacted] short"  # what is found in ordinary text is left alone
     assert not has_wandb_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.com:8080")
     assert has_wandb_key()
 
 
-def test_the_client_s_own_login_is_found(monkeypatch, bare):
+def test_has_wandb_key_finds_login_written_by_wandb_client(monkeypatch, bare):
     """Whatever host the installed client talks to by default."""
     from wandb.sdk.lib import urls, wbauth
 
@@ -79,27 +79,27 @@ def test_the_client_s_own_login_is_found(monkeypatch, bare):
     assert has_wandb_key()
 
 
-def test_the_longest_first(monkeypatch):
+def test_redact_replaces_longest_secret_first(monkeypatch):
     monkeypatch.setenv("A_KEY", LONG)
     monkeypatch.setenv("B_KEY", LONG + "-and-more")
-    assert redact(f"{LONG}-and-more") == "[redacted]"
+    assert redact_secrets(f"{LONG}-and-more") == "[redacted]"
 
 
 @pytest.mark.parametrize("name", ["/run/secrets/one", "~/.secrets/one", "./secrets/one", "C:\\secrets\\one"])
-def test_where_a_key_lies_is_no_key(monkeypatch, name):
+def test_redact_keeps_paths_of_key_files(monkeypatch, name):
     monkeypatch.setenv("MY_KEY", name)
-    assert redact(f"read from {name}") == f"read from {name}"
+    assert redact_secrets(f"read from {name}") == f"read from {name}"
 
 
 @pytest.mark.parametrize("value", ["/wJalrXUtnFEMI7MDENG/bPxRfiCY", "~wJalrXUtnFEMI7MD", ".wJalrXUtnFEMI7MDENG"])
 def test_redact_value_that_begins_like_a_path_is_replaced(monkeypatch, value):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", value)
-    assert redact(f"sent {value}") == "sent [redacted]"
+    assert redact_secrets(f"sent {value}") == "sent [redacted]"
 
 
 def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://reader:correct-horse@db.example.com/bars")
-    assert redact("the server refused correct-horse of reader") == "the server refused [redacted] of reader"
+    assert redact_secrets("the server refused correct-horse of reader") == "the server refused [redacted] of reader"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
     ],
 )
 def test_redact_secret_known_by_its_form_is_replaced(text, shown):
-    assert redact(text) == shown
+    assert redact_secrets(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_redact_secret_known_by_its_form_is_replaced(text, shown):
     ],
 )  # fmt: skip
 def test_redact_ordinary_text_stays(text):
-    assert redact(text) == text
+    assert redact_secrets(text) == text
 
 
 def test_redact_private_key_block_is_replaced():
     block = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd\n-----END RSA PRIVATE KEY-----"
-    assert redact(f"before {block} after") == "before [redacted] after"
+    assert redact_secrets(f"before {block} after") == "before [redacted] after"
 
 
 def test_command_line_prints_no_password_of_data_address(call):
@@ -153,7 +153,7 @@ def test_run_notebook_with_secret_as_parameter_leaves_none_in_executed_copy(tmp_
     cells = [cell, nbformat.v4.new_code_cell("print(SYMBOL)")]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), tmp_path / "a.ipynb")
-    out = run_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
+    out = run_suite_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
     assert token not in out.read_text() and out.read_text().count("[redacted]") >= 2
 
 
@@ -168,7 +168,7 @@ def holds(secret: str, text: str) -> bool:
     return any(one in text for one in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]))
 
 
-def test_no_file_of_a_run_says_a_key(secret, tmp_path):
+def test_run_files_with_secret_in_settings_or_metrics_hold_no_secret(secret, tmp_path):
     """A setting, a metric, a text among the metrics of a checkpoint, the summary."""
     files.write_json(tmp_path / "run.json", {"settings": {"note": secret, secret: 1}})
     with CheckpointManager(tmp_path / "checkpoints", run="r") as manager:
@@ -179,11 +179,11 @@ def test_no_file_of_a_run_says_a_key(secret, tmp_path):
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     texts = {path: path.read_bytes().decode("utf-8", "replace") for path in written}
     assert [path.name for path, text in texts.items() if holds(secret, text)] == []
-    said = {path.suffix for path, text in texts.items() if "[redacted]" in text}
-    assert {".json", ".ckpt", ".jsonl"} <= said, "each was offered the key"
+    printed = {path.suffix for path, text in texts.items() if "[redacted]" in text}
+    assert {".json", ".ckpt", ".jsonl"} <= printed, "each was offered the key"
 
 
-def test_a_key_of_digits_leaves_numbers_that_can_be_read(monkeypatch, tmp_path):
+def test_tracker_with_numeric_secret_keeps_log_readable(monkeypatch, tmp_path):
     monkeypatch.setenv("DOOR_KEY", "20240115")
     with Tracker("r", {"note": 20240115}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
         tracker.log(1, {"loss": 0.20240115, "note": "dial 20240115", "count": 20240115, "other": 120240115})
@@ -191,7 +191,7 @@ def test_a_key_of_digits_leaves_numbers_that_can_be_read(monkeypatch, tmp_path):
     assert row["other"] == 120240115 and "20240115" not in json.dumps([row["loss"], row["note"], row["count"]])
 
 
-def test_no_message_says_a_key(secret, caplog):
+def test_error_and_log_messages_with_secret_are_redacted(secret, caplog):
     error = SettingsError("No", where=secret, got={"note": secret})
     assert not holds(secret, str(error)) and "[redacted]" in str(error)
     for name in LOGGERS:
@@ -203,7 +203,7 @@ def test_no_message_says_a_key(secret, caplog):
     assert len(caplog.records) == 2 * len(LOGGERS) and not holds(secret, caplog.text)
 
 
-def test_every_logger_is_guarded():
+def test_redaction_loggers_cover_all_package_loggers():
     used = {
         name
         for path in PACKAGE.rglob("*.py")

@@ -11,9 +11,9 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
-from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.storage.serialization import encode_state
-from ml_factory.training.sampler import Order
+from ml_factory.training.sampler import BatchSampler
 
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {
@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 def make(name: str, **settings):
-    family = "network" if spec_of(name).windowed else "linear" if name == "linear" else "tabular"
+    family = "network" if find_model_spec(name).windowed else "linear" if name == "linear" else "tabular"
     return build_model(name, **{**SETTINGS[family], **SETTINGS.get(name, {}), **settings})
 
 
@@ -41,7 +41,7 @@ def fit(name: str, folder: Path | None, *callbacks, model=None, **settings):
     y = np.digitize(x_NTF[:, -1, 0] + x_NTF[:, -2, 1] + rng.normal(size=330), [-0.7, 0.7]) - 1
     w = rng.uniform(0, 2, 330)
     w[::9] = 0
-    x = x_NTF if spec_of(name).windowed else x_NTF.reshape(330, -1)
+    x = x_NTF if find_model_spec(name).windowed else x_NTF.reshape(330, -1)
     model = model or make(name, **settings)
     manager = CheckpointManager(folder, auto_save_minutes=0) if folder else None
     try:
@@ -86,24 +86,24 @@ def assert_same(one, other):
     assert (one[1].best_epoch, one[1].best_round) == (other[1].best_epoch, other[1].best_round)
 
 
-def test_saving_changes_nothing(whole, tmp_path):
+def test_fit_with_checkpoints_equals_fit_without(whole, tmp_path):
     name, expected = whole
     assert_same(fit(name, tmp_path), expected)
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_killed_after_an_epoch_or_block(whole, tmp_path, at):
+def test_fit_killed_after_epoch_or_block_resumes_bit_exact(whole, tmp_path, at):
     name, expected = whole
     with pytest.raises(Killed):
         fit(name, tmp_path, kill_after(at))
-    heard = []
-    again = fit(name, tmp_path, lambda epoch, metrics: heard.append(epoch))
+    received = []
+    again = fit(name, tmp_path, lambda epoch, metrics: received.append(epoch))
     assert again[1].resumed_from == at and again[1].exact
-    assert heard == list(range(at + 1, 5))
+    assert received == list(range(at + 1, 5))
     assert_same(again, expected)
 
 
-def test_killed_twice(whole, tmp_path):
+def test_fit_killed_twice_resumes_bit_exact(whole, tmp_path):
     name, expected = whole
     for at in (1, 3):
         with pytest.raises(Killed):
@@ -113,7 +113,7 @@ def test_killed_twice(whole, tmp_path):
     assert_same(again, expected)
 
 
-def test_a_finished_fit_is_found_and_not_repeated(whole, tmp_path):
+def test_fit_of_finished_checkpoint_is_loaded_without_training(whole, tmp_path):
     name, expected = whole
     fit(name, tmp_path)
     again = fit(name, tmp_path, kill_after(1))  # would raise if anything were trained
@@ -121,7 +121,7 @@ def test_a_finished_fit_is_found_and_not_repeated(whole, tmp_path):
     assert_same(again, expected)
 
 
-def test_killed_after_the_last_epoch_but_before_the_end_was_saved(whole, tmp_path):
+def test_fit_killed_after_last_epoch_before_final_save_is_bit_exact(whole, tmp_path):
     name, expected = whole
     with pytest.raises(Killed):
         fit(name, tmp_path, kill_after(4))
@@ -131,9 +131,9 @@ def test_killed_after_the_last_epoch_but_before_the_end_was_saved(whole, tmp_pat
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_patience_counts_across_a_kill(name, tmp_path):
-    hot = {"lr": 0.2} if spec_of(name).windowed else {} if name == "linear" else {"learning_rate": 0.9}
-    more = {"epochs": 30} if spec_of(name).windowed else {"rounds": 300}
+def test_fit_killed_before_early_stop_keeps_patience_count(name, tmp_path):
+    hot = {"lr": 0.2} if find_model_spec(name).windowed else {} if name == "linear" else {"learning_rate": 0.9}
+    more = {"epochs": 30} if find_model_spec(name).windowed else {"rounds": 300}
     expected = fit(name, None, **hot, **more | {"patience": 3})
     assert expected[1].stopped_early
     at = max(len(expected[1].history) - 1, 1)
@@ -146,17 +146,17 @@ def test_patience_counts_across_a_kill(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["lstm", "patchtst"])
 @pytest.mark.parametrize("at", [5, 9])
-def test_killed_in_mid_epoch(name, tmp_path, monkeypatch, at):
+def test_fit_killed_in_mid_epoch_resumes_at_saved_step_bit_exact(name, tmp_path, monkeypatch, at):
     """250 rows in batches of 64: epochs end at steps 3, 7, 11 and 15."""
     expected = fit(name, None, save_seconds=0.0)
-    positions = Order.positions
+    positions = BatchSampler.positions
 
     def kill(order, step):
         if step == at:
             raise Killed
         return positions(order, step)
 
-    monkeypatch.setattr(Order, "positions", kill)
+    monkeypatch.setattr(BatchSampler, "positions", kill)
     with pytest.raises(Killed):
         fit(name, tmp_path, save_seconds=0.0)
     monkeypatch.undo()
@@ -166,7 +166,7 @@ def test_killed_in_mid_epoch(name, tmp_path, monkeypatch, at):
 
 
 @pytest.mark.parametrize("name", ["catboost", "lstm"])
-def test_sigkill(name, tmp_path):
+def test_fit_in_process_killed_by_sigkill_resumes_bit_exact(name, tmp_path):
     """A real one, in a process of its own; nothing of it is left but the folder."""
     code = (
         "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
@@ -189,7 +189,7 @@ def test_sigkill(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_another_run_is_not_gone_on_from(name, tmp_path):
+def test_fit_with_other_seed_on_existing_checkpoint_raises(name, tmp_path):
     with pytest.raises(Killed):
         fit(name, tmp_path, kill_after(2))
     with pytest.raises(CheckpointError, match=r"another run \[settings\]"):
@@ -197,7 +197,7 @@ def test_another_run_is_not_gone_on_from(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_another_thread_count_is_marked_for_good(name, tmp_path):
+def test_fit_resumed_with_other_thread_count_stays_marked_inexact(name, tmp_path):
     with pytest.raises(Killed):
         fit(name, tmp_path, kill_after(1))
     with pytest.raises(Killed):

@@ -16,9 +16,9 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.unit_checkpoints import history_of
+from ml_factory.workflows.unit_checkpoints import checkpoint_history
 from tests.tracking.metrics_table import read_log
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
@@ -31,7 +31,7 @@ HORIZON = 5
 def market(tmp_path_factory) -> Path:
     """The root of a workspace with two weeks of the made-up market, prepared: training takes seconds, not moments."""
     workspace = Workspace(tmp_path_factory.mktemp("market") / "workspace")
-    ensure_demo_market(workspace, "DEMO", days=14)
+    ensure_synthetic_demo_market(workspace, "DEMO", days=14)
     pipeline.prepare(workspace, "DEMO", (HORIZON,))
     return workspace.root
 
@@ -58,7 +58,7 @@ def newest(root: Path, model: str) -> tuple[int, str]:
         with CheckpointManager(root / "checkpoints", run=path.parent.name) as manager:
             found = manager.load_latest_checkpoint(phase)
         if found is not None:
-            count = len(found["state"]["p"]) if "p" in found["state"] else len(history_of(found["state"]))
+            count = len(found["state"]["p"]) if "p" in found["state"] else len(checkpoint_history(found["state"]))
             return count, found["metrics"]["reached"]
     return 0, ""
 
@@ -86,7 +86,7 @@ def texts(notebook: Path) -> str:
         ("06_cross_validation", "xgboost"),
     ],
 )
-def test_killed_after_the_second_epoch_and_run_again(notebook, model, market, tmp_path):
+def test_notebook_killed_after_second_epoch_or_fold_resumes_bit_exact(notebook, model, market, tmp_path):
     shutil.copytree(market, tmp_path / "killed")
     process = start(notebook, model, tmp_path / "killed", tmp_path / "first.ipynb", tmp_path / "first home")
     deadline = time.monotonic() + 300
@@ -96,20 +96,20 @@ def test_killed_after_the_second_epoch_and_run_again(notebook, model, market, tm
         time.sleep(0.02)
     kill(process)
     assert not list((tmp_path / "killed" / "models").rglob("artifact.json")), "it had finished: nothing was interrupted"
-    reached, told = newest(tmp_path / "killed", model)
+    reached, reported = newest(tmp_path / "killed", model)
     assert reached >= 2
 
     again = start(notebook, model, tmp_path / "killed", tmp_path / "second.ipynb", tmp_path / "second home")
     assert again.wait(timeout=600) == 0, again.communicate()[1][-3000:]
     again.stderr.close()
-    said = texts(tmp_path / "second.ipynb")
-    assert re.search(r"found as prepared before", said)
-    assert f"Found {model} on DEMO, horizon {HORIZON}: unfinished at {told}" in said, said
-    assert "Resumes from there." in said and "bit-exact" not in said
+    printed = texts(tmp_path / "second.ipynb")
+    assert re.search(r"found as prepared before", printed)
+    assert f"Found {model} on DEMO, horizon {HORIZON}: unfinished at {reported}" in printed, printed
+    assert "Resumes from there." in printed and "bit-exact" not in printed
     if notebook.startswith("06"):
-        assert f"{reached} folds found done" in said
+        assert f"{reached} folds found done" in printed
         return
-    assert re.search(rf"resumed after (epoch|block) {reached},", said), said
+    assert re.search(rf"resumed after (epoch|block) {reached},", printed), printed
 
     shutil.copytree(market, tmp_path / "whole")
     whole = pipeline.train(tmp_path / "whole", "DEMO", HORIZON, model, mirror="off")

@@ -13,7 +13,7 @@ import pytest
 
 from ml_factory import code_fingerprint, pipeline
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ def train(workspace: Workspace, until: int = 0, model: str = "xgboost", **how):
 
 
 def reached(workspace: Workspace, run_id: str, phase: str = "train_xgboost") -> str:
-    with open_checkpoints(workspace.checkpoints, Run(run_id, workspace.results)) as manager:
+    with open_run_checkpoints(workspace.checkpoints, RunFolder(run_id, workspace.results)) as manager:
         return manager.list_checkpoints(phase)[-1]["metrics"]["reached"]
 
 
@@ -55,7 +55,7 @@ def often(prepared, tmp_path, monkeypatch) -> Workspace:
 # ---- the line ------------------------------------------------------------------------------------------------------
 
 
-def test_one_line_says_what_was_found_and_what_is_done(often):
+def test_train_prints_one_line_on_found_run_and_next_action(often):
     _, (line,) = train(often, 2)
     assert line.startswith("Found nothing of xgboost on DEMO, horizon 5. Starts from the beginning, as train-xgboost-")
     result, (line,) = train(often)
@@ -68,7 +68,7 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
     assert again.origin()["value"]["resumed from"] == "the end: it was finished before"
 
 
-def test_other_settings_open_a_run_beside(often):
+def test_train_with_other_settings_opens_new_run_and_keeps_first(often):
     train(often, 3)
     result, (line,) = train(often, model_settings=TREES | {"depth": 2})
     assert "is of other settings (depth 3 then, 2 now). Opens a new run" in line
@@ -92,12 +92,12 @@ def checkout(tmp_path, monkeypatch) -> Path:
     return place
 
 
-def test_changed_code_offers_the_commit_and_starts_anew(often, checkout):
+def test_train_after_code_change_names_commit_and_starts_new_run(often, checkout):
     train(often, 4)
     first = next((often.results / "DEMO").glob("train-*/run.json"))
-    told = json.loads(first.read_text())
+    reported = json.loads(first.read_text())
     commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    assert told["commit"] == commit and "models/tabular_xgboost.py" in told["sources"]
+    assert reported["commit"] == commit and "models/tabular_xgboost.py" in reported["sources"]
     source = checkout / "ml_factory" / "seeding.py"
     before = source.read_text()
     source.write_text(before + "\n\nCHANGED = 1\n")
@@ -106,16 +106,16 @@ def test_changed_code_offers_the_commit_and_starts_anew(often, checkout):
     result, (line,) = train(often, uncertified=True)
     assert "was begun with other code (seeding.py changed)" in line
     assert f"git checkout {commit[:12]}" in line and "Starts a new run" in line
-    assert result.resumed_from is None and result.run_id != told["run_id"]
-    assert reached(often, told["run_id"]) == "round 20"  # nothing of it was touched
+    assert result.resumed_from is None and result.run_id != reported["run_id"]
+    assert reached(often, reported["run_id"]) == "round 20"  # nothing of it was touched
     with pytest.raises(SettingsError, match=r"cannot be resumed.*other code \(seeding.py changed\).*git checkout"):
-        train(often, run=told["run_id"], uncertified=True)
+        train(often, run=reported["run_id"], uncertified=True)
     source.write_text(before)
-    result, (line,) = train(often, run=told["run_id"])
-    assert result.resumed_from == 4 and result.run_id == told["run_id"]
+    result, (line,) = train(often, run=reported["run_id"])
+    assert result.resumed_from == 4 and result.run_id == reported["run_id"]
 
 
-def test_a_named_run_is_refused_only_where_it_is_another(often):
+def test_train_with_run_of_other_settings_raises_else_resumes(often):
     train(often, 2)
     name = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
     with pytest.raises(SettingsError, match="other settings"):
@@ -128,7 +128,7 @@ def test_a_named_run_is_refused_only_where_it_is_another(often):
 # ---- restarted from the top ----------------------------------------------------------------------------------------
 
 
-def test_a_notebook_restarted_from_the_top_never_overwrites_a_longer_run(often):
+def test_train_restarted_with_fresh_never_overwrites_longer_run(often):
     """FRESH left on: each restart opens a run beside, and the one that had come furthest is still there."""
     train(often, 5, fresh=True)
     longest = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
@@ -143,7 +143,7 @@ def test_a_notebook_restarted_from_the_top_never_overwrites_a_longer_run(often):
     pd.testing.assert_frame_equal(*same, check_exact=True)
 
 
-def test_without_fresh_a_restart_goes_on(often):
+def test_train_restarted_without_fresh_continues_same_run(often):
     train(often, 4)
     train(often, 0, callbacks=())
     assert len(list((often.results / "DEMO").glob("train-*/run.json"))) == 1
@@ -183,7 +183,7 @@ def live(root: Path, home: Path, *, core: int | None, until: int, model: str) ->
 
 @pytest.mark.soak_except("xgboost")
 @pytest.mark.parametrize("model", ["lstm", "xgboost"])
-def test_one_thread_against_two_is_marked_everywhere(prepared, tmp_path, model):
+def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(prepared, tmp_path, model):
     """Begun on one core, continued on all, on a machine with an empty home: only the workspace went along."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -204,14 +204,14 @@ def test_one_thread_against_two_is_marked_everywhere(prepared, tmp_path, model):
 
 
 @pytest.mark.soak
-def test_the_same_machine_is_not_marked(prepared, tmp_path):
+def test_train_resumed_on_same_machine_is_not_marked_inexact(prepared, tmp_path):
     first = live(prepared.root, tmp_path / "one", core=None, until=4, model="xgboost")
     assert first.returncode == -signal.SIGKILL, first.stderr
     second = live(prepared.root, tmp_path / "two", core=None, until=0, model="xgboost")
     assert "Resumes from there." in second.stdout and "bit-exact" not in second.stdout, second.stdout + second.stderr
 
 
-def test_another_library_is_named(often, monkeypatch):
+def test_train_resumed_with_other_library_version_names_library(often, monkeypatch):
     from ml_factory import run_folder
 
     version = run_folder._version
@@ -225,7 +225,7 @@ def test_another_library_is_named(often, monkeypatch):
 # ---- what a kill left undone ---------------------------------------------------------------------------------------
 
 
-def test_a_record_without_its_end_gets_one(often):
+def test_train_of_finished_run_without_log_summary_writes_summary(often):
     """Killed between the registration of the model and the end of the record; and a cloud that lost segments."""
     result, _ = train(often)
     log = result.report_path.parent / "log"
@@ -237,8 +237,8 @@ def test_a_record_without_its_end_gets_one(often):
     shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "ml_factory" / "runs")
     again, _ = train(often)
     assert again.reused
-    told = json.loads((log / "summary.json").read_text())
-    assert (told["status"], told["summary"]) == ("finished", json.loads(whole)["summary"])
+    reported = json.loads((log / "summary.json").read_text())
+    assert (reported["status"], reported["summary"]) == ("finished", json.loads(whole)["summary"])
     from tests.tracking.metrics_table import read_log
 
     assert list(read_log(log)["step"]) == steps

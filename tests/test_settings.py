@@ -9,29 +9,34 @@ import pytest
 from ml_factory import code_fingerprint
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.run_folder import machine, open_checkpoints, open_run, save_minutes_from_environment
-from ml_factory.settings import DataSpec, QuickLimits, RunSpec, run_spec
+from ml_factory.run_folder import (
+    checkpoint_minutes_from_environment,
+    open_run_checkpoints,
+    open_run_folder,
+    run_machine_facts,
+)
+from ml_factory.settings import DataSpec, QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
-SPEC = RunSpec("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
+SPEC = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
 
 
-def test_data_settings_as_json():
+def test_data_spec_to_dict_is_json_with_stable_fingerprint():
     spec = DataSpec()
     assert json.loads(json.dumps(spec.to_dict(), allow_nan=False)).keys() == spec.to_dict().keys()
-    assert spec.labels_for(7) == replace(spec.labels, horizon=7)
+    assert spec.label_spec_for(7) == replace(spec.labels, horizon=7)
     assert fingerprint(spec.to_dict()) == fingerprint(DataSpec().to_dict())
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        DataSpec(bars=BarSpec(strict=True)),
+        DataSpec(bars=RawBarSpec(strict=True)),
         DataSpec(features=FeatureSpec(base_minutes=1)),
         DataSpec(labels=LabelSpec(k_up=1.5)),
         DataSpec(splits=SplitSpec(train=0.6)),
@@ -39,7 +44,7 @@ def test_data_settings_as_json():
         DataSpec(tick=0.5),
     ],
 )
-def test_each_data_setting_counts(other):
+def test_data_spec_fingerprint_changes_with_each_setting(other):
     assert fingerprint(other.to_dict()) != fingerprint(DataSpec().to_dict())
 
 
@@ -50,35 +55,37 @@ def test_each_data_setting_counts(other):
         {"data": "1" * 64}, {"settings": (("depth", 4),)}, {"settings": ()},
     ],
 )  # fmt: skip
-def test_each_field_is_another_run(change):
+def test_run_spec_run_id_changes_with_each_field(change):
     assert replace(SPEC, **change).run_id != SPEC.run_id == replace(SPEC).run_id
 
 
-def test_a_run_id_names_a_folder():
+def test_run_spec_run_id_is_readable_folder_name():
     assert SPEC.run_id.startswith("train-xgboost-h20-s0-")
     assert replace(SPEC, quick=True).run_id.startswith("train-xgboost-h20-s0-quick-")
     assert json.loads(json.dumps(SPEC.to_dict()))["settings"] == {"depth": 3}
 
 
-def test_settings_in_any_order_are_the_same_run():
+def test_run_spec_ignores_order_of_settings():
     common = {"task": "train", "seed": 0, "quick": False, "data": "0" * 64}
-    one = run_spec("MES", 20, "xgboost", settings={"depth": 3, "rounds": 9}, **common)
-    other = run_spec("MES", 20, "xgboost", settings={"rounds": 9, "depth": 3}, **common)
+    one = make_run_settings("MES", 20, "xgboost", settings={"depth": 3, "rounds": 9}, **common)
+    other = make_run_settings("MES", 20, "xgboost", settings={"rounds": 9, "depth": 3}, **common)
     assert one == other and one.run_id == other.run_id
-    assert run_spec("MES", 20, "xgboost", settings=None, **common).settings == ()
+    assert make_run_settings("MES", 20, "xgboost", settings=None, **common).settings == ()
 
 
-def test_quick_limits_give_way_to_what_was_asked_for():
+def test_run_spec_quick_limits_yield_to_given_settings():
     common = {"task": "train", "seed": 0, "quick": True, "data": "0" * 64}
-    assert dict(run_spec("MES", 20, "xgboost", settings=None, **common).settings) == {"rounds": QuickLimits().rounds}
-    assert dict(run_spec("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
+    assert dict(make_run_settings("MES", 20, "xgboost", settings=None, **common).settings) == {
+        "rounds": QuickLimits().rounds
+    }
+    assert dict(make_run_settings("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
         "epochs": QuickLimits().epochs,
         "hidden": 8,
     }
-    assert dict(run_spec("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
+    assert dict(make_run_settings("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
 
 
-def test_changed_sources_are_another_hash(tmp_path, monkeypatch):
+def test_source_hash_changes_with_file_content_and_name(tmp_path, monkeypatch):
     (tmp_path / "room").mkdir()
     file = tmp_path / "room" / "one.py"
     file.write_text("x = 1\n", encoding="utf-8")
@@ -92,47 +99,47 @@ def test_changed_sources_are_another_hash(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("horizon", [0, -1, 2.0, "20", True, None])
-def test_impossible_horizons(horizon):
+def test_check_horizon_invalid_value_raises_settings_error(horizon):
     with pytest.raises(SettingsError, match=r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "):
         check_horizon(horizon)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, "0", False, None])
-def test_impossible_seeds(seed):
+def test_check_seed_invalid_value_raises_settings_error(seed):
     with pytest.raises(SettingsError, match="SEED"):
         check_seed(seed)
 
 
-def test_possible_ones():
+def test_check_horizon_and_check_seed_return_valid_values():
     assert (check_horizon(1), check_seed(0)) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("text", "asked", "wanted"), [("1", False, True), ("0", True, False), ("", True, True), ("maybe", False, False)]
 )
-def test_quick_from_the_environment(text, asked, wanted, monkeypatch):
+def test_quick_from_environment_follows_variable_else_argument(text, asked, wanted, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_QUICK", text)
     assert quick_from_environment(asked) is wanted
 
 
-def test_minutes_between_checkpoints(tmp_path, monkeypatch):
-    run = open_run(tmp_path / "results", "MES", SPEC, fresh=False)
+def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path, monkeypatch):
+    run = open_run_folder(tmp_path / "results", "MES", SPEC, fresh=False)
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
-    assert save_minutes_from_environment() == 30
-    with open_checkpoints(tmp_path, run) as manager:
+    assert checkpoint_minutes_from_environment() == 30
+    with open_run_checkpoints(tmp_path, run) as manager:
         assert (manager._auto_seconds, manager.run) == (1800, run.run_id)
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
-    with open_checkpoints(tmp_path, run) as manager:
+    with open_run_checkpoints(tmp_path, run) as manager:
         assert manager._auto_seconds == 30
     for text in ("often", "-1", "nan", "inf"):
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
         with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
-            save_minutes_from_environment()
+            checkpoint_minutes_from_environment()
 
 
-def test_attempts_stand_beside_each_other(tmp_path):
-    def attempt(fresh: bool, spec: RunSpec = SPEC) -> Path:
-        run = open_run(tmp_path, "MES", spec, fresh)
+def test_open_run_numbers_fresh_attempts_and_reopens_newest(tmp_path):
+    def attempt(fresh: bool, spec: RunSettings = SPEC) -> Path:
+        run = open_run_folder(tmp_path, "MES", spec, fresh)
         assert run.folder == tmp_path / "MES" / run.run_id
         return run
 
@@ -149,7 +156,7 @@ def test_attempts_stand_beside_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "told"),
+    ("model", "settings", "reported"),
     [
         ("xgboost", {}, True),
         ("xgboost", {"device": "cpu"}, False),
@@ -159,9 +166,9 @@ def test_attempts_stand_beside_each_other(tmp_path):
         ("lstm", {}, True),
     ],
 )
-def test_the_gpu_is_part_of_the_machine_where_a_model_would_take_it(model, settings, told):
-    spec = run_spec("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
-    assert ("gpu" in machine(spec)) is told
+def test_machine_includes_gpu_only_for_models_that_use_gpu(model, settings, reported):
+    spec = make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
+    assert ("gpu" in run_machine_facts(spec)) is reported
 
 
 @pytest.mark.parametrize("tick", [float("nan"), float("inf"), 0.0, -0.25])

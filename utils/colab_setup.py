@@ -20,20 +20,20 @@ import textwrap
 import threading
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import hours_left, on_free_tpu
+from ml_factory.checkpoints.compute_session import configured_hours_remaining, is_free_tpu_session
 from ml_factory.checkpoints.session_lifetimes import DEFAULT_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.files import files
-from ml_factory.tracking.wandb_process import MODES, mirror_mode
+from ml_factory.tracking.wandb_process import MODES, wandb_mirror_mode
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvInfo:
+class ColabEnvironmentInfo:
     """Description of this runtime.
 
     Parameters
@@ -88,7 +88,7 @@ def setup_colab_environment(
     workspace: "str | os.PathLike | workspaces.Workspace | None" = None,
     wandb: "bool | str | None" = None,
     install: "bool | str" = True,
-) -> EnvInfo:
+) -> ColabEnvironmentInfo:
     """Set up this runtime, print one table, and return its description. Calling it again changes nothing more.
 
     Parameters
@@ -110,15 +110,15 @@ def setup_colab_environment(
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
     if install == "always" or (install and colab):
-        extra = tuple(runtime.requirement_lines(runtime.BUCKETS)) if _in_bucket(root) else ()
-        installed = runtime.install_missing(runtime.requirements_for(colab, tpu), extra)
+        extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if _in_bucket(root) else ()
+        installed = runtime.install_missing_packages(runtime.requirements_for_runtime(colab, tpu), extra)
     if colab and _in_bucket(root):
         _sign_in(root)
     versions = runtime.installed_versions()
     runtime.check_torch_xla_pair(versions)
     accelerator, device_name = runtime.choose_accelerator(tpu, gpu, versions, notes)
     root = workspaces.Workspace(root)
-    info = EnvInfo(
+    info = ColabEnvironmentInfo(
         on_colab=colab,
         accelerator=accelerator,
         workspace=root,
@@ -127,7 +127,7 @@ def setup_colab_environment(
         device_name=device_name,
         tracking=_prepare_tracking(colab, root, notes),
         installed=installed,
-        notes=(*notes, *runtime.still_missing(), *runtime.replaced_after_import()),
+        notes=(*notes, *runtime.missing_requirements(), *runtime.packages_replaced_after_import()),
     )
     print(info.table())
     return info
@@ -148,7 +148,7 @@ def estimate_training_time_remaining(tier: str | None = None, limit_hours: float
 
     An upper bound: an idle page, or used-up units, can end a runtime sooner.
     """
-    return hours_left(tier, limit_hours)
+    return configured_hours_remaining(tier, limit_hours)
 
 
 # ------------------------------------------------------------------ Drive and the workspace
@@ -173,7 +173,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
 
 
-def safe_stop(seconds: float = 300, logs=()) -> bool:
+def safe_stop_colab(seconds: float = 300, logs=()) -> bool:
     """Wait for the checkpoints, write the logs, and on Colab flush Drive, before this machine is given back.
 
     Flushing also unmounts Drive (there is no call that only flushes). Prints each checkpoint's status and the result;
@@ -292,18 +292,18 @@ def _prepare_tracking(colab: bool, workspace: workspaces.Workspace, notes: list[
     """Return online, offline or off. A key from the environment or Colab's secrets stays in this process's
     environment.
     """
-    mode = mirror_mode("auto")
+    mode = wandb_mirror_mode("auto")
     offline_requested = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
     if mode != "offline" or offline_requested or os.environ.get("WANDB_MODE") == "dryrun":
         return mode
-    key, reason = read_secret("WANDB_API_KEY", colab)
+    key, reason = read_colab_secret("WANDB_API_KEY", colab)
     if key:
         os.environ["WANDB_API_KEY"] = key
-        return mirror_mode("auto")
+        return wandb_mirror_mode("auto")
     if _can_prompt():
         reason = _log_in(workspace)
         if not reason:
-            return mirror_mode("auto")
+            return wandb_mirror_mode("auto")
     notes.append(f"wandb is offline ({reason}); the log in the workspace is complete without it")
     return mode
 
@@ -337,7 +337,7 @@ def _log_in(workspace: workspaces.Workspace) -> str:
     return "" if has_wandb_key() else "the W&B client did not store the key; set WANDB_API_KEY"
 
 
-def read_secret(name: str, colab: bool) -> tuple[str, str]:
+def read_colab_secret(name: str, colab: bool) -> tuple[str, str]:
     """Return (secret, "") from the environment, then from Colab's secrets; ("", reason) when neither has it."""
     value = os.environ.get(name, "").strip()
     if value or not colab:
@@ -358,7 +358,7 @@ def _format_row(name: str, text: str) -> str:
 
 
 def _time_left(hours: float) -> str:
-    usual = f"; a free TPU session usually ends after {DEFAULT_TPU_LIFE / 3600:.1f} h" if on_free_tpu() else ""
+    usual = f"; a free TPU session usually ends after {DEFAULT_TPU_LIFE / 3600:.1f} h" if is_free_tpu_session() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 

@@ -1,7 +1,7 @@
 """A stand-in for `google.colab`, so that a notebook written for Colab also runs on a workstation and in tests.
 
-    from utils.google_colab_shim import install
-    install()                       # False, and no effect, on a real Colab runtime
+    from utils.google_colab_shim import install_colab_shim
+    install_colab_shim()            # False, and no effect, on a real Colab runtime
     from google.colab import drive
     drive.mount("/tmp/drive")       # a plain folder with MyDrive in it
 
@@ -28,9 +28,9 @@ _unmounted: set[str] = set()
 _callbacks: dict[str, object] = {}
 
 
-def install() -> bool:
+def install_colab_shim() -> bool:
     """Register the stand-in as `google.colab`. Returns False where Colab's own exists; True when in place."""
-    if installed():
+    if is_colab_shim_installed():
         return True
     if on_colab() or _NAME in sys.modules or _real_one():
         return False
@@ -53,9 +53,9 @@ def install() -> bool:
     return True
 
 
-def uninstall() -> None:
-    """Remove the modules that install() registered."""
-    if installed() and "google" in sys.modules:
+def uninstall_colab_shim() -> None:
+    """Remove the modules that install_colab_shim() registered."""
+    if is_colab_shim_installed() and "google" in sys.modules:
         vars(sys.modules["google"]).pop("colab", None)
     while _added:
         sys.modules.pop(_added.pop(), None)
@@ -63,7 +63,7 @@ def uninstall() -> None:
     _unmounted.clear()
 
 
-def installed() -> bool:
+def is_colab_shim_installed() -> bool:
     """Return True when `google.colab` in this process is this stand-in."""
     return _NAME in _added and _NAME in sys.modules
 

@@ -33,7 +33,7 @@ importlib.import_module("utils.notebook_bootstrap").use_code(pathlib.Path(sys.pa
 """.strip()  # noqa: E501
 
 
-def bootstrap_text(slug: str, ref: str) -> str:
+def bootstrap_cell_text(slug: str, ref: str) -> str:
     """The first cell for the repository github.com/`slug` at the pinned `ref`."""
     return CELL.replace("<slug>", slug).replace("<ref>", ref)
 

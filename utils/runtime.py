@@ -57,12 +57,12 @@ def check_torch_xla_pair(versions: dict[str, str]) -> None:
     )
 
 
-def requirements_for(colab: bool, tpu: str) -> Path:
+def requirements_for_runtime(colab: bool, tpu: str) -> Path:
     """Return the requirements file for this kind of runtime; off Colab, the library's own."""
     return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
 
 
-def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+def install_missing_packages(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Install the packages of `requirements` and of the library that this runtime lacks; no installed package is
     replaced.
 
@@ -74,16 +74,16 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
 
     Returns the names installed. Raises RuntimeMismatchError when pip fails.
     """
-    lines = [line for line in (*requirement_lines(requirements), *extra) if not _is_met(line)]
+    lines = [line for line in (*read_requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
-    general = requirement_lines(GENERAL)
-    lines += [line for line in general if _name(line) not in listed and version_of(_name(line)) is None]
+    general = read_requirement_lines(GENERAL)
+    lines += [line for line in general if _name(line) not in listed and installed_version(_name(line)) is None]
     if not lines:
         return ()
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "keep.txt"
         requested = {_name(line) for line in lines}
-        keep = [line for line in keep_lines(KEEP) if _name(line) not in requested]
+        keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
         constraints.write_text("\n".join(keep) + "\n")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         try:
@@ -101,23 +101,23 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
             got=" ".join(output) or "no message from pip",
             next_step=f"check the network and run this again, or pip install -r {requirements.name} by hand",
         )
-    return tuple(f"{_name(line)} {version_of(_name(line))}" for line in lines)
+    return tuple(f"{_name(line)} {installed_version(_name(line))}" for line in lines)
 
 
-def requirement_lines(path: Path) -> list[str]:
+def read_requirement_lines(path: Path) -> list[str]:
     """Return the lines of a requirements file, without comments and options."""
     found = []
     for line in (line.split("#")[0].strip() for line in path.read_text().splitlines()):
         if line.startswith("-r "):
-            found += requirement_lines(path.parent / line.removeprefix("-r "))
+            found += read_requirement_lines(path.parent / line.removeprefix("-r "))
         elif line and not line.startswith("-"):
             found.append(line)
     return found
 
 
-def keep_lines(path: Path) -> list[str]:
+def _pip_constraint_lines(path: Path) -> list[str]:
     """Return pip constraints: installed packages stay at their version, the rest follows `path`."""
-    found = ((line, version_of(_name(line))) for line in requirement_lines(path))
+    found = ((line, installed_version(_name(line))) for line in read_requirement_lines(path))
     return [f"{_name(line)}=={version}" if version else line for line, version in found]
 
 
@@ -131,7 +131,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _is_met(line: str) -> bool:
-    version = version_of(_name(line))
+    version = installed_version(_name(line))
     if version is None:
         return False
     have = _release(version)
@@ -143,7 +143,7 @@ def _is_met(line: str) -> bool:
     return True
 
 
-def version_of(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -152,22 +152,22 @@ def version_of(name: str) -> str | None:
 
 def installed_versions() -> dict[str, str]:
     """Return the installed versions of the packages used; absent ones are left out."""
-    names = [_name(line) for line in requirement_lines(GENERAL)]
-    found = {name: version_of(name) for name in [*names, "torch_xla", "libtpu"]}
+    names = [_name(line) for line in read_requirement_lines(GENERAL)]
+    found = {name: installed_version(name) for name in [*names, "torch_xla", "libtpu"]}
     return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
 
 
-def still_missing() -> list[str]:
-    lines = requirement_lines(GENERAL)
+def missing_requirements() -> list[str]:
+    lines = read_requirement_lines(GENERAL)
     missing = [line for line in lines if not _is_met(line)]
     return [f"missing or out of range: {', '.join(missing)}. Next: pip install -r requirements.txt"] if missing else []
 
 
-def replaced_after_import() -> list[str]:
+def packages_replaced_after_import() -> list[str]:
     """Report packages that pip replaced after they were imported: the old code stays until the kernel restarts."""
     names = {"torch": "torch", "numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn"}
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    stale = [name for name, version in loaded.items() if version and version != version_of(names[name])]
+    stale = [name for name, version in loaded.items() if version and version != installed_version(names[name])]
     return [f"{', '.join(stale)} was replaced after it was imported. Next: restart the kernel"] if stale else []
 
 
@@ -208,14 +208,14 @@ def choose_accelerator(tpu: str, gpu: str, versions: dict[str, str], notes: list
         notes.append(
             f"A TPU ({tpu}) is here but torch_xla is not. Next: install torch_xla of the same version as torch"
         )
-    if gpu and torch_cuda():
+    if gpu and torch_cuda_version():
         return "cuda", gpu
     if gpu:
         notes.append(f"A GPU ({gpu}) is here but this torch is built without CUDA. Next: install a CUDA build of torch")
     return "cpu", ""
 
 
-def torch_cuda() -> str:
+def torch_cuda_version() -> str:
     """Return the CUDA version that torch was built for, from its version file, without importing it; '' for a CPU
     build.
     """

@@ -7,19 +7,23 @@ import numpy as np
 import talib
 from numba import njit
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.features import momentum
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
-    ratio,
+    safe_ratio,
     window_correlation,
     window_max,
     window_min,
     window_sum,
 )
-from ml_factory.features.rolling_std_slope import line_24, moments_of_twice, rise_of_twice
-from ml_factory.features.volume import mfi, typical_price_direction
+from ml_factory.features.rolling_std_slope import (
+    double_rolling_moments,
+    double_rolling_slope_sums,
+    rolling_slope_sums_24,
+)
+from ml_factory.features.volume import money_flow_index, typical_price_direction
 
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
 _DX, _SIGNAL = 10, 11
@@ -37,7 +41,7 @@ SPREAD = (
 )  # fmt: skip
 
 
-def by_talib(frame: Frame) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
+def by_talib(frame: ResampledBars) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
     """(names, call) pairs: a call makes one series, or as many as it has names."""
     o, h, l, c, v = frame.open, frame.high, frame.low, frame.close, frame.volume  # noqa: E741 - TA-Lib's letters
     t = talib
@@ -85,8 +89,8 @@ def _trend(b, state, out, coarse):
     for i in range(len(close)):
         up[i], down[i] = 100.0 * plus[i] / atr[i], 100.0 * minus[i] / atr[i]
     for i in range(len(close)):
-        index[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
-        body[i] = ratio(close[i] - opened[i], high[i] - low[i], 0.0)
+        index[i] = 100.0 * safe_ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
+        body[i] = safe_ratio(close[i] - opened[i], high[i] - low[i], 0.0)
     out[3], out[5] = signal, second[0, HISTORY:]
     out[9], out[10], out[11] = atr, 100.0 * atr / close, b.span[HISTORY:]
     out[12], out[13], out[14], out[15] = (
@@ -94,28 +98,28 @@ def _trend(b, state, out, coarse):
     )  # fmt: skip
     out[16] = out[2]
     momentum.cci(b.high, b.low, b.close, 20, b.t0, out[17])
-    momentum.ultimate(b, out[18])
+    momentum.ultimate_oscillator(b, out[18])
     momentum.aroon(b, 25, out[19])
     for place, n in enumerate((1, 4, 12)):
         out[20 + place] = 100.0 * (close / b.close[HISTORY - n : -n] - 1.0)
     out[23], out[24] = close - b.close[HISTORY - 24 : -24], close - b.close[HISTORY - 48 : -48]
     out[25] = close / b.close[HISTORY - 10 : -10] - 1.0
-    rise, mean, _ = line_24(b.close, HISTORY - 24)
+    rise, mean, _ = rolling_slope_sums_24(b.close, HISTORY - 24)
     out[26] = rise[HISTORY:] / (24.0 * (24.0 * 24.0 - 1.0) / 12.0)
-    out[27] = rise_of_twice(rise, mean, 24, HISTORY)[HISTORY:] / (48.0 * (48.0 * 48.0 - 1.0) / 12.0)
+    out[27] = double_rolling_slope_sums(rise, mean, 24, HISTORY)[HISTORY:] / (48.0 * (48.0 * 48.0 - 1.0) / 12.0)
     typical = (b.high + b.low + b.close) / 3.0
-    mfi(typical * b.volume, typical_price_direction(typical), 14, b.t0, out[28])
+    money_flow_index(typical * b.volume, typical_price_direction(typical), 14, b.t0, out[28])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _spread(b, state, out, coarse):
     close, t0 = b.close, b.t0
     mean_5, spread_5 = _of_five(close, HISTORY - 95)
-    mean_10, spread_10 = moments_of_twice(mean_5, spread_5, 5, HISTORY - 90)
-    mean_20, spread_20 = moments_of_twice(mean_10, spread_10, 10, HISTORY - 70)
-    mean_40, spread_40 = moments_of_twice(mean_20, spread_20, 20, HISTORY - 50)
+    mean_10, spread_10 = double_rolling_moments(mean_5, spread_5, 5, HISTORY - 90)
+    mean_20, spread_20 = double_rolling_moments(mean_10, spread_10, 10, HISTORY - 70)
+    mean_40, spread_40 = double_rolling_moments(mean_20, spread_20, 20, HISTORY - 50)
     mean_50, spread_50 = _of_both(mean_40, spread_40, 40, mean_10, spread_10, 10, HISTORY - 50)
-    mean_100, _ = moments_of_twice(mean_50, spread_50, 50, HISTORY)
+    mean_100, _ = double_rolling_moments(mean_50, spread_50, 50, HISTORY)
     _, spread_30 = _of_both(mean_20, spread_20, 20, mean_10, spread_10, 10, HISTORY)
     out[0], out[1], out[2], out[3] = mean_5[HISTORY:], mean_10[HISTORY:], mean_20[HISTORY:], mean_50[HISTORY:]
     out[4] = mean_100[HISTORY:]
@@ -133,15 +137,15 @@ def _spread(b, state, out, coarse):
         out[11 + place], out[14 + place] = top[HISTORY:], bottom[HISTORY:]
         if n == 14:
             for i in range(first, len(top)):
-                bottom[i] = 100.0 * ratio(close[i] - bottom[i], top[i] - bottom[i], 0.0)
+                bottom[i] = 100.0 * safe_ratio(close[i] - bottom[i], top[i] - bottom[i], 0.0)
             out[19] = bottom[HISTORY:]
             slow = window_sum(bottom, 3, t0, HISTORY - 4) / 3.0
             out[20] = slow[HISTORY:]
             out[21] = window_sum(slow, 3, t0, HISTORY)[HISTORY:] / 3.0
     high, low, opened, close = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:], b.close[HISTORY:]
     traded, uneven = _of_five(b.volume, HISTORY - 15)
-    traded, uneven = moments_of_twice(traded, uneven, 5, HISTORY - 10)
-    traded, uneven = moments_of_twice(traded, uneven, 10, HISTORY)
+    traded, uneven = double_rolling_moments(traded, uneven, 5, HISTORY - 10)
+    traded, uneven = double_rolling_moments(traded, uneven, 10, HISTORY)
     traded, uneven, volume, deviation = traded[HISTORY:], uneven[HISTORY:], out[23], out[25]
     for i in range(len(volume)):
         volume[i], deviation[i] = 20.0 * traded[i], math.sqrt(uneven[i] / 20.0)
@@ -150,7 +154,7 @@ def _spread(b, state, out, coarse):
     middle, williams, top_14, bottom_14, top_48, bottom_48 = out[17], out[18], out[11], out[14], out[12], out[15]
     for i in range(len(close)):
         middle[i] = 0.5 * (top_14[i] + bottom_14[i])
-        williams[i] = -100.0 * ratio(top_48[i] - close[i], top_48[i] - bottom_48[i], 0.0)
+        williams[i] = -100.0 * safe_ratio(top_48[i] - close[i], top_48[i] - bottom_48[i], 0.0)
     typical, median, weighted, average = out[26], out[27], out[28], out[29]
     for i in range(len(close)):
         typical[i] = (high[i] + low[i] + close[i]) / 3.0

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from ml_factory.checkpoints.schedule import reserved_seconds
-from ml_factory.checkpoints.session_lifetimes import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLog
+from ml_factory.checkpoints.schedule import reserved_save_seconds
+from ml_factory.checkpoints.session_lifetimes import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLifetimeLog
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import on_colab
 
@@ -21,7 +21,7 @@ _END_SECONDS = 2.0  # that a process waits at exit for its last session record
 _log = logging.getLogger("ml_factory")
 
 
-def runtime_started(proc: Path = Path("/proc")) -> float:
+def runtime_start_time(proc: Path = Path("/proc")) -> float:
     """Return the start of this runtime (its process 1), seconds since 1970; the current time where /proc is not
     readable.
     """
@@ -35,7 +35,7 @@ def runtime_started(proc: Path = Path("/proc")) -> float:
         return time.time()
 
 
-def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
+def configured_hours_remaining(tier: str | None = None, limit_hours: float | None = None) -> float:
     """Return the hours until this runtime may be ended at the latest; infinite off Colab without a limit.
 
     Parameters
@@ -54,7 +54,7 @@ def hours_left(tier: str | None = None, limit_hours: float | None = None) -> flo
         )
     if given is None and not on_colab():
         return math.inf
-    lived = (time.time() - runtime_started()) / 3600
+    lived = (time.time() - runtime_start_time()) / 3600
     return max(0.0, (_tier_limit(tier, lived) if given is None else _positive_hours(given)) - lived)
 
 
@@ -85,30 +85,30 @@ class ComputeSession:
     """
 
     def __init__(self, records: Path):
-        self.bounded = on_colab() or not math.isinf(hours_left())
+        self.bounded = on_colab() or not math.isinf(configured_hours_remaining())
         self._writer = _session_writer(Path(records).absolute(), os.getpid()) if self.bounded else None
         self.mean_life = self._writer.mean_life if self.bounded else math.inf
 
     def ending(self, save_seconds: float) -> bool:
         """Return True when only the time for the last save is left. Cheap: called at every step."""
-        return self.bounded and hours_left() * 3600 < reserved_seconds(save_seconds)
+        return self.bounded and configured_hours_remaining() * 3600 < reserved_save_seconds(save_seconds)
 
     def record_alive(self) -> None:
         """Record in the background, with each checkpoint, that the session lives. Never waits for the disk and never
         raises.
         """
         if self.bounded:
-            self._writer.record_alive(hours_left())
+            self._writer.record_alive(configured_hours_remaining())
 
 
-def default_life() -> float:
+def default_session_life() -> float:
     """Return the mean seconds that a session lives, before this workspace has records; shorter for a free TPU
     session.
     """
-    return DEFAULT_TPU_LIFE if on_free_tpu() else DEFAULT_LIFE
+    return DEFAULT_TPU_LIFE if is_free_tpu_session() else DEFAULT_LIFE
 
 
-def on_free_tpu() -> bool:
+def is_free_tpu_session() -> bool:
     """Return True on a TPU runtime of Colab's free tier."""
     tpu = os.environ.get("COLAB_TPU_1VM") == "1" or bool(os.environ.get("TPU_ACCELERATOR_TYPE"))
     return tpu and str(os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower() == "free"
@@ -121,8 +121,8 @@ def expected_hours_left(records: Path) -> float:
 
     records : folder of the workspace's session records; the mean life is 1.5 h until it holds sessions.
     """
-    limit = SessionLog(records).mean_life(DEFAULT_TPU_LIFE) / 3600 if on_free_tpu() else math.inf
-    return min(hours_left(), limit)
+    limit = SessionLifetimeLog(records).mean_life(DEFAULT_TPU_LIFE) / 3600 if is_free_tpu_session() else math.inf
+    return min(configured_hours_remaining(), limit)
 
 
 class SessionWriter:
@@ -131,8 +131,8 @@ class SessionWriter:
     """
 
     def __init__(self, folder: Path):
-        self._log, self._process = SessionLog(folder), os.getpid()
-        self._default_life = default_life()
+        self._log, self._process = SessionLifetimeLog(folder), os.getpid()
+        self._default_life = default_session_life()
         self.mean_life = self._default_life
         self._has_record = False
         self._write(self._load_mean_life)

@@ -102,7 +102,7 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
     return hasher.hexdigest()
 
 
-def read_header(disk: Disk, path: Path) -> ContainerHeader:
+def read_container_header(disk: Disk, path: Path) -> ContainerHeader:
     """Read the two ends of the checkpoint at `path`. Raises WorkspaceError where the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _read_ends(disk, file)
@@ -123,14 +123,14 @@ def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dic
     return {**header.info, "bytes": header.size, "hash": header.hash}
 
 
-def write_small(disk: Disk, path: Path, data: bytes) -> None:
+def write_small_file(disk: Disk, path: Path, data: bytes) -> None:
     """Overwrite a small file in place. Not atomic: only for content that can be made again."""
     with disk_errors(path, lambda: len(data)), _opened(disk, path, write=True) as file:
         disk.truncate(file, _write(disk, file, data, 0))
 
 
-def read_small(disk: Disk, path: Path) -> bytes:
-    """Read the content that `write_small` wrote. Raises WorkspaceError when the disk refuses."""
+def read_small_file(disk: Disk, path: Path) -> bytes:
+    """Read the content that `write_small_file` wrote. Raises WorkspaceError when the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _read(disk, file, min(disk.size(file), _LARGEST_HEADER), 0)
 

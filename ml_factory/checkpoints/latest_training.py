@@ -7,19 +7,19 @@ so it is found in the registry: model, last epoch and history are the same there
 import importlib
 import logging
 
-from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.store import CheckpointStore
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import legal_symbol
+from ml_factory.storage.workspace import nearest_legal_symbol
 
 PREFIX = "train_"  # of a training's phase; its runs begin with "train-"
 _MODELS = "ml_factory.models.registry"
 _log = logging.getLogger("ml_factory")
 
 
-def latest_training(store: CheckpointStore, phase: str, run: str = "") -> dict | None:
+def latest_training_checkpoint(store: CheckpointStore, phase: str, run: str = "") -> dict | None:
     """Return the newest training's checkpoint with this phase, as of `CheckpointManager.load_latest_checkpoint`, or
     None.
 
@@ -59,9 +59,9 @@ def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifa
 
     needed : raise for a folder that cannot be read, instead of treating it as empty.
     """
-    registry = Registry(store.folder.parent / "models")
+    registry = ArtifactRegistry(store.folder.parent / "models")
     try:
-        symbols = [name for name in files.names(registry.folder) if legal_symbol(name) == name]
+        symbols = [name for name in files.names(registry.folder) if nearest_legal_symbol(name) == name]
         found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
     except WorkspaceError as error:
         if needed:
@@ -73,7 +73,7 @@ def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifa
 
 def _from_slots(store: CheckpointStore, phase: str, run: str) -> dict | None:
     """Return the checkpoint of a training under way; None where none of its checkpoints is intact."""
-    found = store.load_latest(Unit(run, phase))
+    found = store.load_latest(CheckpointUnit(run, phase))
     if found is None:
         return None
     state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})

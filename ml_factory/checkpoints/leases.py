@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import read_small, write_small
-from ml_factory.checkpoints.slot_pool import Unit, WriterId
+from ml_factory.checkpoints.file_format import read_small_file, write_small_file
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
@@ -44,59 +44,59 @@ _log = logging.getLogger("ml_factory")
 _ids: dict[int, str] = {}
 
 
-def session_id() -> str:
+def lease_session_id() -> str:
     """Return the id of this process among all that share the workspace; a forked child has its own."""
     if os.getpid() not in _ids:
         _ids[os.getpid()] = secrets.token_hex(8)
     return _ids[os.getpid()]
 
 
-class TakenOverError(CheckpointError):
+class LeaseTakenOverError(CheckpointError):
     """A later session works on this unit: the present session must not write any more."""
 
 
-def read_lease(disk: Disk, folder: Path, unit: Unit) -> dict:
+def read_lease(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
     """Return the unit's lease; {} where none can be read."""
     with suppress(WorkspaceError, ValueError, RecursionError):
-        lease = json.loads(read_small(disk, _path(folder, unit)))
+        lease = json.loads(read_small_file(disk, _path(folder, unit)))
         if isinstance(lease, dict) and type(lease.get("fence")) is int and isinstance(lease.get("seen"), int | float):
             return lease
     return {}
 
 
-def write_lease(disk: Disk, folder: Path, unit: Unit, lease: dict) -> None:
+def write_lease(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict) -> None:
     """Overwrite the unit's lease; a torn lease counts as none, since the checkpoints carry the fence too."""
     path = _path(folder, unit)
     with disk_errors(path):
         disk.make_folder(path.parent)
-    write_small(disk, path, json.dumps({"run": unit.run, "phase": unit.phase, **lease}).encode())
+    write_small_file(disk, path, json.dumps({"run": unit.run, "phase": unit.phase, **lease}).encode())
 
 
-def check_fence(unit: Unit, writer: tuple[int, str], infos: Iterable[dict], lease: dict) -> None:
+def check_fencing_token(unit: CheckpointUnit, writer: tuple[int, str], infos: Iterable[dict], lease: dict) -> None:
     """Raise TakenOverError when a checkpoint or the lease of this unit has a higher rank than the writer.
 
     Parameters
     ----------
     unit : the unit of work.
-    writer : (fence, session), as of `writer_rank`.
+    writer : (fence, session), as of `lease_writer_rank`.
     infos : descriptions of the unit's checkpoints.
     lease : the unit's lease, {} without one.
     """
-    highest = max([writer_rank(info.get("lease")) for info in infos] + [writer_rank(lease)])
+    highest = max([lease_writer_rank(info.get("lease")) for info in infos] + [lease_writer_rank(lease)])
     if highest > writer:
-        raise TakenOverError(
+        raise LeaseTakenOverError(
             "A later session has taken this work over; this session stops writing",
             where=f"run {unit.run}, phase {unit.phase}", got=f"fence {writer[0]}", wanted=f"{highest[0]}",
             next_step="stop this session, or open a run of its own with FRESH",
         )  # fmt: skip
 
 
-def fence_of(info: dict) -> int:
+def fencing_token_of(info: dict) -> int:
     """Return the fence in a checkpoint's description; 0 where it has none."""
-    return writer_rank(info.get("lease"))[0]
+    return lease_writer_rank(info.get("lease"))[0]
 
 
-def writer_rank(lease: object) -> tuple[int, str]:
+def lease_writer_rank(lease: object) -> tuple[int, str]:
     """Return (fence, session) of a lease; (0, "") where no session holds it.
 
     Two sessions that began before either saw the other have equal fences: the name decides which of them keeps writing.
@@ -119,9 +119,9 @@ def clock_is_synchronized() -> bool:
 class LeaseTier(Protocol):
     """Slots of one disk, as a lease uses them."""
 
-    def read_lease(self, unit: Unit) -> dict: ...
-    def renew(self, unit: Unit, record: dict) -> None: ...
-    def list_unverified(self, unit: Unit) -> list[dict]: ...
+    def read_lease(self, unit: CheckpointUnit) -> dict: ...
+    def renew(self, unit: CheckpointUnit, record: dict) -> None: ...
+    def list_unverified(self, unit: CheckpointUnit) -> list[dict]: ...
 
 
 class LeaseHolder:
@@ -130,18 +130,18 @@ class LeaseHolder:
     Parameters
     ----------
     unit : the unit of work.
-    session : id of this process, as of `session_id`.
+    session : id of this process, as of `lease_session_id`.
     local, mount : the slots on the local disk, and those on a mount or None; one that does not answer is skipped.
     later : runs a job on the mount in the background.
     now, clock, sleep : seconds since 1970, monotonic seconds, and a wait; replaced in tests.
     """
 
     def __init__(
-        self, unit: Unit, session: str, local: LeaseTier, mount: LeaseTier | None = None,
+        self, unit: CheckpointUnit, session: str, local: LeaseTier, mount: LeaseTier | None = None,
         later: Callable[[Callable[[], None]], object] = lambda job: job(), *, now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
-        self.unit, self.lease, self._local, self._mount, self._later = unit, WriterId(session), local, mount, later
+        self.unit, self.lease, self._local, self._mount, self._later = unit, SlotWriterId(session), local, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
         self.held, self._beat = False, 0
         self._tiers: list[LeaseTier] = []
@@ -159,7 +159,9 @@ class LeaseHolder:
         renewed = found.get("session") == self.lease.session
         if found and not renewed and not found.get("released") and found.get("host") != machine_id():
             self._wait_until_stale(found)
-        fence = max([found.get("fence", 0), *map(fence_of, self._query(lambda tier: tier.list_unverified(self.unit)))])
+        fence = max(
+            [found.get("fence", 0), *map(fencing_token_of, self._query(lambda tier: tier.list_unverified(self.unit)))]
+        )
         self.lease = replace(self.lease, fence=fence if renewed else fence + 1)
         self.held, self._beat = True, max(self._beat, _beat_of(found)) if renewed else self._beat
         self.renew()
@@ -186,7 +188,7 @@ class LeaseHolder:
 
     def _write(self, tier: LeaseTier, record: dict) -> None:
         with suppress(WorkspaceError):  # a session that misses this record finds the fence in the checkpoints
-            if writer_rank(tier.read_lease(self.unit)) <= writer_rank(record):
+            if lease_writer_rank(tier.read_lease(self.unit)) <= lease_writer_rank(record):
                 tier.renew(self.unit, record)
 
     def _latest(self) -> dict:
@@ -244,7 +246,7 @@ def _record_order(record: dict) -> tuple[int, int, float]:
     return record["fence"], _beat_of(record), record["seen"]
 
 
-class Heartbeat:
+class LeaseHeartbeat:
     """One daemon thread that renews the leases held by this process."""
 
     def __init__(self, held: Callable[[], Iterable[LeaseHolder]], seconds: float = RENEW_SECONDS):
@@ -267,5 +269,5 @@ class Heartbeat:
                     holder.renew()
 
 
-def _path(folder: Path, unit: Unit) -> Path:
+def _path(folder: Path, unit: CheckpointUnit) -> Path:
     return folder / "leases" / f"{fingerprint([unit.run, unit.phase])[:16]}.json"

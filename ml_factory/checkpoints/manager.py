@@ -7,13 +7,13 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 
-from ml_factory.checkpoints.latest_training import latest_training
-from ml_factory.checkpoints.phase import PhaseCheckpoints, check_name
+from ml_factory.checkpoints.latest_training import latest_training_checkpoint
+from ml_factory.checkpoints.phase import PhaseCheckpoints, check_phase_name
 from ml_factory.checkpoints.safe_stop import SafeStopResult, safe_stop
 from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer
-from ml_factory.checkpoints.slot_pool import USER_SUFFIX, Unit
+from ml_factory.checkpoints.slot_pool import USER_SUFFIX, CheckpointUnit
 from ml_factory.checkpoints.store import UNRESPONSIVE_SECONDS, CheckpointStore, StorageTiers
-from ml_factory.errors import SessionOver, SettingsError, WorkspaceError
+from ml_factory.errors import SessionOverError, SettingsError, WorkspaceError
 
 NO_RUN = "default"
 _log = logging.getLogger("ml_factory")
@@ -52,8 +52,8 @@ class CheckpointManager:
             )
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
-        self.run = check_name(run, "run")
-        self._save_run = check_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
+        self.run = check_phase_name(run, "run")
+        self._save_run = check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
         self._auto_seconds, self._schedule = auto_save_minutes * 60, schedule or SaveSchedule()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self.store = CheckpointStore(folder, keep_last, tiers or StorageTiers(), background, on_saved)
@@ -61,7 +61,7 @@ class CheckpointManager:
     def phase(self, name: str) -> PhaseCheckpoints:
         """Return the checkpoints of one phase (one unit of work: a model, a fold)."""
         if name not in self._phases:
-            unit, schedule = Unit(self._save_run, check_name(name, "phase")), self._schedule
+            unit, schedule = CheckpointUnit(self._save_run, check_phase_name(name, "phase")), self._schedule
             timer = SaveTimer(
                 self._auto_seconds, min(schedule.first_save_minutes * 60, self._auto_seconds), clock=schedule.clock,
                 mean_life=schedule.mean_life_seconds,
@@ -92,13 +92,13 @@ class CheckpointManager:
         model's `load_state`, and `state["epoch"]`. A state saved with `save_checkpoint` under that phase is returned
         when no training has saved one.
         """
-        found = latest_training(self.store, phase, "" if self.run == NO_RUN else self.run)
+        found = latest_training_checkpoint(self.store, phase, "" if self.run == NO_RUN else self.run)
         return self.phase(phase).latest() if found is None else found
 
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:
         """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
-        names = [check_name(phase, "phase")] if phase else self.store.list_phases(self._save_run)
-        units = [Unit(self._save_run, name) for name in names]
+        names = [check_phase_name(phase, "phase")] if phase else self.store.list_phases(self._save_run)
+        units = [CheckpointUnit(self._save_run, name) for name in names]
         return [info for unit in units for info in self.store.list_checkpoints(unit)]
 
     def release_user_saves(self) -> None:
@@ -109,7 +109,7 @@ class CheckpointManager:
         run = f"{self.run}{USER_SUFFIX}"
         try:
             for phase in self.store.list_phases(run):
-                self.store.release(Unit(run, phase))
+                self.store.release(CheckpointUnit(run, phase))
         except WorkspaceError as error:
             _log.warning("The user's own checkpoints keep their slots: %s", error)
 
@@ -148,5 +148,5 @@ class CheckpointManager:
         """Close; a process that was asked to stop (Ctrl-C, SIGTERM, session end) already waited for the mount in its
         last save.
         """
-        stopping = kind is not None and (issubclass(kind, SessionOver) or not issubclass(kind, Exception))
+        stopping = kind is not None and (issubclass(kind, SessionOverError) or not issubclass(kind, Exception))
         self.close(UNRESPONSIVE_SECONDS if stopping else None)

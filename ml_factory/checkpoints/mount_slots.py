@@ -14,19 +14,19 @@ from typing import Any
 import xxhash
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.leases import TakenOverError
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.leases import LeaseTakenOverError
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
 _SERVED_BY = __name__
-_ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
+_ERRORS = {kind.__name__: kind for kind in (LeaseTakenOverError, CheckpointError, WorkspaceError)}
 
 
-class RemoteSlots(WorkerProcess):
+class MountSlots(WorkerProcess):
     """`Slots` of a folder that this process never accesses itself.
 
     Parameters
@@ -40,7 +40,7 @@ class RemoteSlots(WorkerProcess):
     """
 
     def __init__(
-        self, folder: Path, lock: Path, lease: WriterId, *, memory: int = -1, quota: int | None = None,
+        self, folder: Path, lock: Path, lease: SlotWriterId, *, memory: int = -1, quota: int | None = None,
         deadline: float = 60, niceness: int = 14,
     ):  # fmt: skip
         self.folder = Path(folder)
@@ -48,16 +48,16 @@ class RemoteSlots(WorkerProcess):
         descriptors = [memory] if memory >= 0 else []
         super().__init__(_SERVED_BY, [json.dumps(options), niceness], str(folder), deadline, descriptors, [_HASHES])
 
-    def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
+    def write(self, unit: CheckpointUnit, keep: int, info: dict, payload: memoryview) -> dict:
         return self._call("write", unit, keep, info, len(payload))
 
-    def copy_in(self, unit: Unit, keep: int, source: str, fence: int = 0) -> dict:
-        return self._call("copy_in", unit, keep, source, fence)
+    def copy_from_pool(self, unit: CheckpointUnit, keep: int, source: str, fence: int = 0) -> dict:
+        return self._call("copy_from_pool", unit, keep, source, fence)
 
-    def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
-        return self._call("copy_out", unit, keep, home)
+    def copy_to_pool(self, unit: CheckpointUnit, keep: int, home: str) -> list[str]:
+        return self._call("copy_to_pool", unit, keep, home)
 
-    def list_unverified(self, unit: Unit) -> list[dict]:
+    def list_unverified(self, unit: CheckpointUnit) -> list[dict]:
         return self._call("list_unverified", unit)
 
     def list_phases(self, run: str) -> list[str]:
@@ -66,23 +66,23 @@ class RemoteSlots(WorkerProcess):
     def list_trainings(self, phase: str) -> list[dict]:
         return self._call("list_trainings", phase)
 
-    def read_lease(self, unit: Unit) -> dict:
+    def read_lease(self, unit: CheckpointUnit) -> dict:
         return self._call("read_lease", unit)
 
-    def renew(self, unit: Unit, record: dict) -> None:
+    def renew(self, unit: CheckpointUnit, record: dict) -> None:
         self._call("renew", unit, record)
 
-    def release(self, unit: Unit, holder: dict | None = None) -> None:
+    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         self._call("release", unit, holder)
 
     def verify(self, path: str) -> dict:
         return self._call("verify", path)
 
     def _call(self, method: str, *args: object) -> Any:
-        encoded = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
+        encoded = [[arg.run, arg.phase] if isinstance(arg, CheckpointUnit) else arg for arg in args]
         try:
             answer, _ = self.call({"method": method, "args": encoded})
-        except WorkerUnavailable as error:
+        except WorkerUnavailableError as error:
             files.mark_unresponsive(self.folder)
             raise UnresponsiveMountError(
                 "This folder does not answer", where=self.folder, got=error,
@@ -121,8 +121,8 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
     os.nice(int(niceness))
     link, options = ParentConnection(channel, parent), json.loads(settings)
     files.run_in_process()
-    pool = Pool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
-    slots = Slots(pool, WriterId(**options["lease"]))
+    pool = SlotPool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
+    slots = Slots(pool, SlotWriterId(**options["lease"]))
 
     def handle(request: dict) -> tuple[dict, bytes]:
         try:
@@ -130,11 +130,11 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
         except (CheckpointError, WorkspaceError, OSError) as error:
             return {"error": _encode_error(error)}, b""
 
-    link.answer_with(handle)
+    link.answer_requests(handle)
 
 
 def _run_method(slots: Slots, method: str, args: list, memory: int) -> Any:
-    args = [Unit(*arg) if isinstance(arg, list) else arg for arg in args]
+    args = [CheckpointUnit(*arg) if isinstance(arg, list) else arg for arg in args]
     if method == "write":
         args[-1] = _map_buffer(memory, os.fstat(memory).st_size)[: args[-1]]
     return getattr(slots, method)(*args)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from ml_factory.checkpoints.leases import TakenOverError
-from ml_factory.checkpoints.schedule import SaveTimer, reserved_seconds
-from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.leases import LeaseTakenOverError
+from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.checkpoints.store import CheckpointStore
-from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_status
-from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
-from ml_factory.redaction import redact
-from ml_factory.storage.locks import acquire, release
-from ml_factory.storage.safetensors_layout import Layout
-from ml_factory.storage.serialization import plan_layout
+from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_save_status
+from ml_factory.errors import CheckpointError, SessionOverError, SettingsError, WorkspaceError
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.safetensors_layout import SafetensorsLayout
+from ml_factory.storage.serialization import plan_state_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _WAIT_SECONDS = 1.0  # seconds that an unforced save waits for the one before, and the end of a unit for the mount
@@ -44,13 +44,13 @@ class PhaseCheckpoints:
     ending : as of `SaveSchedule`.
     """
 
-    def __init__(self, store: CheckpointStore, unit: Unit, timer: SaveTimer, ending: Callable[[float], bool]):
+    def __init__(self, store: CheckpointStore, unit: CheckpointUnit, timer: SaveTimer, ending: Callable[[float], bool]):
         self.store, self.unit, self.name = store, unit, unit.phase
         self._timer, self._ending = timer, ending
         self._lock = store.locks / f"{unit.run}--{unit.phase}.lock"
         self._locked = self._warned = self._listening = self._passed_over = False
         self.lease_holder = store.lease_holder(unit)
-        self._taken_over: TakenOverError | None = None
+        self._taken_over: LeaseTakenOverError | None = None
 
     @property
     def last_save(self) -> SaveStatus | None:
@@ -61,15 +61,15 @@ class PhaseCheckpoints:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
         if self.store.uploader is not None:
             self.store.uploader.retry_if_due()
-        if self._taken_over is not None or self.stopping():
+        if self._taken_over is not None or self.is_stopping():
             return True
-        return not self.store.staging.preparing and self._timer.due()
+        return not self.store.staging.is_allocating and self._timer.due()
 
     def due_in(self) -> float:
         """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
-        return 0.0 if self._taken_over is not None or self.stopping() else self._timer.due_in()
+        return 0.0 if self._taken_over is not None or self.is_stopping() else self._timer.due_in()
 
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
         return stop.requested is not None or self._ending(self.store.durations.seconds)
 
@@ -81,12 +81,12 @@ class PhaseCheckpoints:
         if self._taken_over is not None:
             raise self._taken_over
         metrics = {key: _check_metric(key, value) for key, value in (metrics or {}).items()}
-        layout = plan_layout(state, finite=True)
+        layout = plan_state_layout(state, finite=True)
         self.acquire(wait=False)
-        must = force or self.stopping()
+        must = force or self.is_stopping()
         if not must:
             self.store.staging.prepare(layout.size)
-            if self.store.staging.preparing:  # for the first time: a later step copies without waiting for pages
+            if self.store.staging.is_allocating:  # for the first time: a later step copies without waiting for pages
                 self._passed_over = True
                 return None
         with self.store.staging_lock(self.store.deadline if must else _WAIT_SECONDS) as free:
@@ -99,7 +99,7 @@ class PhaseCheckpoints:
         if self._taken_over is not None:
             raise self._taken_over
         self._timer.record_save()
-        if self.stopping():
+        if self.is_stopping():
             self._end_work()
         return saved
 
@@ -107,12 +107,14 @@ class PhaseCheckpoints:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
         store, last = self.store, self.store.last_saves[self.unit]
         store.wait_home(store.deadline)
-        store.wait(_END_UPLOAD_SECONDS if stop.requested is not None else reserved_seconds(store.durations.seconds))
+        store.wait(
+            _END_UPLOAD_SECONDS if stop.requested is not None else reserved_save_seconds(store.durations.seconds)
+        )
         reached = _REACHED[last.where]
         if stop.requested is not None:
             _log.warning("Stopped: %s (%s)", reached, last)
             stop.resend_if_requested()
-        raise SessionOver(
+        raise SessionOverError(
             f"This session is about to end: {reached}", where=self.name, got=last,
             next_step="run again in a new session: it resumes from the newest save",
         )  # fmt: skip
@@ -143,7 +145,7 @@ class PhaseCheckpoints:
         self.store.check_process()
         if not self._locked:
             try:
-                acquire(self._lock, f"run {self.unit.run}, phase {self.name}")
+                acquire_lock_file(self._lock, f"run {self.unit.run}, phase {self.name}")
                 self._locked = True
             except WorkspaceError as error:  # a disk that refuses the lock file must not stop the work
                 self._warn(error)
@@ -154,8 +156,8 @@ class PhaseCheckpoints:
     def check_unlocked_by_others(self) -> None:
         """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
         if self._lock.is_file():
-            acquire(self._lock, f"run {self.unit.run}, phase {self.name}")
-            release(self._lock)
+            acquire_lock_file(self._lock, f"run {self.unit.run}, phase {self.name}")
+            release_lock_file(self._lock)
 
     @contextmanager
     def acquired(self) -> Iterator["PhaseCheckpoints"]:
@@ -175,10 +177,10 @@ class PhaseCheckpoints:
         self.lease_holder.renew(released=True)
         if self._locked:
             self._locked = False
-            release(self._lock)
+            release_lock_file(self._lock)
         if self._listening:
             self._listening = False
-            stop.unlisten()
+            stop.remove_listener()
 
     def is_saved(self) -> bool:
         """Wait for the last write; return True when the last state given to `save` is on the disk.
@@ -223,7 +225,7 @@ class PhaseCheckpoints:
         """Return the newest checkpoint's description, as `CheckpointStore.latest_info`."""
         return self.store.latest_info(self.unit)
 
-    def _hand_over(self, layout: Layout, info: dict) -> dict | None:
+    def _hand_over(self, layout: SafetensorsLayout, info: dict) -> dict | None:
         """Copy the state now; write it now, or in the background while training continues. NonFiniteError changes
         nothing.
         """
@@ -233,7 +235,7 @@ class PhaseCheckpoints:
         saved = {"run": self.unit.run, "phase": self.name, **info, "status": IN_MEMORY}
         status = store.last_saves[self.unit] = SaveStatus(self.name, at=time.time())
         self._passed_over = False
-        publish_status(status)
+        publish_save_status(status)
 
         def write() -> None:
             written = self._write_or_warn(info, staged)
@@ -262,7 +264,7 @@ class PhaseCheckpoints:
     def _write_or_warn(self, info: dict, staged: memoryview) -> dict | None:
         try:
             saved = self.store.write(self.unit, info, staged)
-        except TakenOverError as error:
+        except LeaseTakenOverError as error:
             self._mark_taken_over(error)
             return None
         except (WorkspaceError, CheckpointError) as error:
@@ -271,7 +273,7 @@ class PhaseCheckpoints:
         self._warned = False
         return saved
 
-    def _mark_taken_over(self, error: TakenOverError) -> None:
+    def _mark_taken_over(self, error: LeaseTakenOverError) -> None:
         """Make the next step end the work: another session continues it."""
         if self._taken_over is None:
             _log.warning("%s The work of this session ends at its next step; its saves stay.", error)
@@ -289,7 +291,7 @@ class PhaseCheckpoints:
         self._warned = True
 
 
-def check_name(name: str, field: str) -> str:
+def check_phase_name(name: str, field: str) -> str:
     """Return the name if it is legal in a slot. Raises SettingsError with a legal one.
 
     field : what is named.
@@ -307,5 +309,5 @@ def _check_metric(key: str, value: object) -> object:
     """Return a metric as JSON can hold it; NumPy and torch scalars become Python numbers."""
     value = value.item() if hasattr(value, "item") else value
     if value is None or isinstance(value, bool | int | float | str):
-        return redact(value) if isinstance(value, str) else value
+        return redact_secrets(value) if isinstance(value, str) else value
     raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ml_factory.checkpoints.store import CheckpointStore, open_stores
 from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL
-from ml_factory.storage.pending_uploads import pending
+from ml_factory.storage.pending_uploads import list_pending_uploads
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def safe_stop(
     for status in saves:
         on_status(f"  {status}")
     failure = "" if all(written) else "a checkpoint is not in the workspace yet"
-    if not failure and (unfinished := pending()):
+    if not failure and (unfinished := list_pending_uploads()):
         failure = f"on this machine's disk alone, until it is run again: {', '.join(unfinished)}"
     failure = failure or _in_time([*logs, *([flush] if flush else [])], ends)
     if not failure and flush is None and any(store.mount is not None for store in stores):

@@ -141,7 +141,7 @@ def save_durations(folder: str | os.PathLike) -> SaveDurations:
     return _durations.setdefault((Path(os.path.abspath(folder)), os.getpid()), SaveDurations())
 
 
-def reserved_seconds(save_seconds: float) -> float:
+def reserved_save_seconds(save_seconds: float) -> float:
     """Return the seconds reserved before a session's end: the last save, three times as slow as forecast, and a
     margin.
     """

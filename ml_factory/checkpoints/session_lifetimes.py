@@ -23,7 +23,7 @@ _NEWEST = 50
 _SILENCE = 3600.0
 
 
-class SessionLog:
+class SessionLifetimeLog:
     """This session's record in the workspace.
 
     Parameters

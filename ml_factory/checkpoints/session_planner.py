@@ -11,12 +11,12 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 from scipy.optimize import nnls
 
-from ml_factory.checkpoints.schedule import reserved_seconds
+from ml_factory.checkpoints.schedule import reserved_save_seconds
 from ml_factory.errors import SettingsError
 
 
 @dataclass(frozen=True)
-class Cost:
+class WorkCost:
     """Resources of a unit of work.
 
     Parameters
@@ -36,14 +36,14 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class CostModel:
+class WorkCostModel:
     """cost = fixed + slope * work, each part non-negative; work counts rows x epochs (rounds) or the like."""
 
-    fixed: Cost
-    slope: Cost
+    fixed: WorkCost
+    slope: WorkCost
 
     @classmethod
-    def fit(cls, measured: Iterable[tuple[float, Cost]]) -> "CostModel":
+    def fit(cls, measured: Iterable[tuple[float, WorkCost]]) -> "WorkCostModel":
         """Fit to (work, cost) of runs of at least two sizes, by least squares on relative errors.
 
         Raises SettingsError with fewer than two sizes.
@@ -54,14 +54,14 @@ class CostModel:
                 "A forecast needs measurements of two sizes", where="CostModel.fit", got=f"{len(measured)} of one size",
                 wanted="at least two different amounts of work", next_step="measure one more, four times as large",
             )  # fmt: skip
-        names = [part.name for part in fields(Cost)]
+        names = [part.name for part in fields(WorkCost)]
         lines = [_fit_line([(work, getattr(cost, name)) for work, cost in measured]) for name in names]
-        return cls(Cost(*(fixed for fixed, _ in lines)), Cost(*(slope for _, slope in lines)))
+        return cls(WorkCost(*(fixed for fixed, _ in lines)), WorkCost(*(slope for _, slope in lines)))
 
-    def forecast(self, work: float) -> Cost:
+    def forecast(self, work: float) -> WorkCost:
         """Return the cost of this much work."""
         parts = zip(astuple(self.fixed), astuple(self.slope), strict=True)
-        return Cost(*(fixed + slope * work for fixed, slope in parts))
+        return WorkCost(*(fixed + slope * work for fixed, slope in parts))
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class WorkUnit:
     """
 
     name: str
-    model: CostModel = field(repr=False)
+    model: WorkCostModel = field(repr=False)
     work: float
     completed: float = 0.0
     depends_on: tuple[str, ...] = ()
 
     @property
-    def remaining(self) -> Cost:
+    def remaining(self) -> WorkCost:
         """Cost of the rest; the fixed part is paid again by the session that resumes."""
         return self.model.forecast(self.work * (1 - self.completed))
 
 
 @dataclass(frozen=True)
-class Budget:
+class SessionBudget:
     """Resources that a session has left; infinite where nothing bounds them.
 
     pool_bytes : existing checkpoints, which units overwrite.
@@ -119,12 +119,14 @@ class PlannedUnit:
 
     unit: WorkUnit
     starts: float
-    cost: Cost
+    cost: WorkCost
     fits: str
     takes_bytes: float = 0.0
 
 
-def plan(units: Sequence[WorkUnit], budget: Budget, save: Cost = Cost(0.0)) -> list[PlannedUnit]:
+def plan_session_work(
+    units: Sequence[WorkUnit], budget: SessionBudget, save: WorkCost = WorkCost(0.0)
+) -> list[PlannedUnit]:
     """Order the units and mark what fits the budget.
 
     Units already begun come first, so that their slots are free again soonest; then the shortest, which finishes the
@@ -138,7 +140,7 @@ def plan(units: Sequence[WorkUnit], budget: Budget, save: Cost = Cost(0.0)) -> l
     budget : resources of the session.
     save : cost of one checkpoint; its time is reserved at the session's end.
     """
-    deadline = budget.seconds - reserved_seconds(save.seconds)
+    deadline = budget.seconds - reserved_save_seconds(save.seconds)
     elapsed, disk, pool, rows = 0.0, budget.disk_bytes - save.disk_bytes, budget.pool_bytes, []
     unfinished = {unit.name for unit in units}
     for unit in sorted(

@@ -21,7 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import ContainerHeader, ForeignFileError, read_header, read_small, write_small
+from ml_factory.checkpoints.file_format import (
+    ContainerHeader,
+    ForeignFileError,
+    read_container_header,
+    read_small_file,
+    write_small_file,
+)
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
@@ -36,7 +42,7 @@ _SLOT = re.compile(r"slot-[0-9a-f]{6}( \(\d+\))?\.ckpt")
 
 
 @dataclass(frozen=True)
-class WriterId:
+class SlotWriterId:
     """Identity of a writer, stored in every container and manifest.
 
     Parameters
@@ -54,7 +60,7 @@ class WriterId:
 
 
 @dataclass(frozen=True)
-class Unit:
+class CheckpointUnit:
     """One unit of work: a phase of a run."""
 
     run: str
@@ -87,31 +93,31 @@ class Slot:
         return self.error or self.header.fault
 
     @property
-    def unwritable(self) -> bool:
+    def is_unwritable(self) -> bool:
         """True for a slot that must not be overwritten: an intact file of another kind, or unreadable just now."""
         return isinstance(self.fault, ForeignFileError | WorkspaceError)
 
     @property
-    def returned(self) -> bool:
+    def is_returned(self) -> bool:
         """True when the slot was returned to the pool, and not written since."""
         same = self.fault is not None or self.manifest.get("hash") == self.header.hash
-        return self.manifest.get("status") == RETURNED and same and not self.unwritable
+        return self.manifest.get("status") == RETURNED and same and not self.is_unwritable
 
     def is_free(self, machine: str, now: float) -> bool:
         """Return True for a returned slot that no other machine is likely to take: returned by this machine, or long
         ago.
         """
-        if not self.returned:
+        if not self.is_returned:
             return False
         at = self.manifest.get("returned_at")
         return self.manifest.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
 
-    def belongs_to(self, unit: Unit) -> bool:
+    def belongs_to(self, unit: CheckpointUnit) -> bool:
         """Return True when the container names this unit, or the manifest where the container is unreadable."""
         return unit.matches(self.header.info or self.manifest)
 
 
-class Pool:
+class SlotPool:
     """The slots in one folder.
 
     Parameters
@@ -127,7 +133,7 @@ class Pool:
         self._lock = lock or self.folder / "locks" / "pool.lock"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def exclusive_lock(self) -> Iterator[None]:
         """Exclude other processes of this machine inside a `with`; without effect on a disk that has no locks."""
         with ExitStack() as stack:
             with suppress(WorkspaceError):
@@ -144,14 +150,14 @@ class Pool:
         manifest = {}
         if path.with_suffix(".json").name in names:
             with suppress(WorkspaceError, ValueError, RecursionError):
-                manifest = json.loads(read_small(self.disk, path.with_suffix(".json")))
+                manifest = json.loads(read_small_file(self.disk, path.with_suffix(".json")))
         manifest = manifest if isinstance(manifest, dict) else {}
         try:
-            return Slot(path, read_header(self.disk, path), manifest)
+            return Slot(path, read_container_header(self.disk, path), manifest)
         except WorkspaceError as error:
             return Slot(path, manifest=manifest, error=error)
 
-    def new_path(self) -> Path:
+    def new_slot_path(self) -> Path:
         """Return a new slot's path, unique among machines. Raises WorkspaceError where the folder cannot be made."""
         with disk_errors(self.folder):
             self.disk.make_folder(self.folder)
@@ -161,7 +167,7 @@ class Pool:
         """Write a slot's manifest; a failed write does no harm, since the container holds the same facts."""
         fields = {name: value for name, value in info.items() if name != "path"}
         with suppress(WorkspaceError):
-            write_small(self.disk, path.with_suffix(".json"), json.dumps({"status": status, **fields}).encode())
+            write_small_file(self.disk, path.with_suffix(".json"), json.dumps({"status": status, **fields}).encode())
 
     def release(self, slot: Slot, last: bool) -> None:
         """Mark the slot as returned by this machine, now.
@@ -172,7 +178,7 @@ class Pool:
         fields |= {"saved_at": datetime.now(UTC).isoformat()} if last else {}
         self.write_manifest(slot.path, RETURNED, {**slot.header.info, **fields})
 
-    def free_slots(self, slots: list[Slot]) -> list[Slot]:
+    def list_free_slots(self, slots: list[Slot]) -> list[Slot]:
         """List the slots that may be taken, in the order to take them: those that this machine returned, oldest
         first, then those of other machines in random order, so that two machines that scan at once do not take the same
         slot.
@@ -182,13 +188,13 @@ class Pool:
         random.SystemRandom().shuffle(free)
         return sorted(free, key=_take_order)
 
-    def free_space(self, slots: list[Slot], target: Path, size: int) -> None:
+    def make_free_space(self, slots: list[Slot], target: Path, size: int) -> None:
         """Make `size` bytes available at `target`; returned slots are emptied, oldest first.
 
         Raises CheckpointError when the space does not suffice; nothing else was changed then.
         """
         used = {slot.path: slot.header.size for slot in slots}
-        spare = [slot for slot in self.free_slots(slots) if slot.path != target and slot.header.size]
+        spare = [slot for slot in self.list_free_slots(slots) if slot.path != target and slot.header.size]
         while (available := self._available_bytes(used) + used.get(target, 0)) < size:
             if not spare:
                 raise CheckpointError(
@@ -197,8 +203,10 @@ class Pool:
                     next_step="free some space (on Google Drive empty the Trash too)",
                 )  # fmt: skip
             slot = spare.pop(0)
-            if self._slot(slot.path, [slot.path.with_suffix(".json").name]).returned:  # still returned since the scan
-                write_small(self.disk, slot.path, b"")
+            if self._slot(
+                slot.path, [slot.path.with_suffix(".json").name]
+            ).is_returned:  # still returned since the scan
+                write_small_file(self.disk, slot.path, b"")
                 used[slot.path] = 0
 
     def _available_bytes(self, used: dict[Path, int]) -> int:

@@ -18,11 +18,26 @@ from ml_factory.checkpoints.file_format import (
     ForeignFileError,
     copy_container,
     read_container,
-    read_header,
+    read_container_header,
     write_container,
 )
-from ml_factory.checkpoints.leases import check_fence, fence_of, read_lease, write_lease, writer_rank
-from ml_factory.checkpoints.slot_pool import HELD, QUARANTINED, USER_SUFFIX, WRITING, Pool, Slot, Unit, WriterId
+from ml_factory.checkpoints.leases import (
+    check_fencing_token,
+    fencing_token_of,
+    lease_writer_rank,
+    read_lease,
+    write_lease,
+)
+from ml_factory.checkpoints.slot_pool import (
+    HELD,
+    QUARANTINED,
+    USER_SUFFIX,
+    WRITING,
+    CheckpointUnit,
+    Slot,
+    SlotPool,
+    SlotWriterId,
+)
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.files import FULL
 
@@ -38,16 +53,18 @@ class Slots:
     lease : identity of the writer.
     """
 
-    def __init__(self, pool: Pool, lease: WriterId | None = None):
-        self.pool, self.lease = pool, lease or WriterId()
+    def __init__(self, pool: SlotPool, lease: SlotWriterId | None = None):
+        self.pool, self.lease = pool, lease or SlotWriterId()
         self._verified_hashes: dict[Path, str] = {}  # slot -> hash that this process has verified
-        self._last_sequence: dict[Unit, int] = {}  # last sequence written, also if its slot is unreadable just now
+        self._last_sequence: dict[
+            CheckpointUnit, int
+        ] = {}  # last sequence written, also if its slot is unreadable just now
         self._finished_writes: set[Path] = set()  # slots whose last write was refused: it cannot still be under way
 
     # ------------------------------------------------------------------ reading
 
-    def latest_valid(
-        self, unit: Unit, decode: Callable[[bytes | bytearray], dict]
+    def load_latest_valid(
+        self, unit: CheckpointUnit, decode: Callable[[bytes | bytearray], dict]
     ) -> tuple[dict | None, dict | None, list[str]]:
         """Load the newest valid checkpoint: (info of the highest sequence that verifies, its state, skipped slots with
         reasons).
@@ -64,14 +81,16 @@ class Slots:
         found, skipped = self._first_usable(unit, load)
         return *(found or (None, None)), skipped
 
-    def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
+    def copy_to_pool(self, unit: CheckpointUnit, keep: int, home: str) -> list[str]:
         """Copy the newest intact checkpoint of the unit to the pool in the folder `home`; return the skipped slots
         with reasons. Raises as `_first_usable` does.
         """
-        there = Slots(Pool(Path(home)), self.lease)
-        return self._first_usable(unit, lambda path: there.copy_in(unit, keep, path, source_disk=self.pool.disk))[1]
+        there = Slots(SlotPool(Path(home)), self.lease)
+        return self._first_usable(
+            unit, lambda path: there.copy_from_pool(unit, keep, path, source_disk=self.pool.disk)
+        )[1]
 
-    def _first_usable(self, unit: Unit, use: Callable[[str], T]) -> tuple[T | None, list[str]]:
+    def _first_usable(self, unit: CheckpointUnit, use: Callable[[str], T]) -> tuple[T | None, list[str]]:
         """Return (what `use` returns for the newest checkpoint for which it does not raise, skipped slots with
         reasons).
 
@@ -90,7 +109,7 @@ class Slots:
             raise refused[0]
         return None, skipped
 
-    def list_unverified(self, unit: Unit) -> list[dict]:
+    def list_unverified(self, unit: CheckpointUnit) -> list[dict]:
         """List the descriptions of the unit's slots, unverified, newest first; with `path`.
 
         Raises WorkspaceError when the list is empty and the disk refused a slot that may be the unit's.
@@ -101,7 +120,7 @@ class Slots:
             raise refused[0]
         return infos
 
-    def _readable(self, unit: Unit) -> list[Slot]:
+    def _readable(self, unit: CheckpointUnit) -> list[Slot]:
         """List the unit's slots, and those whose owner the disk refused to read."""
         return [slot for slot in self.pool.scan() if slot.belongs_to(unit) or (slot.error and not slot.manifest)]
 
@@ -109,11 +128,11 @@ class Slots:
         """Return the info of the checkpoint at `path`, read through. Raises CheckpointError or WorkspaceError."""
         return {**read_container(self.pool.disk, Path(path)), "path": str(path)}
 
-    def read_lease(self, unit: Unit) -> dict:
+    def read_lease(self, unit: CheckpointUnit) -> dict:
         """Return the unit's lease, {} without one."""
         return read_lease(self.pool.disk, self.pool.folder, unit)
 
-    def renew(self, unit: Unit, record: dict) -> None:
+    def renew(self, unit: CheckpointUnit, record: dict) -> None:
         """Write the unit's lease."""
         write_lease(self.pool.disk, self.pool.folder, unit, record)
 
@@ -130,10 +149,10 @@ class Slots:
         for info in (slot.header.info for slot in self.pool.scan()):
             run = str(info.get("run", ""))
             if info.get("phase") == phase and run.startswith("train-") and not run.endswith(USER_SUFFIX):
-                newest[run] = max(newest.get(run, info), info, key=recency)
+                newest[run] = max(newest.get(run, info), info, key=slot_recency)
         return list(newest.values())
 
-    def _verify_slots(self, unit: Unit, slots: list[Slot]) -> tuple[dict[Path, dict], dict[Path, Exception]]:
+    def _verify_slots(self, unit: CheckpointUnit, slots: list[Slot]) -> tuple[dict[Path, dict], dict[Path, Exception]]:
         """Return ({path: info} of the unit's verified slots, oldest first; {path: reason} of its others).
 
         What this process has written or verified is not hashed again.
@@ -150,11 +169,11 @@ class Slots:
                 good[slot.path], self._verified_hashes[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
             except (CheckpointError, WorkspaceError) as error:
                 bad[slot.path] = error
-        return dict(sorted(good.items(), key=lambda item: recency(item[1]))), bad
+        return dict(sorted(good.items(), key=lambda item: slot_recency(item[1]))), bad
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, unit: Unit, keep: int, info: dict, state: memoryview | bytes) -> dict:
+    def write(self, unit: CheckpointUnit, keep: int, info: dict, state: memoryview | bytes) -> dict:
         """Write the encoded state to the next slot and read it back; return its info, with its
         `sequence`, and `wrote_seconds` until it was on the disk.
 
@@ -166,9 +185,11 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return write_container(disk, path, {**info, "sequence": sequence}, state)
 
-        return self._write(unit, keep, store, size, writer_rank(info["lease"]))
+        return self._write(unit, keep, store, size, lease_writer_rank(info["lease"]))
 
-    def copy_in(self, unit: Unit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None) -> dict:
+    def copy_from_pool(
+        self, unit: CheckpointUnit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None
+    ) -> dict:
         """Copy a checkpoint from another pool, byte for byte; as `write` otherwise.
 
         Parameters
@@ -178,26 +199,26 @@ class Slots:
         source_disk : disk of the other pool; given when the unit's present owner downloads.
         """
         source_on = source_disk or Disk()
-        header = read_header(source_on, Path(source))
+        header = read_container_header(source_on, Path(source))
 
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, source_on, Path(source))
 
-        writer = writer_rank(header.info.get("lease"))
+        writer = lease_writer_rank(header.info.get("lease"))
         if fence > writer[0]:
             writer = fence, self.lease.session
         if source_disk is not None:  # downloaded by the unit's present owner: the session that saved it may be gone
-            writer = max(writer, writer_rank(self.read_lease(unit)))
+            writer = max(writer, lease_writer_rank(self.read_lease(unit)))
         return self._write(unit, keep, store, header.size, writer)
 
     def _write(
-        self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]
+        self, unit: CheckpointUnit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]
     ) -> dict:
-        with self.pool.locked():
+        with self.pool.exclusive_lock():
             slots = self.pool.scan()
             good, bad = self._verify_slots(unit, slots)
             infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
-            check_fence(unit, writer, infos, self.read_lease(unit))
+            check_fencing_token(unit, writer, infos, self.read_lease(unit))
             sequence = 1 + max([self._last_sequence.get(unit, 0), *map(_sequence_of, infos)])
             unfinished = self._unfinished_writes(unit, slots)
             good = {
@@ -208,7 +229,7 @@ class Slots:
             failure: Exception | None = None
             for path in self._targets(unit, keep, slots, good, torn_slots(bad), excluded):
                 try:
-                    self.pool.free_space(slots, path, size)
+                    self.pool.make_free_space(slots, path, size)
                     owner = {"run": unit.run, "phase": unit.phase, "session": self.lease.session}
                     self.pool.write_manifest(path, WRITING, {**owner, "sequence": sequence})
                     self._finished_writes.discard(path)
@@ -229,22 +250,22 @@ class Slots:
                 return {**saved, "wrote_seconds": write_seconds}
             raise failure or CheckpointError("No slot can be written", where=self.pool.folder)
 
-    def release(self, unit: Unit, holder: dict | None = None) -> None:
+    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         """Return the unit's slots to the pool after its artifact is registered, a slot with a hanging write last.
 
         holder : the lease of the caller. Raises TakenOverError when a later session holds the unit.
         """
-        with self.pool.locked():
+        with self.pool.exclusive_lock():
             slots = self.pool.scan()
             if holder is not None:
                 infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
-                check_fence(unit, writer_rank(holder), infos, self.read_lease(unit))
-            owned = [slot for slot in slots if slot.belongs_to(unit) and not slot.unwritable]
+                check_fencing_token(unit, lease_writer_rank(holder), infos, self.read_lease(unit))
+            owned = [slot for slot in slots if slot.belongs_to(unit) and not slot.is_unwritable]
             unfinished = self._unfinished_writes(unit, slots)
             for slot in owned:
                 self.pool.release(slot, last=slot.path in unfinished)
 
-    def _unfinished_writes(self, unit: Unit, slots: list[Slot]) -> dict[Path, int]:
+    def _unfinished_writes(self, unit: CheckpointUnit, slots: list[Slot]) -> dict[Path, int]:
         """Return {slot: sequence} of the newest slots whose write this session started and never saw end.
 
         A slot that holds that very sequence is intact, even if the write is repeated later.
@@ -256,7 +277,7 @@ class Slots:
         return dict(sorted(sequences.items(), key=lambda item: item[1])[-_MAX_UNFINISHED:])
 
     def _targets(
-        self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path], excluded: set[Path]
+        self, unit: CheckpointUnit, keep: int, slots: list[Slot], good: dict, empty: set[Path], excluded: set[Path]
     ) -> list[Path]:
         """Return the slot to write: an own one without a retained checkpoint, else a returned one, else a new one.
         Then, for a full disk, the oldest own valid slot, whose space is already used, if two valid ones would remain.
@@ -269,14 +290,14 @@ class Slots:
         retained, best = retained_slots(good, keep)
         reserved = (slot.path for slot in _being_written(unit, slots))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in retained)]
-        returned = [slot.path for slot in self.pool.free_slots(slots)]
+        returned = [slot.path for slot in self.pool.list_free_slots(slots)]
         free = [path for path in [*ours, *returned] if path not in retained | excluded]
-        first = free[0] if free else self.pool.new_path()
+        first = free[0] if free else self.pool.new_slot_path()
         others = [path for path in good if path not in {first} | excluded]
         spare = [path for path in others if path != best] if len(others) > MIN_KEPT else []
         return [first, *spare[:1]]
 
-    def _quarantined(self, unit: Unit, slots: list[Slot], bad: dict[Path, Exception]) -> set[Path]:
+    def _quarantined(self, unit: CheckpointUnit, slots: list[Slot], bad: dict[Path, Exception]) -> set[Path]:
         """Return the slot to leave alone: the newest torn one, for inspection, or one whose write another session
         never ended, which may be carried out late.
         """
@@ -298,7 +319,7 @@ class Slots:
                 self.pool.write_manifest(path, HELD, info)
 
 
-def _being_written(unit: Unit, slots: list[Slot]) -> list[Slot]:
+def _being_written(unit: CheckpointUnit, slots: list[Slot]) -> list[Slot]:
     """List the slots whose manifest names the unit and an unfinished write."""
     return [slot for slot in slots if slot.manifest.get("status") == WRITING and unit.matches(slot.manifest)]
 
@@ -307,14 +328,14 @@ def _descriptions(slots: list[Slot]) -> list[dict]:
     """List the descriptions of the slots whose ends show no fault, newest first; with `hash` and `path`."""
     whole = [slot for slot in slots if not slot.fault]
     infos = [{**slot.header.info, "hash": slot.header.hash, "path": str(slot.path)} for slot in whole]
-    return sorted(infos, key=recency, reverse=True)
+    return sorted(infos, key=slot_recency, reverse=True)
 
 
-def recency(info: dict) -> tuple[int, int]:
+def slot_recency(info: dict) -> tuple[int, int]:
     """Return the sort key of a checkpoint: by fence, then by sequence, because a session that was taken over may use
     any sequence.
     """
-    return fence_of(info), info["sequence"]
+    return fencing_token_of(info), info["sequence"]
 
 
 def _sequence_of(info: dict) -> int:
@@ -327,13 +348,13 @@ def retained_slots(good: dict[Path, dict], keep: int) -> tuple[set[Path], Path |
     """Return (slots that must not be written, the best slot): the last `keep`, at least two, and the one with the
     lowest val_loss, the earliest of equals. `good` is oldest first.
     """
-    losses = {path: val_loss(info) for path, info in good.items()}
+    losses = {path: slot_val_loss(info) for path, info in good.items()}
     best = min(losses, key=lambda path: losses[path], default=None)
     best = best if best is not None and losses[best] < math.inf else None
     return {*list(good)[-max(keep, MIN_KEPT) :], *([best] if best else [])}, best
 
 
-def val_loss(info: dict) -> float:
+def slot_val_loss(info: dict) -> float:
     """Return a checkpoint's val_loss; infinity when it was not measured."""
     loss = (info.get("metrics") or {}).get("val_loss")
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf

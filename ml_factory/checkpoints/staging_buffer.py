@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from ml_factory.storage.safetensors_layout import Layout
+from ml_factory.storage.safetensors_layout import SafetensorsLayout
 
 _INLINE_BYTES = 1 << 24  # bytes; pages for less are allocated by the copy itself
 _PAGE = 4096
@@ -40,12 +40,12 @@ class StagingBuffer:
         self._grow_lock, self._requested_bytes = threading.Lock(), _INLINE_BYTES
         self._allocator: threading.Thread | None = None
 
-    def copy(self, layout: Layout) -> memoryview:
+    def copy(self, layout: SafetensorsLayout) -> memoryview:
         """Copy the state's present bytes; the view is valid until the next copy. Raises NonFiniteError."""
         with self._grow_lock:
             if len(self._view) < layout.size:
                 self._grow(layout.size)
-        if layout.on_device and not self._pinned:
+        if layout.is_on_device and not self._pinned:
             self._pin()
         view = self._view[: layout.size]
         layout.fill(view)
@@ -53,13 +53,13 @@ class StagingBuffer:
 
     def prepare(self, size: int) -> None:
         """Allocate pages for a state of `size` bytes in the background; no effect for a small one."""
-        if size > max(len(self._view), self._requested_bytes) and not self.preparing:
+        if size > max(len(self._view), self._requested_bytes) and not self.is_allocating:
             self._requested_bytes = size
             self._allocator = threading.Thread(target=self._allocate_pages, args=(size,), name="staging", daemon=True)
             self._allocator.start()
 
     @property
-    def preparing(self) -> bool:
+    def is_allocating(self) -> bool:
         """True while pages are being allocated: a copy would wait for them."""
         return self._allocator is not None and self._allocator.is_alive()
 

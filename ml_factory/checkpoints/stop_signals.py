@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger("ml_factory")
 
 
-class StopFlag:
+class StopSignalFlag:
     """Signal handlers while a listener is registered; the earlier handlers are restored afterwards.
 
     Attributes
@@ -23,8 +23,8 @@ class StopFlag:
         self._listeners = 0
 
     def listen(self) -> None:
-        """Register a listener; each call pairs with `unlisten`. Handlers are set by the first listener on the main
-        thread.
+        """Register a listener; each call pairs with `remove_listener`. Handlers are set by the first listener on the
+        main thread.
         """
         self._listeners += 1
         if not self._before and threading.current_thread() is threading.main_thread():
@@ -34,7 +34,7 @@ class StopFlag:
                     self._before[number] = before
                     signal.signal(number, self._on_signal)
 
-    def unlisten(self) -> None:
+    def remove_listener(self) -> None:
         """Unregister; the last listener restores the handlers (from another thread: the next signal does, and then
         acts). A signal that no step has honoured acts now.
         """
@@ -69,4 +69,4 @@ class StopFlag:
                 signal.signal(*self._before.popitem())
 
 
-stop = StopFlag()
+stop = StopSignalFlag()

@@ -20,13 +20,13 @@ from typing import Any
 
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.leases import Heartbeat, LeaseHolder, session_id
-from ml_factory.checkpoints.mount_slots import RemoteSlots
+from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder, lease_session_id
+from ml_factory.checkpoints.mount_slots import MountSlots
 from ml_factory.checkpoints.schedule import save_durations
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
-from ml_factory.checkpoints.slots import Slots, recency
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
+from ml_factory.checkpoints.slots import Slots, slot_recency
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
-from ml_factory.checkpoints.uploader import SaveStatus, Uploader
+from ml_factory.checkpoints.uploader import CheckpointUploader, SaveStatus
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.files import cache_folder, files
 from ml_factory.storage.json_values import fingerprint
@@ -57,7 +57,7 @@ class StorageTiers:
     quota_bytes: int | None = None
     deadline_seconds: float = 60
     disk: Disk | None = None
-    lease: WriterId | None = None
+    lease: SlotWriterId | None = None
 
 
 class CheckpointStore:
@@ -83,36 +83,36 @@ class CheckpointStore:
         on_saved: Callable[[], object],
     ):  # fmt: skip
         self.folder, self.keep_last, self.on_saved = Path(os.path.abspath(folder)), keep_last, on_saved
-        self.lease, self.deadline = tiers.lease or WriterId(session_id()), tiers.deadline_seconds
+        self.lease, self.deadline = tiers.lease or SlotWriterId(lease_session_id()), tiers.deadline_seconds
         self.staging, self.durations = StagingBuffer(), save_durations(self.folder)
         self.executor = BackgroundThread("checkpoint", inline=not background)
-        self.last_saves: dict[Unit, SaveStatus] = {}
+        self.last_saves: dict[CheckpointUnit, SaveStatus] = {}
         self._process, self._save_lock = os.getpid(), threading.RLock()
         self._holders: list[LeaseHolder] = []
-        self.heartbeat = Heartbeat(lambda: list(self._holders))
+        self.heartbeat = LeaseHeartbeat(lambda: list(self._holders))
         local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
         if local is None and files.is_remote(self.folder):
             local = cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
         self.home_folder = self.folder if local is None else Path(os.path.abspath(local))
         self.locks = self.home_folder / "locks"
         own_disk, own_quota = (disk, quota) if local is None else (None, None)
-        self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
-        self.writer: RemoteSlots | Slots = self.home
+        self.home = Slots(SlotPool(self.home_folder, own_disk, quota=own_quota), self.lease)
+        self.writer: MountSlots | Slots = self.home
         if background and own_disk is None:
-            self.writer = RemoteSlots(
+            self.writer = MountSlots(
                 self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
                 deadline=self.deadline,
             )  # fmt: skip
-        self.mount: RemoteSlots | Slots | None = None
-        self.uploader: Uploader | None = None
+        self.mount: MountSlots | Slots | None = None
+        self.uploader: CheckpointUploader | None = None
         if local is not None:
             lock, executor = self.locks / "mount.lock", BackgroundThread("checkpoint-mount", inline=not background)
             self.mount = (
-                RemoteSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
+                MountSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
                 if disk is None
-                else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
+                else Slots(SlotPool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
-            self.uploader = Uploader(self.home, self.mount, keep_last, executor, target=str(self.folder))
+            self.uploader = CheckpointUploader(self.home, self.mount, keep_last, executor, target=str(self.folder))
         _open.add(self)
 
     @property
@@ -131,7 +131,7 @@ class CheckpointStore:
                 next_step="open a CheckpointManager in the process that saves",
             )  # fmt: skip
 
-    def lease_holder(self, unit: Unit) -> LeaseHolder:
+    def lease_holder(self, unit: CheckpointUnit) -> LeaseHolder:
         """Return the lease of this session on a unit, which the heartbeat renews while it is held."""
         executor = self.executor if self.uploader is None else self.uploader.executor
         self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, executor.submit))
@@ -154,13 +154,13 @@ class CheckpointStore:
         finally:
             self._save_lock.release()
 
-    def write(self, unit: Unit, info: dict, state: memoryview) -> dict:
+    def write(self, unit: CheckpointUnit, info: dict, state: memoryview) -> dict:
         """Write a staged state to the first disk, as `Slots.write`: large ones in the child process that can see it."""
         writer = self.writer if len(state) > _INLINE_BYTES and self.staging.shared else self.home
         metrics = {key: _encode_metric(value) for key, value in info["metrics"].items()}
         return _with_metrics(writer.write(unit, self.keep_last, {**info, "metrics": metrics}, state))
 
-    def release(self, unit: Unit, holder: dict | None = None) -> None:
+    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         """Return the unit's slots to the pool, on both disks; `holder` as of `Slots.release`."""
         self.home.release(unit, holder)
         if self.uploader is not None:
@@ -168,7 +168,7 @@ class CheckpointStore:
 
     # ------------------------------------------------------------------ reading
 
-    def load_latest(self, unit: Unit, fence: int = 0) -> dict | None:
+    def load_latest(self, unit: CheckpointUnit, fence: int = 0) -> dict | None:
         """Return the unit's newest verified checkpoint, as `CheckpointManager.load_latest_checkpoint`.
 
         fence : of this session, for an upload that an earlier session did not finish.
@@ -177,10 +177,10 @@ class CheckpointStore:
         """
         self.check_process()
         self.wait_saves()
-        info, state, skipped = self.home.latest_valid(unit, decode_state)
+        info, state, skipped = self.home.load_latest_valid(unit, decode_state)
         unusable = self._download_newer(unit, info, fence)
         if unusable is not None:
-            info, state, unreadable = self.home.latest_valid(unit, decode_state)
+            info, state, unreadable = self.home.load_latest_valid(unit, decode_state)
             skipped = list(dict.fromkeys([*unusable, *skipped, *unreadable]))
         if info is not None:
             return {"state": state, **_with_metrics(info), "skipped": skipped}
@@ -188,7 +188,7 @@ class CheckpointStore:
             _log.warning("No checkpoint of %s can be used: %s", unit.phase, "; ".join(skipped))
         return None
 
-    def _download_newer(self, unit: Unit, local: dict | None, fence: int) -> list[str] | None:
+    def _download_newer(self, unit: CheckpointUnit, local: dict | None, fence: int) -> list[str] | None:
         """Download a checkpoint that only the mount has; return the slots skipped there, None if nothing was
         downloaded.
 
@@ -198,8 +198,8 @@ class CheckpointStore:
             return None
         try:
             remote = self.mount.list_unverified(unit)
-            if remote and (local is None or recency(remote[0]) > recency(local)):
-                return self.mount.copy_out(unit, self.keep_last, str(self.home_folder))
+            if remote and (local is None or slot_recency(remote[0]) > slot_recency(local)):
+                return self.mount.copy_to_pool(unit, self.keep_last, str(self.home_folder))
             if local is not None and local["hash"] not in {info["hash"] for info in remote}:
                 self.uploader.enqueue_upload(unit, fence=fence)  # an earlier session ended before this upload
         except WorkspaceError as error:
@@ -208,33 +208,33 @@ class CheckpointStore:
             _log.warning("Resuming from the local disk: %s", error)
         return None
 
-    def list_checkpoints(self, unit: Unit) -> list[dict]:
+    def list_checkpoints(self, unit: CheckpointUnit) -> list[dict]:
         """List the unit's verified checkpoints, oldest first, at most `keep_last`; one that is on the local disk is not
         read again on the mount.
         """
         found: dict[str, dict] = {}
-        for tier, info in sorted(self._unverified(unit), key=lambda pair: recency(pair[1]), reverse=True):
+        for tier, info in sorted(self._unverified(unit), key=lambda pair: slot_recency(pair[1]), reverse=True):
             if len(found) < self.keep_last and info["hash"] not in found:
                 with suppress(CheckpointError, WorkspaceError):
                     found[info["hash"]] = tier.verify(info["path"])
         return [_with_metrics(info) for info in reversed(found.values())]
 
-    def latest_info(self, unit: Unit) -> dict | None:
+    def latest_info(self, unit: CheckpointUnit) -> dict | None:
         """Return the description of the unit's newest checkpoint, unverified; None without one. Cheap on a mount.
 
         Raises UnresponsiveMountError when the mount does not answer and nothing is on the local disk.
         """
         infos = [info for _, info in self._unverified(unit, needed=True)]
-        return _with_metrics(max(infos, key=recency)) if infos else None
+        return _with_metrics(max(infos, key=slot_recency)) if infos else None
 
-    def _unverified(self, unit: Unit, needed: bool = False) -> list[tuple[Slots | RemoteSlots, dict]]:
+    def _unverified(self, unit: CheckpointUnit, needed: bool = False) -> list[tuple[Slots | MountSlots, dict]]:
         """List (tier, description) of the unit's checkpoints on both disks, the local one first.
 
         needed : raise UnresponsiveMountError when nothing is on the local disk and the mount does not answer.
         """
         self.check_process()
         self.wait_saves()
-        found: list[tuple[Slots | RemoteSlots, dict]] = []
+        found: list[tuple[Slots | MountSlots, dict]] = []
         with suppress(WorkspaceError):
             found += [(self.home, info) for info in self.home.list_unverified(unit)]
         if self.mount is not None:
@@ -254,10 +254,10 @@ class CheckpointStore:
         remote = self._query_mount(lambda mount: mount.list_trainings(phase)) or []
         newest = {info["run"]: info for info in remote}
         for info in self.home.list_trainings(phase):
-            newest[info["run"]] = max(info, newest.get(info["run"], info), key=recency)
+            newest[info["run"]] = max(info, newest.get(info["run"], info), key=slot_recency)
         return list(newest.values())
 
-    def _query_mount(self, query: Callable[[RemoteSlots | Slots], Any], needed: bool = False) -> Any:
+    def _query_mount(self, query: Callable[[MountSlots | Slots], Any], needed: bool = False) -> Any:
         """Return the mount's answer; None, with a warning, when it does not answer.
 
         needed : raise UnresponsiveMountError instead of returning None.
@@ -308,7 +308,7 @@ class CheckpointStore:
     def close_children(self) -> None:
         """End the child processes; no mount is waited for."""
         for tier in (self.writer, self.mount):
-            if isinstance(tier, RemoteSlots):
+            if isinstance(tier, MountSlots):
                 tier.close()
 
 

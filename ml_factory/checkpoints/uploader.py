@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ml_factory.background_thread import BackgroundThread
-from ml_factory.checkpoints.leases import TakenOverError
-from ml_factory.checkpoints.mount_slots import RemoteSlots
-from ml_factory.checkpoints.slot_pool import Unit
-from ml_factory.checkpoints.slots import Slots, val_loss
+from ml_factory.checkpoints.leases import LeaseTakenOverError
+from ml_factory.checkpoints.mount_slots import MountSlots
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
+from ml_factory.checkpoints.slots import Slots, slot_val_loss
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.pending_uploads import clear_pending, mark_pending
+from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
 
 IN_MEMORY, REFUSED = "in memory", "not saved"
 SAVED, LOCAL = "saved", "saved locally"
@@ -49,17 +49,17 @@ class SaveStatus:
 _published: list[SaveStatus] = []
 
 
-def publish_status(status: SaveStatus) -> None:
-    """Make `status_line` report this checkpoint from now on."""
+def publish_save_status(status: SaveStatus) -> None:
+    """Make `save_status_line` report this checkpoint from now on."""
     _published[:] = [status]
 
 
-def status_line() -> str:
+def save_status_line() -> str:
     """Return the status of this process's newest checkpoint; "" before the first."""
     return str(_published[0]) if _published else ""
 
 
-class Uploader:
+class CheckpointUploader:
     """Copies checkpoints from the local pool (`home`) to the pool on a mount, as far as the mount answers.
 
     Only the newest and the best checkpoint of a unit are copied: a slow mount skips those in between. One warning
@@ -78,17 +78,17 @@ class Uploader:
     """
 
     def __init__(
-        self, home: Slots, mount: Slots | RemoteSlots, keep: int, executor: BackgroundThread,
+        self, home: Slots, mount: Slots | MountSlots, keep: int, executor: BackgroundThread,
         retry_seconds: float = 60, target: str = "",
     ):  # fmt: skip
         self._home, self._mount, self._keep, self.executor, self._retry = home, mount, keep, executor, retry_seconds
         self._target = target
-        self.pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
+        self.pending: dict[CheckpointUnit, tuple[Callable[[], None], Callable[[LeaseTakenOverError], None], int]] = {}
         self._next_try, self.unresponsive = 0.0, False
 
     def enqueue_upload(
-        self, unit: Unit, on_uploaded: Callable[[], None] = lambda: None,
-        on_taken_over: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
+        self, unit: CheckpointUnit, on_uploaded: Callable[[], None] = lambda: None,
+        on_taken_over: Callable[[LeaseTakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
     ) -> None:  # fmt: skip
         """Upload the unit's newest checkpoint in the background.
 
@@ -121,7 +121,7 @@ class Uploader:
             on_uploaded, on_taken_over, fence = job
             try:
                 self._copy(unit, fence)
-            except TakenOverError as error:
+            except LeaseTakenOverError as error:
                 del self.pending[unit]
                 on_taken_over(error)
                 continue
@@ -133,16 +133,16 @@ class Uploader:
                 return
             if self.pending.get(unit) == job:
                 del self.pending[unit]
-                clear_pending((self._target, unit))
+                clear_pending_upload((self._target, unit))
             on_uploaded()
         if self.unresponsive:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
         self.unresponsive = False
 
-    def release(self, unit: Unit, holder: dict | None = None) -> None:
+    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
         self.pending.pop(unit, None)
-        clear_pending((self._target, unit))
+        clear_pending_upload((self._target, unit))
         self.executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -154,16 +154,16 @@ class Uploader:
     def close(self) -> None:
         """Stop; pending uploads are left to the next session."""
         for unit in self.pending:
-            mark_pending((self._target, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
+            mark_upload_pending((self._target, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
         self.executor.close()
 
-    def _copy(self, unit: Unit, fence: int) -> None:
+    def _copy(self, unit: CheckpointUnit, fence: int) -> None:
         local = self._home.list_unverified(unit)
         if not local:
             return
         remote_hashes = {info["hash"] for info in self._mount.list_unverified(unit)}
-        best = min(local, key=val_loss)
-        for info in [*([best] if val_loss(best) < float("inf") else []), local[0]]:
+        best = min(local, key=slot_val_loss)
+        for info in [*([best] if slot_val_loss(best) < float("inf") else []), local[0]]:
             if info["hash"] not in remote_hashes:
-                self._mount.copy_in(unit, self._keep, info["path"], fence)
+                self._mount.copy_from_pool(unit, self._keep, info["path"], fence)
                 remote_hashes.add(info["hash"])

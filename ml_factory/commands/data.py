@@ -8,8 +8,8 @@ import typer
 from typer import Option
 
 from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
-from ml_factory.cli_output import phases, print_json, print_result
-from ml_factory.commands.options import BarFile, Market, check_prepared, check_raw, parse_settings
+from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json
+from ml_factory.commands.options import BarFile, Market, check_data_prepared, check_raw_bars_exist, parse_settings
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
@@ -69,8 +69,8 @@ def prepare(
     symbol, horizons, found = market.symbol, tuple(horizon or DEFAULT_HORIZONS), []
     place = market.check(horizons, data=file.data)
     if file.data is None:
-        check_raw(place, symbol)
-    with phases(market.as_json, what=f"preparing {symbol}"):
+        check_raw_bars_exist(place, symbol)
+    with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
         settings, roll = _specs(file, base, labels, parse_settings(setting))
         result = pipeline.prepare(
             place, symbol, horizons, data=file.data, settings=settings, roll=roll, searched=labels.searched or ()
@@ -78,7 +78,7 @@ def prepare(
         if labels.search:
             found = [pipeline.search_barriers(place, symbol, one) for one in dict.fromkeys(horizons)]
             if file.data is not None:
-                settings = replace(settings, bars=validation.BarSpec(strict=file.strict))
+                settings = replace(settings, bars=validation.RawBarSpec(strict=file.strict))
             result = pipeline.prepare(place, symbol, horizons, settings=settings, searched=[one.path for one in found])
     if market.as_json:
         print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
@@ -116,9 +116,9 @@ def audit(
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
     place = market.check(horizon or (), models=model or ())
-    check_prepared(place, market.symbol)
-    with phases(market.as_json, what=f"proving {market.symbol}"):
+    check_data_prepared(place, market.symbol)
+    with cli_progress_bars(market.as_json, what=f"proving {market.symbol}"):
         result = pipeline.audit(place, market.symbol, horizon, cuts=cuts, fresh=fresh, models=model)
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
     if not result.passed:
         raise typer.Exit(1)

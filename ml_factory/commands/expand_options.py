@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from ml_factory.argument_checks import check_file
+from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import SettingsError, did_you_mean
 
 
@@ -65,7 +65,7 @@ def read_config(context: typer.Context, path: Path | None) -> None:
     options = {one.opts[-1].removeprefix("--"): one for one in context.command.params if one.opts[-1].startswith("--")}
     known = sorted(options.keys() - {"config", "help"})
     context.default_map = {}
-    for name, value in _read_table(check_file(path.expanduser())).items():
+    for name, value in _read_table(check_file_exists(path.expanduser())).items():
         spelled = name.replace("_", "-")
         if spelled not in known:
             raise SettingsError("There is no such option", where=path, got=name, next_step=did_you_mean(spelled, known))
@@ -83,7 +83,7 @@ def _read_table(path: Path) -> dict[str, Any]:
     text = path.read_bytes().decode(errors="replace")
     try:
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError("These settings cannot be read", where=path, got=error, wanted="TOML, or .json") from None
     if not isinstance(table, dict):
         raise SettingsError("These are no settings", where=path, got=type(table).__name__, wanted="values by name")

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ml_factory import __version__
-from ml_factory.cli_output import print_json, working
+from ml_factory.cli_output import cli_progress_of_work, print_json
 from ml_factory.commands.options import Market, Place
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
@@ -20,7 +20,7 @@ doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tr
 
 def doctor(place: Place) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
-    checks = doctor_of.examine(Workspace(place.workspace))
+    checks = doctor_of.run_doctor_checks(Workspace(place.workspace))
     if place.as_json:
         print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
     else:
@@ -42,7 +42,7 @@ def tracking(
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     folder = Workspace(market.workspace).results / check_symbol(market.symbol) / Path(run).name / "log"
-    with working("uploading to W&B", market.as_json):
+    with cli_progress_of_work("uploading to W&B", market.as_json):
         sent = recovery.replay(folder, mirror="offline" if offline else "auto")
     if market.as_json:
         print_json(sent)

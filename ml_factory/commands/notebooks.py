@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from ml_factory.argument_checks import quick_from_environment
-from ml_factory.cli_output import phases, print_json, stderr_console, working
-from ml_factory.commands.options import BarFile, Fresh, Horizon, Market, Place, Quick, Seed, pairs_of
+from ml_factory.cli_output import cli_progress_bars, cli_progress_of_work, print_json, stderr_console
+from ml_factory.commands.options import BarFile, Fresh, Horizon, Market, Place, Quick, Seed, parse_name_value_options
 from ml_factory.lazy_module import LazyModule
-from ml_factory.notebook_suite import find_notebook, run_notebook, run_suite
+from ml_factory.notebook_suite import find_suite_notebook, run_notebook_suite, run_suite_notebook
 from ml_factory.storage.workspace import Workspace
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
@@ -25,12 +25,12 @@ def run(
     """Run one notebook, headless.
     Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p HORIZON=20`
     """
-    given = pairs_of(parameter or [])
-    path = find_notebook(notebook)
+    given = parse_name_value_options(parameter or [])
+    path = find_suite_notebook(notebook)
     workspace = Workspace(place.workspace or given.get("WORKSPACE", ""))
     given["WORKSPACE"] = workspace.address
-    with working(path.name, place.as_json):
-        written = run_notebook(path, out or workspace.results / "notebooks" / path.name, given)
+    with cli_progress_of_work(path.name, place.as_json):
+        written = run_suite_notebook(path, out or workspace.results / "notebooks" / path.name, given)
     workspace.push()
     print_json({"notebook": str(written)}) if place.as_json else print(written)
 
@@ -44,8 +44,8 @@ def suite(
     symbol, quick = market.symbol, quick_from_environment(quick)
     place = market.check((horizon,), seed=seed, data=file.data)
     if file.data is not None:
-        with phases(market.as_json, what=f"preparing {symbol}"):
-            settings = settings_module.DataSpec(bars=validation.BarSpec(**file.fields()))
+        with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
+            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.fields()))
             pipeline.prepare(place, symbol, (horizon,), data=file.data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
     seconds = {}
@@ -54,8 +54,8 @@ def suite(
         seconds[name] = took
         stderr_console.print(f"{name:24} {took:6.1f} s")
 
-    with phases(market.as_json, what="notebooks"):
-        written = run_suite(place, given, done)
+    with cli_progress_bars(market.as_json, what="notebooks"):
+        written = run_notebook_suite(place, given, done)
         report = pipeline.evaluate(place, symbol, horizon).report_path
     if market.as_json:
         print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from ml_factory.argument_checks import DEMO, check_file, check_horizon, check_seed, quick_from_environment
-from ml_factory.cli_output import status_printer
+from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
+from ml_factory.cli_output import cli_status_printer
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.models.setting_names import read_value
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 
 
-class Stamp(StrEnum):
+class StampOption(StrEnum):
     start = "start"
     end = "end"
 
@@ -68,10 +68,10 @@ class Market(Place):
             check_horizon(horizon)
         for model in models:
             if model != "stack":
-                spec_of(model)
+                find_model_spec(model)
         check_seed(seed)
         if data is not None and "://" not in data:
-            check_file(Path(data).expanduser())
+            check_file_exists(Path(data).expanduser())
         return place
 
 
@@ -90,7 +90,7 @@ class RunFlags:
         """Return the keyword arguments of a pipeline function, without the model's settings."""
         return {
             "seed": self.seed, "quick": quick_from_environment(self.quick), "fresh": self.fresh, "run": self.run,
-            "uncertified": self.uncertified, "on_status": status_printer(as_json),
+            "uncertified": self.uncertified, "on_status": cli_status_printer(as_json),
         }  # fmt: skip
 
 
@@ -99,7 +99,9 @@ class BarFile:
     """File of bars"""
 
     data: Annotated[str | None, Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")] = None
-    stamp: Annotated[Stamp, Option("--stamp", help="Whether bars are stamped at start or end.")] = Stamp.start
+    stamp: Annotated[StampOption, Option("--stamp", help="Whether bars are stamped at start or end.")] = (
+        StampOption.start
+    )
     zone: Annotated[str | None, Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")] = None
     minutes: Annotated[int | None, Option("--minutes", help="Length of a bar; empty: as the file has it.")] = None
     decimal: Annotated[str | None, Option("--decimal", help="Decimal mark of text prices, . or ,")] = None
@@ -110,9 +112,9 @@ class BarFile:
     ] = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a `BarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
+        """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
         parts = [part.strip() for text in self.columns or () for part in text.split(",") if part.strip()]
-        pairs = pairs_of(parts, "--columns", "close=Schluss")
+        pairs = parse_name_value_options(parts, "--columns", "close=Schluss")
         return {
             "minutes": self.minutes, "stamp": self.stamp.value, "zone": self.zone, "decimal": self.decimal,
             "strict": self.strict, "skip_bad": self.skip_bad,
@@ -120,24 +122,24 @@ class BarFile:
         }  # fmt: skip
 
 
-def check_raw(workspace: Workspace, symbol: str) -> None:
+def check_raw_bars_exist(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless the workspace has raw bars of this symbol; the synthetic market needs none."""
     if symbol != DEMO:
         require_raw_bars(workspace, symbol)
 
 
-def check_prepared(workspace: Workspace, symbol: str) -> None:
+def check_data_prepared(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless prepared data exist for this symbol; the reader checks whether they are valid."""
     if files.is_file(workspace.processed(symbol) / PREPARED):
         return
-    check_raw(workspace, symbol)
+    check_raw_bars_exist(workspace, symbol)
     raise NotPreparedError(
         "Nothing is prepared for this symbol yet", where=workspace.processed(symbol), wanted="features and labels",
         next_step=f"run: python -m ml_factory prepare --symbol {symbol} (notebook 01)",
     )  # fmt: skip
 
 
-def check_trained(workspace: Workspace, symbol: str) -> None:
+def check_model_trained(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless some model is finished for this symbol."""
     if not workspace.files.names(workspace.models / symbol):
         raise NotPreparedError(
@@ -148,10 +150,13 @@ def check_trained(workspace: Workspace, symbol: str) -> None:
 
 def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
-    return {name: read_value(text) for name, text in pairs_of(texts or [], "--set", "dropout=0.2").items()}
+    return {
+        name: parse_setting_value(text)
+        for name, text in parse_name_value_options(texts or [], "--set", "dropout=0.2").items()
+    }
 
 
-def pairs_of(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
+def parse_name_value_options(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
     """Parse values by name from texts NAME=VALUE. Raises SettingsError for another text."""
     found = {}
     for text in texts:

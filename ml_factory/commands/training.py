@@ -6,8 +6,8 @@ from typing import Annotated
 
 from typer import Option
 
-from ml_factory.argument_checks import BASE_MODELS, SCHEMES, check_scheme, quick_from_environment
-from ml_factory.cli_output import print_result, training, working
+from ml_factory.argument_checks import BASE_MODELS, SCHEMES, check_fold_scheme, quick_from_environment
+from ml_factory.cli_output import cli_progress_of_work, cli_training_progress, print_cli_result
 from ml_factory.commands.options import (
     BarFile,
     Folds,
@@ -20,12 +20,12 @@ from ml_factory.commands.options import (
     RunFlags,
     Seed,
     Setting,
-    check_prepared,
-    check_trained,
+    check_data_prepared,
+    check_model_trained,
     parse_settings,
 )
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import available_models, settings_by_model
+from ml_factory.models.registry import available_models, split_settings_by_model
 from ml_factory.process_identity import process_rank
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
@@ -48,16 +48,16 @@ class FoldFlags:
 def train(market: Market, run: RunFlags, horizon: Horizon = 20, model: Model = "xgboost") -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
-    check_prepared(place, market.symbol)
+    check_data_prepared(place, market.symbol)
     further = process_rank() > 0  # of several processes rank 0 prints
     settings = parse_settings(run.setting)
-    with training(model, market.as_json or further) as on_epoch:
+    with cli_training_progress(model, market.as_json or further) as on_epoch:
         result = pipeline.train(
             place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
             **run.options(market.as_json),
         )  # fmt: skip
     if not further:
-        print_result(result, market.as_json)
+        print_cli_result(result, market.as_json)
 
 
 def cross_validate(
@@ -65,16 +65,16 @@ def cross_validate(
 ) -> None:
     """Evaluate on many test blocks. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
-    scheme, settings = check_scheme(folds.scheme), parse_settings(run.setting)
-    check_prepared(place, market.symbol)
-    with working(f"cross-validating {model}", market.as_json):
+    scheme, settings = check_fold_scheme(folds.scheme), parse_settings(run.setting)
+    check_data_prepared(place, market.symbol)
+    with cli_progress_of_work(f"cross-validating {model}", market.as_json):
         result = pipeline.cross_validate(
             place, market.symbol, horizon, model, model_settings=settings,
-            scheme=schemes.SchemeSpec(scheme, folds.folds, folds.test_blocks, folds.window),
-            search=search_spec.SearchSpec(trials=folds.trials) if folds.search else None,
+            scheme=schemes.FoldSchemeSpec(scheme, folds.folds, folds.test_blocks, folds.window),
+            search=search_spec.BarrierSearchSpec(trials=folds.trials) if folds.search else None,
             **run.options(market.as_json),
         )  # fmt: skip
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
 
 
 def stack(
@@ -91,13 +91,13 @@ def stack(
     """
     names = tuple(base_model or BASE_MODELS)
     place = market.check((horizon,), models=names, seed=run.seed)
-    check_prepared(place, market.symbol)
-    settings = settings_by_model(names, parse_settings(run.setting), "--set")
-    with working(f"stacking {', '.join(names)}", market.as_json):
+    check_data_prepared(place, market.symbol)
+    settings = split_settings_by_model(names, parse_settings(run.setting), "--set")
+    with cli_progress_of_work(f"stacking {', '.join(names)}", market.as_json):
         result = pipeline.stack(
             place, market.symbol, horizon, names, folds=folds, model_settings=settings, **run.options(market.as_json)
         )
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
 
 
 def evaluate(
@@ -108,10 +108,10 @@ def evaluate(
 ) -> None:
     """Compare finished models on the same test rows. Example: `python -m ml_factory evaluate --symbol MES`"""
     place = market.check((horizon,), models=model or ())
-    check_prepared(place, market.symbol)
-    with working("evaluating", market.as_json):
+    check_data_prepared(place, market.symbol)
+    with cli_progress_of_work("evaluating", market.as_json):
         result = pipeline.evaluate(place, market.symbol, horizon, model, title=title)
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
 
 
 def plan(
@@ -128,14 +128,14 @@ def plan(
     Example: `python -m ml_factory plan --model lstm --model tcn`
     """
     place = market.check((horizon,), models=model or (), seed=seed)
-    check_prepared(place, market.symbol)
-    settings = settings_by_model(tuple(model or available_models()), parse_settings(setting), "--set")
-    with working("warming up", market.as_json):
+    check_data_prepared(place, market.symbol)
+    settings = split_settings_by_model(tuple(model or available_models()), parse_settings(setting), "--set")
+    with cli_progress_of_work("warming up", market.as_json):
         result = pipeline.plan(
             place, market.symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),
             tasks=task or ("train",), folds=folds, model_settings=settings,
         )  # fmt: skip
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
 
 
 def predict(
@@ -149,13 +149,13 @@ def predict(
 ) -> None:
     """Predict out of sample, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
     place = market.check((horizon,), models=(model,), data=file.data)
-    check_trained(place, market.symbol)
-    with working(f"predicting with {model}", market.as_json):
-        bars = validation.BarSpec(**file.fields())
+    check_model_trained(place, market.symbol)
+    with cli_progress_of_work(f"predicting with {model}", market.as_json):
+        bars = validation.RawBarSpec(**file.fields())
         result = pipeline.predict(
             place, market.symbol, horizon, model, data=file.data, bars=bars, out=out, run=run, all_rows=all_rows
         )
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)
 
 
 def export(
@@ -170,6 +170,6 @@ def export(
 ) -> None:
     """Export a finished model for other programs. Example: `python -m ml_factory export --model lstm --format pth`"""
     place = market.check((horizon,), models=(model,))
-    check_trained(place, market.symbol)
+    check_model_trained(place, market.symbol)
     result = pipeline.export(place, market.symbol, horizon, model, tuple(formats or ("pth",)), run=run, out=out)
-    print_result(result, market.as_json)
+    print_cli_result(result, market.as_json)

@@ -16,9 +16,9 @@ import pandas as pd
 from numba import njit
 
 from ml_factory.argument_checks import ACTIVITY_BARS
-from ml_factory.data.bar_stream import BarFeed, FrameStream
-from ml_factory.data.resample import Frame, base_frame, frames_of
-from ml_factory.data.sessions import INFER_SESSIONS, MarketSpec, count_first_session_rows, sessions_of
+from ml_factory.data.bar_stream import BarStream, TimeBarStream
+from ml_factory.data.resample import ResampledBars, resample_bars, resample_bars_to_lengths
+from ml_factory.data.sessions import INFER_SESSIONS, MarketSpec, assign_sessions, count_rows_of_first_sessions
 from ml_factory.errors import BarsError, SettingsError
 
 KINDS = ACTIVITY_BARS
@@ -34,7 +34,7 @@ ACTIVITY = np.dtype(
 
 
 @dataclass(frozen=True)
-class ImbalanceSpec:
+class ImbalanceBarSpec:
     """Settings of tick-imbalance bars.
 
     expected_minutes : E[T] before the first bar
@@ -55,8 +55,8 @@ class ImbalanceSpec:
 
 
 def activity_bars(
-    bars: pd.DataFrame, market: MarketSpec, kind: str, size: float | None = None, spec: ImbalanceSpec | None = None
-) -> Frame:
+    bars: pd.DataFrame, market: MarketSpec, kind: str, size: float | None = None, spec: ImbalanceBarSpec | None = None
+) -> ResampledBars:
     """Aggregate checked one-minute bars to bars of one activity kind.
 
     Parameters
@@ -71,30 +71,30 @@ def activity_bars(
         minute's volume (by 1 where the market has none): b is the sign of close - previous close, of close - open in
         the first minute after a session's open, a hole or a roll, and the last b where that is 0. E[T] and E[b v] are
         averages over the bars before.
-    size : as in `with_bar_size`
+    size : as in `resolve_activity_bar_size`
     spec : settings of tick-imbalance bars
 
     Returns
     -------
     Frame, with `minutes` 0
     """
-    return ActivityStream(with_bar_size(market, kind, size, bars, spec), kind, spec).push(bars)
+    return ActivityBarStream(resolve_activity_bar_size(market, kind, size, bars, spec), kind, spec).push(bars)
 
 
-class ActivityStream(BarFeed):
+class ActivityBarStream(BarStream):
     """Bars of one activity kind from a feed, each emitted with the minute that ends it: the bits of `activity_bars`.
 
-    market : with its `bar_size`, as `with_bar_size` returns it
+    market : with its `bar_size`, as `resolve_activity_bar_size` returns it
     """
 
-    def __init__(self, market: MarketSpec, kind: str, spec: ImbalanceSpec | None = None):
+    def __init__(self, market: MarketSpec, kind: str, spec: ImbalanceBarSpec | None = None):
         _check_kind(market, kind)
         if market.bar_size is None:
             raise SettingsError(
                 "The size of a bar is unknown", where="bar_size", got="None", wanted="a number above 0",
                 next_step="give FeatureSpec(bar_size=…), or the market of prepared data, which has one",
             )  # fmt: skip
-        self.kind, self.spec, size = kind, spec or ImbalanceSpec(), market.bar_size
+        self.kind, self.spec, size = kind, spec or ImbalanceBarSpec(), market.bar_size
         moves = kind == "tick_imbalance"
         minutes = self.spec.expected_minutes if moves else 1.0
         self._weights = tuple(2.0 / (self.spec.span * length + 1.0) if moves else 0.0 for length in (1.0, minutes))
@@ -109,27 +109,27 @@ class ActivityStream(BarFeed):
         own = {"kind": self.kind, "bar_size": self.market.bar_size, "bars_since": self.market.bars_since}
         return {**own, **vars(self.spec), **super()._settings()}
 
-    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
+    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> ResampledBars:
         most = int((runs["last"] - runs["first"]).sum())  # untouched memory pages cost nothing
         times, prices, marks = np.empty((2, most), np.int64), np.empty((6, most)), np.empty((2, most), np.int32)
         rolled = len(columns[5]) > 0 or (self._bucket["count"][0] > 0 and self._bucket["chain"][0] != 1.0)
         amount = np.empty(len(start))
-        fill_flow(columns[0], columns[3], columns[4], runs, KINDS.index(self.kind), self._bucket, amount)
-        done = fill_bars(
+        _fill_activity_amounts(columns[0], columns[3], columns[4], runs, KINDS.index(self.kind), self._bucket, amount)
+        done = _fill_activity_bars(
             start, columns, amount, runs, self._weights, self._bounds, self.market.bars_since, self._bar_ns,
             self._bucket, (times, prices, marks),
         )  # fmt: skip
         times, prices, marks = (part[:, :done].copy() for part in (times, prices, marks))
         volume, chain = prices[4] if self.market.has_volume else None, prices[5] if rolled else None
-        return Frame(0, *times, *prices[:4], volume, *marks, chain)
+        return ResampledBars(0, *times, *prices[:4], volume, *marks, chain)
 
 
 # ---- bar size --------------------------------------------------------------------------------------------------------
 
 
-def with_bar_size(
+def resolve_activity_bar_size(
     market: MarketSpec, kind: str, size: float | None = None, bars: pd.DataFrame | None = None,
-    spec: ImbalanceSpec | None = None,
+    spec: ImbalanceBarSpec | None = None,
 ) -> MarketSpec:  # fmt: skip
     """Return the market with the size of its bars of `kind`: its own, else `size`, else estimated from `bars`.
 
@@ -148,7 +148,7 @@ def with_bar_size(
         return market
     since, how = 0, "given"
     if size is None:
-        how, (size, since) = "inferred", _estimate_size(market, kind, bars, spec or ImbalanceSpec())
+        how, (size, since) = "inferred", _estimate_size(market, kind, bars, spec or ImbalanceBarSpec())
     source = tuple(sorted({**dict(market.source), "bar_size": how}.items()))
     return replace(market, bar_size=float(size), bars_since=since, source=source)
 
@@ -164,10 +164,10 @@ def _check_kind(market: MarketSpec, kind: str) -> None:
         raise BarsError("These bars need volume", where="bars", got=got, next_step=step)
 
 
-def _estimate_size(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: ImbalanceSpec) -> tuple[float, int]:
+def _estimate_size(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: ImbalanceBarSpec) -> tuple[float, int]:
     """Return (size, the session after the first 20), estimated from the first 20 sessions."""
     start = bars.index.as_unit("ns").asi8
-    rows = count_first_session_rows(start, market.calendar) if len(start) else 0
+    rows = count_rows_of_first_sessions(start, market.calendar) if len(start) else 0
     if rows == len(start):
         wanted, step = f"more than {INFER_SESSIONS} sessions", "give the size of a bar: bar_size=, prepare --bar-size"
         raise BarsError("Too little to estimate a bar from", where=market.symbol, wanted=wanted, next_step=step)
@@ -179,56 +179,58 @@ def _estimate_size(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: Imba
     if not size > 0:
         step = "give the size of a bar: bar_size=, prepare --bar-size"
         raise BarsError("Nothing was traded to estimate a bar from", where=market.symbol, next_step=step)
-    return size, int(sessions_of(start[rows : rows + 1], market.calendar).id[0])
+    return size, int(assign_sessions(start[rows : rows + 1], market.calendar).id[0])
 
 
 def _initial_flow(bars: pd.DataFrame, market: MarketSpec, kind: str) -> np.ndarray:
     """Return the flow of each minute inside a session, float64[n]."""
-    feed = ActivityStream(replace(market, bar_size=1.0, bars_since=0), kind)
+    feed = ActivityBarStream(replace(market, bar_size=1.0, bars_since=0), kind)
     start, columns, runs = feed.split_into_runs(bars)
     amount = np.full(len(start), np.nan)
-    fill_flow(columns[0], columns[3], columns[4], runs, KINDS.index(kind), feed._bucket, amount)
+    _fill_activity_amounts(columns[0], columns[3], columns[4], runs, KINDS.index(kind), feed._bucket, amount)
     return amount[~np.isnan(amount)]
 
 
 # ---- bars by time or by activity -------------------------------------------------------------------------------------
 
 
-def base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame:
+def build_base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> ResampledBars:
     """Return the bars that rows are built on: `base` minutes long, or of that activity kind."""
-    return base_frame(bars, market, base) if isinstance(base, int) else activity_bars(bars, market, base)
+    return resample_bars(bars, market, base) if isinstance(base, int) else activity_bars(bars, market, base)
 
 
-def base_and_minute_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> tuple[Frame, Frame | None]:
-    """Return the base bars, and the raw bars as in `minute_bars_for`."""
-    return base_bars(bars, market, base), minute_bars_for(bars, market, base)
+def build_base_and_minute_bars(
+    bars: pd.DataFrame, market: MarketSpec, base: int | str
+) -> tuple[ResampledBars, ResampledBars | None]:
+    """Return the base bars, and the raw bars as in `minute_bars_inside_base_bars`."""
+    return build_base_bars(bars, market, base), minute_bars_inside_base_bars(bars, market, base)
 
 
-def minute_bars_for(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame | None:
+def minute_bars_inside_base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> ResampledBars | None:
     """Return the raw bars inside the base bars, which labels are resolved with; None where both are equal."""
-    return None if base == market.bar_minutes else base_frame(bars, market, market.bar_minutes)
+    return None if base == market.bar_minutes else resample_bars(bars, market, market.bar_minutes)
 
 
-def base_and_frames(
+def build_base_bars_and_frames(
     bars: pd.DataFrame, market: MarketSpec, base: int | str, minutes: Iterable[int], *, threads: int = 1
-) -> tuple[Frame, dict[int, Frame]]:
-    """Return the base bars, and frames of these lengths (`frames_of`)."""
+) -> tuple[ResampledBars, dict[int, ResampledBars]]:
+    """Return the base bars, and frames of these lengths (`resample_bars_to_lengths`)."""
     if isinstance(base, int):
-        made = frames_of(bars, market, (base, *minutes), threads=threads)
+        made = resample_bars_to_lengths(bars, market, (base, *minutes), threads=threads)
         return made.pop(base), made
-    return activity_bars(bars, market, base), frames_of(bars, market, minutes, threads=threads)
+    return activity_bars(bars, market, base), resample_bars_to_lengths(bars, market, minutes, threads=threads)
 
 
-def make_bar_stream(market: MarketSpec, base: int | str) -> BarFeed:
-    """Return the stream that makes the bars of `base_bars` from a feed."""
-    return FrameStream(market, base) if isinstance(base, int) else ActivityStream(market, base)
+def make_base_bar_stream(market: MarketSpec, base: int | str) -> BarStream:
+    """Return the stream that makes the bars of `build_base_bars` from a feed."""
+    return TimeBarStream(market, base) if isinstance(base, int) else ActivityBarStream(market, base)
 
 
 # ---- the compiled pass -----------------------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
-def fill_flow(opens, close, volume, runs, kind, state, amount):
+def _fill_activity_amounts(opens, close, volume, runs, kind, state, amount):
     """Fill amount[row] of every row inside the runs: volume, close * volume, or b * volume by the tick rule."""
     now = state[0]
     for r in range(len(runs)):
@@ -248,8 +250,8 @@ def fill_flow(opens, close, volume, runs, kind, state, amount):
 
 
 @njit(cache=True, nogil=True)
-def fill_bars(start, bars, amount, runs, weights, bounds, since, bar_ns, state, made):
-    """Fill the columns of times, prices and marks from 0 on, as `fill_buckets`; return the number of finished bars.
+def _fill_activity_bars(start, bars, amount, runs, weights, bounds, since, bar_ns, state, made):
+    """Fill the columns of times, prices and marks from 0 on, as `resample_kernel`; return the number of finished bars.
 
     The threshold is minutes * |mean|, within `bounds`. Both averages are updated with every finished bar, by the
     `weights` of a bar and of a minute (0: constant); minutes of a bar that is never finished are ignored.

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.report import BarReport, Finding, count_noun, format_ranges
+from ml_factory.data.report import BarFinding, BarReport, format_row_ranges, pluralize_count
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import FEW_BARS, PRICES, BarSpec, check_bars
+from ml_factory.data.validation import FEW_BARS, PRICES, RawBarSpec, validate_bars
 from ml_factory.errors import BarsError
 
 LOOK_BACK = 20_000  # bars; detectors use 720 on each side, and the typical behaviour of days
@@ -21,7 +21,7 @@ _NO_ROWS = np.empty(0, np.int64)
 _SINCE = "; in bars added since: "
 
 
-def as_canonical(table: pd.DataFrame) -> pd.DataFrame | None:
+def canonicalize_for_append(table: pd.DataFrame) -> pd.DataFrame | None:
     """Return the table in the form of checked bars, or None where a column would have to be mapped."""
     columns = list(table.columns)
     if columns not in (["timestamp", *PRICES], ["timestamp", *PRICES, "volume"]):
@@ -32,18 +32,18 @@ def as_canonical(table: pd.DataFrame) -> pd.DataFrame | None:
         return None
     values = {name: table[name].to_numpy(float) for name in columns[1:]}
     if "volume" in values and not (np.nan_to_num(values["volume"]) != 0).any():
-        del values["volume"]  # empty or zero throughout: left out, as `check_bars` does
+        del values["volume"]  # empty or zero throughout: left out, as `validate_bars` does
     if any(np.isnan(column).any() for column in values.values()):
         return None
     return pd.DataFrame(values, index=pd.DatetimeIndex(stamps, name="timestamp").as_unit("ns"), copy=False)
 
 
-def check_appended(prefixes: PrefixHasher, old: int, report: dict, market: MarketSpec) -> dict | None:
+def check_appended_bars(prefixes: PrefixHasher, old: int, report: dict, market: MarketSpec) -> dict | None:
     """Return the report on all bars (as `BarReport.to_dict`), of which the first `old` were checked before.
 
     Parameters
     ----------
-    prefixes : hasher of all bars, in the form of `as_canonical`
+    prefixes : hasher of all bars, in the form of `canonicalize_for_append`
     old : number of bars checked before
     report : the report on these, as `BarReport.to_dict`
     market : the market
@@ -54,8 +54,8 @@ def check_appended(prefixes: PrefixHasher, old: int, report: dict, market: Marke
     """
     bars, low = prefixes.bars, max(0, old - LOOK_BACK)
     try:
-        known, before = check_bars(bars.iloc[low:old].reset_index(), BarSpec(), market=market)
-        combined, after = check_bars(bars.iloc[low:].reset_index(), BarSpec(), market=market)
+        known, before = validate_bars(bars.iloc[low:old].reset_index(), RawBarSpec(), market=market)
+        combined, after = validate_bars(bars.iloc[low:].reset_index(), RawBarSpec(), market=market)
     except BarsError:
         return None
     if not (combined.equals(bars.iloc[low:]) and len(known) == old - low):
@@ -107,9 +107,9 @@ def _only_in_first(these: np.ndarray, others: np.ndarray, seam: int) -> np.ndarr
     return np.setdiff1d(these[these >= seam], others)
 
 
-def _add_rows(by_kind: dict[str, dict], found: Finding, new: np.ndarray, counted: int) -> None:
+def _add_rows(by_kind: dict[str, dict], found: BarFinding, new: np.ndarray, counted: int) -> None:
     shown, before = [int(row) for row in new[:SHOWN_ROWS]], by_kind.get(found.kind)
-    one = {"kind": found.kind, "severity": found.severity, "count": len(new), "which": format_ranges(new)}
+    one = {"kind": found.kind, "severity": found.severity, "count": len(new), "which": format_row_ranges(new)}
     if before is None:
         message = f"{found.message} (counted over the last {counted:,} bars)"
         by_kind[found.kind] = one | {"rows": shown, "message": message, "added": 0}
@@ -118,7 +118,7 @@ def _add_rows(by_kind: dict[str, dict], found: Finding, new: np.ndarray, counted
     one["count"] += before["count"]
     one["which"] = _join_ranges(before["which"], one["which"])
     one["rows"] = (before["rows"] + shown)[:SHOWN_ROWS]
-    one["message"] = before["message"].partition(_SINCE)[0] + _SINCE + count_noun(added, "row")
+    one["message"] = before["message"].partition(_SINCE)[0] + _SINCE + pluralize_count(added, "row")
     by_kind[found.kind] = one | {"added": added}
 
 
@@ -156,11 +156,11 @@ def _remove_from_ranges(which: str, gone: np.ndarray) -> str:
         return which
     early = [(first, min(last, gone[0] - 1)) for first, last in _parse_ranges(which) if first < gone[0]]
     late = [np.arange(max(first, gone[0]), last + 1) for first, last in _parse_ranges(which) if last >= gone[0]]
-    kept = format_ranges(np.setdiff1d(np.concatenate([_NO_ROWS, *late]), gone))
+    kept = format_row_ranges(np.setdiff1d(np.concatenate([_NO_ROWS, *late]), gone))
     return _join_ranges(", ".join(f"{first}-{last}" for first, last in early), kept)
 
 
 def _parse_ranges(which: str) -> list[tuple[int, int]]:
-    """Parse the text of `format_ranges` to (first, last) of each range."""
+    """Parse the text of `format_row_ranges` to (first, last) of each range."""
     edges = [[int(edge) for edge in span.split("-")] for span in which.split(", ") if span]
     return [(span[0], span[-1]) for span in edges]

@@ -1,6 +1,6 @@
 """List all bad rows of a table at once, for a CSV with their line numbers in the file.
 
-`check_bars` refuses at the first fault, since nothing after it can be relied on. This module checks every row on its
+`validate_bars` refuses at the first fault, since nothing after it can be relied on. This module checks every row on its
 own, so that a user sees all rows that must be corrected, or skips them (`BarSpec.skip_bad`).
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_text, decimal_mark
-from ml_factory.data.report import Finding, count_noun
-from ml_factory.data.validation import PRICES, BarSpec, find_columns
+from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_number_text, infer_decimal_mark
+from ml_factory.data.report import BarFinding, pluralize_count
+from ml_factory.data.validation import PRICES, RawBarSpec, match_bar_columns
 from ml_factory.errors import BarsError
 from ml_factory.storage.files import files
 
@@ -43,7 +43,7 @@ class BadRow:
         return f"{where}: {self.text!r} ({self.reason})"
 
 
-def bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> list[BadRow]:
+def find_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> list[BadRow]:
     """List the rows that cannot be bars, each with its first fault: time, numbers, impossible prices or volume.
 
     Parameters
@@ -56,7 +56,7 @@ def bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> list[BadR
     ------
     BarsError : a whole column is absent
     """
-    columns, _ = find_columns(raw, source, spec.columns)
+    columns, _ = match_bar_columns(raw, source, spec.columns)
     reasons: dict[int, str] = {}
     for rows, reason in (*_bad_timestamps(columns.pop("timestamp")), *_bad_values(columns, spec.decimal)):
         for row in rows.tolist():
@@ -71,9 +71,9 @@ def bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> list[BadR
     return found
 
 
-def without_bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> tuple[pd.DataFrame, list[BadRow]]:
+def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> tuple[pd.DataFrame, list[BadRow]]:
     """Return the table without its bad rows, and the bad rows, including lines that `read_table` left out."""
-    bad = bad_rows(raw, spec, source)
+    bad = find_bad_rows(raw, spec, source)
     kept = raw.drop(index=raw.index[[one.row for one in bad]]).reset_index(drop=True) if bad else raw
     if not len(kept):
         raise BarsError("Every row is bad", where=source, got=str(bad[0]), next_step="check zone, decimals and columns")
@@ -88,10 +88,10 @@ def _with_ragged(bad: Sequence[BadRow], raw: pd.DataFrame) -> list[BadRow]:
     return sorted([*bad, *ragged], key=lambda one: (one.line, one.row))
 
 
-def refuse_bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None, cause: BarsError) -> None:
+def raise_on_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None, cause: BarsError) -> None:
     """Raise one BarsError that adds all bad rows to `cause`, which named the first; return if there is none."""
     try:
-        bad = _with_ragged(bad_rows(raw, spec, source), raw)
+        bad = _with_ragged(find_bad_rows(raw, spec, source), raw)
     except BarsError:
         return  # a fault of the whole file: `cause` names it
     if not bad:
@@ -99,13 +99,13 @@ def refuse_bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None, cause
     shown = "; ".join(map(str, bad[:SHOWN])) + (f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else "")
     step = "correct them, or leave them out and have them listed: --skip-bad"
     step = f"{cause.next_step}; {step}" if cause.next_step else step
-    what = f"{cause.what}. {count_noun(len(bad), 'bad row')} in all: {shown}"
+    what = f"{cause.what}. {pluralize_count(len(bad), 'bad row')} in all: {shown}"
     error = BarsError(what, where=cause.where, got=cause.got, wanted=cause.wanted, next_step=step)
     error.findings = getattr(cause, "findings", ())
     raise error from cause
 
 
-def format_lines(lines: Sequence[tuple[int, str]]) -> str:
+def format_bad_lines(lines: Sequence[tuple[int, str]]) -> str:
     """Format (number, text) of lines as "line 7: 'text'; line 9: ..."; "" for none."""
     shown = "; ".join(f"line {number}: {text[:80]!r}" for number, text in lines[:SHOWN])
     return shown + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
@@ -116,20 +116,20 @@ def _as_numbers(column: pd.Series) -> pd.Series:
     return numbers if numbers.notna().equals(column.notna()) else column
 
 
-def skipped_finding(bad: Sequence[BadRow], rows: int) -> Finding:
+def skipped_bad_rows_finding(bad: Sequence[BadRow], rows: int) -> BarFinding:
     """Return the finding on skipped rows; `rows` is the number of rows in all."""
     shown = "; ".join(map(str, bad[:3])) + ("; ..." if len(bad) > 3 else "")
-    message = f"{count_noun(len(bad), 'bad row')} of {rows:,} skipped: {shown}"
-    return Finding("skipped_rows", "mapped", np.array([one.row for one in bad if one.row >= 0], np.int64), message)
+    message = f"{pluralize_count(len(bad), 'bad row')} of {rows:,} skipped: {shown}"
+    return BarFinding("skipped_rows", "mapped", np.array([one.row for one in bad if one.row >= 0], np.int64), message)
 
 
-def skipped_table(bad: Sequence[BadRow]) -> pd.DataFrame:
+def bad_rows_to_frame(bad: Sequence[BadRow]) -> pd.DataFrame:
     """Return a table with line, row, reason and text of every skipped row."""
     columns = ["line", "row", "reason", "text"]
     return pd.DataFrame([(one.line, one.row, one.reason, one.text) for one in bad], columns=columns)
 
 
-def read_text_lines(path: Path) -> list[tuple[int, str]]:
+def _read_csv_lines(path: Path) -> list[tuple[int, str]]:
     """Read (number from 1, text) of the lines of a CSV (also .gz) that are not blank; [] for other files."""
     with files.local_copy(path) as local:
         with open(local, "rb") as file:
@@ -147,7 +147,7 @@ def _source_lines(source: Path, rows: Sequence[int], left_out: set[int]) -> list
     """Return (number, text) of the lines of these rows; None where the file has no lines, or a row spans several."""
     if not rows:
         return None
-    lines = [line for line in read_text_lines(source) if line[0] not in left_out]
+    lines = [line for line in _read_csv_lines(source) if line[0] not in left_out]
     if rows[-1] + 1 >= len(lines):
         return None
     return [lines[row + 1] for row in rows]
@@ -175,9 +175,11 @@ def _bad_timestamps(stamps: pd.Series) -> list[tuple[np.ndarray, str]]:
 def _bad_values(columns: dict[str, pd.Series], decimal: str | None) -> list[tuple[np.ndarray, str]]:
     """Find rows with text for a number, with impossible prices, or with a negative volume."""
     found, values = [], {}
-    text = {name: clean_text(column) for name, column in columns.items() if not pd.api.types.is_numeric_dtype(column)}
+    text = {
+        name: clean_number_text(column) for name, column in columns.items() if not pd.api.types.is_numeric_dtype(column)
+    }
     numbers = {name: column[column.str.fullmatch(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")] for name, column in text.items()}
-    mark = (decimal or decimal_mark(numbers, None, "bars")) if text else "."
+    mark = (decimal or infer_decimal_mark(numbers, None, "bars")) if text else "."
     for name, column in columns.items():
         if name not in text:
             values[name] = column.to_numpy(np.float64, na_value=np.nan)

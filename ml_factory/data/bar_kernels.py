@@ -1,14 +1,14 @@
 """Compiled resampling of bars to buckets, the same for a whole file and for one bar at a time.
 
 Two steps, each with its state in a record of plain numbers, so that splitting the bars anywhere changes no bit:
-`split_runs` splits bars into runs inside one trading interval, one contract and no hole; `fill_buckets` aggregates runs
-to buckets of one length. Sums are taken bar by bar, never in blocks.
+`_split_runs` splits bars into runs inside one trading interval, one contract and no hole; `resample_kernel` aggregates
+runs to buckets of one length. Sums are taken bar by bar, never in blocks.
 """
 
 import numpy as np
 from numba import njit
 
-from ml_factory.data.sessions import DAY_NS, sessions_of
+from ml_factory.data.sessions import DAY_NS, assign_sessions
 
 # Trading without a break, [begin, close): a session, or the trading after its scheduled early close.
 STRETCH = np.dtype([("open", "i8"), ("begin", "i8"), ("close", "i8"), ("session", "i4")])
@@ -31,22 +31,22 @@ SESSIONS_AT_ONCE = 8  # about 500 kB of bars: the second-level cache
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
-def initial_position() -> np.ndarray:
+def initial_bar_kernel_state() -> np.ndarray:
     """Return FEED_POSITION[1] before any bar."""
     return np.array([(BEFORE_ALL, BEFORE_ALL, BEFORE_ALL, -1, -1)], FEED_POSITION)
 
 
-def trading_stretches(days: np.ndarray, calendar: str) -> np.ndarray:
+def trading_intervals(days: np.ndarray, calendar: str) -> np.ndarray:
     """Return STRETCH[K], increasing: every trading interval that touches the given UTC days, and adjacent ones.
 
     days : int64, days since 1970-01-01. Noon UTC lies inside one exchange day in every calendar, so the noons around a
-        day identify its sessions; `sessions_of` is called a few times whatever the number of bars
+        day identify its sessions; `assign_sessions` is called a few times whatever the number of bars
     """
     noons = np.unique(np.asarray(days, np.int64)[:, None] + np.array([-1, 0, 1])) * DAY_NS + DAY_NS // 2
-    opened = begin = np.unique(sessions_of(noons, calendar).open_ns)
+    opened = begin = np.unique(assign_sessions(noons, calendar).open_ns)
     found = []
     while len(begin):
-        at = sessions_of(begin, calendar)
+        at = assign_sessions(begin, calendar)
         trading = at.inside & (at.open_ns == opened)
         part = np.empty(int(trading.sum()), STRETCH)
         part["open"], part["begin"] = opened[trading], begin[trading]
@@ -57,7 +57,7 @@ def trading_stretches(days: np.ndarray, calendar: str) -> np.ndarray:
     return table[np.argsort(table["begin"])]
 
 
-def utc_days(start: np.ndarray) -> np.ndarray:
+def utc_days_of_bars(start: np.ndarray) -> np.ndarray:
     """Return the UTC days on which bars start; `start` is int64 ns, increasing."""
     if not len(start):
         return np.empty(0, np.int64)
@@ -66,7 +66,7 @@ def utc_days(start: np.ndarray) -> np.ndarray:
     return days[np.diff(first) > 0]
 
 
-def trading_runs(
+def split_into_trading_runs(
     start: np.ndarray, contract: np.ndarray, stretches: np.ndarray, bar_ns: int, silence_ns: int, position: np.ndarray
 ) -> tuple[np.ndarray, int]:
     """Split bars into runs inside one trading interval, one contract and no hole.
@@ -75,7 +75,7 @@ def trading_runs(
     ----------
     start : int64[N] ns
     contract : int64[N] codes, or empty
-    stretches : of `trading_stretches`
+    stretches : of `trading_intervals`
     bar_ns : length of a bar
     silence_ns : a longer step between two starts is a hole
     position : FEED_POSITION[1], updated; pass it on to the next chunk
@@ -85,13 +85,15 @@ def trading_runs(
     (RUN[R], row) : the runs, and the first row that starts before the end of the previous bar, or -1
     """
     runs = np.empty(len(start), RUN)  # untouched memory pages cost nothing
-    count, wrong = split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs)
+    count, wrong = _split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs)
     return runs[:count].copy(), wrong
 
 
 @njit(cache=True, nogil=True)
-def split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs):
-    """Fill `runs` from the front, compiled; return (how many, the first row out of order or -1). See `trading_runs`."""
+def _split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs):
+    """Fill `runs` from the front, compiled; return (how many, the first row out of order or -1). See
+    `split_into_trading_runs`.
+    """
     now, count, k, row = position[0], 0, 0, 0
     clock, previous, close, has_contract = now.clock, now.previous, now.close, len(contract) > 0
     while row < len(start):
@@ -113,7 +115,7 @@ def split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs):
         if has_contract:
             now.contract = contract[row]
         count, close = count + 1, stretch.close
-        row = run_end(start, contract, row, bar_ns, silence_ns, close)
+        row = _find_run_end(start, contract, row, bar_ns, silence_ns, close)
         run.last, previous = row, start[row - 1]
         clock = previous + bar_ns
     now.clock, now.previous, now.close = clock, previous, close
@@ -121,7 +123,7 @@ def split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs):
 
 
 @njit(cache=True, nogil=True)
-def run_end(start, contract, first, bar_ns, silence_ns, close):
+def _find_run_end(start, contract, first, bar_ns, silence_ns, close):
     """Return the first row after `first` that begins another run, or that overlaps the row before it."""
     row, previous = np.uint64(first + 1), start[first]  # unsigned: numba omits the check for negative indices
     while row < np.uint64(len(start)):
@@ -135,7 +137,7 @@ def run_end(start, contract, first, bar_ns, silence_ns, close):
     return np.int64(row)
 
 
-def max_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
+def max_resampled_bars(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
     """Return an upper bound of the buckets that these runs give, for allocation."""
     if not len(runs):
         return 1
@@ -144,8 +146,8 @@ def max_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, prices, marks):
-    """Fill F frames as `fill_buckets` does, frame f from column begins[f] on; return int64[F], where each ends.
+def resample_frames_kernel(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, prices, marks):
+    """Fill F frames as `resample_kernel` does, frame f from column begins[f] on; return int64[F], where each ends.
 
     Some sessions at a time for all lengths: bars are then read from memory once, not once a frame.
     """
@@ -154,14 +156,14 @@ def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, pr
         some = runs[first : first + SESSIONS_AT_ONCE]
         for f in range(len(widths_ns)):
             out, bucket = ends[f], buckets[f : f + 1]
-            ends[f] += fill_buckets(
+            ends[f] += resample_kernel(
                 start, bars, some, widths_ns[f], bar_ns, bucket, times[:, out:], prices[:, out:], marks[:, out:]
             )
     return ends
 
 
 @njit(cache=True, nogil=True)
-def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
+def resample_kernel(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
     """Fill the columns of times, prices and marks from 0 on; return the number of finished buckets.
 
     Parameters
@@ -191,14 +193,16 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
                     now.known_at = t + bar_ns  # the new contract's first bar, once complete, shows that it is over
                 if now.live == 1 and not (inside and until <= now.known_at):
                     now.high, now.low, now.volume = high, low, volume
-                    done = write_bucket(bucket, times, prices, marks, done)
+                    done = write_bucket_kernel(bucket, times, prices, marks, done)
                 now.start = t if inside else max(grid, run.begin)
                 now.known_at, now.live, now.open = until, 1, opens[row]
                 now.session, now.segment = run.session, run.segment
                 now.chain = chain[row] if len(chain) > 0 else 1.0  # one contract a bucket, one factor
                 high, low, volume = highs[row], lows[row], 0.0
                 grid += width_ns
-            row, high, low, volume = add_bars(start, highs, lows, volumes, row, run.last, until, high, low, volume)
+            row, high, low, volume = _aggregate_bars(
+                start, highs, lows, volumes, row, run.last, until, high, low, volume
+            )
             now.close = closes[row - 1]
             if run.final == 0:  # a bar that reaches over the close contains trades after it
                 now.known_at = max(now.known_at, start[row - 1] + bar_ns)
@@ -207,7 +211,7 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
 
 
 @njit(cache=True, nogil=True)
-def add_bars(start, highs, lows, volumes, first, last, until, high, low, volume):
+def _aggregate_bars(start, highs, lows, volumes, first, last, until, high, low, volume):
     """Aggregate the rows from `first` to `last` that start before `until`; return the next row, and their extremes."""
     row = np.uint64(first)
     while row < np.uint64(last) and start[row] < until:
@@ -221,7 +225,7 @@ def add_bars(start, highs, lows, volumes, first, last, until, high, low, volume)
 
 
 @njit(cache=True, nogil=True)
-def write_bucket(bucket, times, prices, marks, at):
+def write_bucket_kernel(bucket, times, prices, marks, at):
     """Write the unfinished bucket as column `at`, finished; return at + 1."""
     now = bucket[0]
     times[0, at], times[1, at] = now.start, now.known_at
@@ -235,7 +239,7 @@ def write_bucket(bucket, times, prices, marks, at):
 
 
 @njit(cache=True, nogil=True)
-def fill_own_bars(start, runs, bar_ns, known_at, session, segment):
+def unresampled_bars_kernel(start, runs, bar_ns, known_at, session, segment):
     """Fill known_at, session, segment [N] and return True where every bar is its own bucket on its session's grid."""
     for r in range(len(runs)):
         run = runs[r]
@@ -256,7 +260,7 @@ def fill_own_bars(start, runs, bar_ns, known_at, session, segment):
 
 
 @njit(cache=True, nogil=True)
-def fill_asof_rows(known_at_base, known_at_coarse, rows):
+def asof_rows_kernel(known_at_base, known_at_coarse, rows):
     """Fill rows int64[N]: the last coarse position with known_at <= the base row's, -1 where none; one pass."""
     j = 0
     for i in range(len(known_at_base)):

@@ -1,6 +1,6 @@
-"""Resample a live feed: bars pushed in chunks of any size give the buckets of `base_frame`, bit for bit.
+"""Resample a live feed: bars pushed in chunks of any size give the buckets of `resample_bars`, bit for bit.
 
-`BarFeed` is the base of every bar stream: it splits minutes into runs, and its state is saved exactly.
+`BarStream` is the base of every bar stream: it splits minutes into runs, and its state is saved exactly.
 """
 
 import numpy as np
@@ -8,14 +8,14 @@ import pandas as pd
 
 from ml_factory.data import bar_kernels
 from ml_factory.data.resample import (
-    Chunk,
-    Frame,
-    check_length,
+    BarChunk,
+    ResampledBars,
+    check_resample_length,
     contract_positions,
-    next_buckets,
+    raise_on_overlapping_bars,
     readonly_view,
-    refuse_overlap,
-    to_chunk,
+    resample_runs,
+    to_bar_chunk,
 )
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError
@@ -29,7 +29,7 @@ _NOTHING = (
 _VERSION = 2
 
 
-class BarFeed:
+class BarStream:
     """A feed of bars, split into runs of one session, one contract and no hole.
 
     A subclass keeps the unfinished bar in `_bucket`, a record of plain numbers, and returns the finished bars with
@@ -40,22 +40,22 @@ class BarFeed:
         self.market, self.bar_minutes = market, bar_minutes or market.bar_minutes
         self._bar_ns = self.bar_minutes * MINUTE_NS
         self._silence_ns = (market.hole_minutes + self.bar_minutes) * MINUTE_NS
-        self._position, self._bucket = bar_kernels.initial_position(), bucket
+        self._position, self._bucket = bar_kernels.initial_bar_kernel_state(), bucket
         self._now = bar_kernels.BEFORE_ALL
         self._contracts: list[str] = []
         self._stretches, self._covered = np.empty(0, bar_kernels.STRETCH), (0, 0)
 
-    def push(self, bars: pd.DataFrame | Chunk) -> Frame:
+    def push(self, bars: pd.DataFrame | BarChunk) -> ResampledBars:
         """Return the bars that these minutes complete; the minutes are later than all pushed before.
 
-        To feed several streams, `to_chunk(bars, market)` reads the table once for all. A bar that was complete at the
-        time passed to `advance` is refused: its bucket may have been emitted.
+        To feed several streams, `to_bar_chunk(bars, market)` reads the table once for all. A bar that was complete at
+        the time passed to `advance` is refused: its bucket may have been emitted.
         """
         return self._emit(*self.split_into_runs(bars))
 
-    def split_into_runs(self, bars: pd.DataFrame | Chunk) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
+    def split_into_runs(self, bars: pd.DataFrame | BarChunk) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
         """Return (start, columns, runs) of these minutes and advance past them."""
-        start, columns, names = chunk = bars if isinstance(bars, Chunk) else to_chunk(bars, self.market)
+        start, columns, names = chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
         if not len(start):
             return _NOTHING
         if start[0] + self._bar_ns <= self._now:
@@ -66,12 +66,14 @@ class BarFeed:
         contract = contract_positions(names, self._contracts)
         stretches = self._stretches_for(start)
         position = self._position.copy()  # unchanged if a bar is refused
-        runs, wrong = bar_kernels.trading_runs(start, contract, stretches, self._bar_ns, self._silence_ns, position)
-        refuse_overlap(chunk, wrong, self.bar_minutes)
+        runs, wrong = bar_kernels.split_into_trading_runs(
+            start, contract, stretches, self._bar_ns, self._silence_ns, position
+        )
+        raise_on_overlapping_bars(chunk, wrong, self.bar_minutes)
         self._position = position
         return start, columns, runs
 
-    def advance(self, now_ns: int) -> Frame:
+    def advance(self, now_ns: int) -> ResampledBars:
         """Return the bar, if any, that is complete at `now_ns` (UTC); call it once all bars up to then are pushed."""
         self._now = max(self._now, int(now_ns))
         return self._emit(*_NOTHING)
@@ -106,7 +108,7 @@ class BarFeed:
         names = ("calendar", "hole_minutes", "has_volume")
         return {"bar_minutes": self.bar_minutes, **{name: getattr(market, name) for name in names}}
 
-    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
+    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> ResampledBars:
         raise NotImplementedError
 
     def _stretches_for(self, start: np.ndarray) -> np.ndarray:
@@ -114,28 +116,28 @@ class BarFeed:
         if not self._covered[0] <= start[0] <= start[-1] < self._covered[1]:
             first, last = int(start[0] // DAY_NS), int(start[-1] // DAY_NS)
             if last - first >= AHEAD_DAYS:  # a long chunk is looked up separately, and only its days
-                return bar_kernels.trading_stretches(bar_kernels.utc_days(start), self.market.calendar)
-            self._stretches = bar_kernels.trading_stretches(np.arange(first, first + AHEAD_DAYS), self.market.calendar)
+                return bar_kernels.trading_intervals(bar_kernels.utc_days_of_bars(start), self.market.calendar)
+            self._stretches = bar_kernels.trading_intervals(np.arange(first, first + AHEAD_DAYS), self.market.calendar)
             self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
         return self._stretches
 
 
-class FrameStream(BarFeed):
+class TimeBarStream(BarStream):
     """Buckets of one length, each emitted once, in order, as soon as it is known.
 
-    market, minutes, bar_minutes : as in `base_frame`
+    market, minutes, bar_minutes : as in `resample_bars`
     """
 
     def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
-        check_length(minutes, bar_minutes or market.bar_minutes)
+        check_resample_length(minutes, bar_minutes or market.bar_minutes)
         super().__init__(market, np.zeros(1, bar_kernels.BUCKET), bar_minutes)
         self.minutes = minutes
 
     def _settings(self) -> dict:
         return {"minutes": self.minutes, **super()._settings()}
 
-    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
+    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> ResampledBars:
         clock = max(self._now, int(self._position["clock"][0]))
         has_volume = self.market.has_volume
         lengths = (self.minutes,)
-        return next_buckets(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]
+        return resample_runs(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]

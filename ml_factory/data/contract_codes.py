@@ -25,7 +25,7 @@ _CODE = re.compile(
 
 
 @dataclass(frozen=True)
-class Contract:
+class FuturesContract:
     """One futures contract.
 
     name : the exchange's code
@@ -50,7 +50,7 @@ class Contract:
         """Sort key: the last day where it is known, else the first of the delivery month."""
         return self.expiry or date(self.year, self.month, 1)
 
-    def last_day(self) -> date:
+    def last_holding_day(self) -> date:
         """Return the last day to hold the contract (CME rulebooks; holidays are ignored).
 
         Index futures settle on the third Friday of their month. A metal is left by the last weekday of the month
@@ -67,7 +67,7 @@ class Contract:
         raise BarsError("The last day of this contract is not known", where=self.name, next_step=step)
 
 
-def read_contract(name: str, first_bar: pd.Timestamp, expiry: str | None = None) -> Contract:
+def parse_contract_code(name: str, first_bar: pd.Timestamp, expiry: str | None = None) -> FuturesContract:
     """Parse a contract's code: ESZ3, ESZ13, ESZ2013, ES201312, ES-2013-12, 20131220 (a last day).
 
     Parameters
@@ -82,7 +82,7 @@ def read_contract(name: str, first_bar: pd.Timestamp, expiry: str | None = None)
         if match and match["stamp"]:
             stamp = match["stamp"].replace("-", "")
             day = date(int(stamp[:4]), int(stamp[4:6]), int(stamp[6:] or 1))
-            return Contract(name, match["root"], day.year, day.month, last or (day if len(stamp) == 8 else None))
+            return FuturesContract(name, match["root"], day.year, day.month, last or (day if len(stamp) == 8 else None))
     except ValueError as error:
         got = expiry or name
         raise BarsError("Not a date of a contract", where=name, got=got, next_step="write 2013-12-20") from error
@@ -90,8 +90,8 @@ def read_contract(name: str, first_bar: pd.Timestamp, expiry: str | None = None)
         month = MONTH_LETTERS.index(match["letter"]) + 1
         period = 10 ** len(match["digits"])
         earliest = first_bar.year + (month < first_bar.month)
-        return Contract(name, match["root"], earliest + (int(match["digits"]) - earliest) % period, month, last)
+        return FuturesContract(name, match["root"], earliest + (int(match["digits"]) - earliest) % period, month, last)
     if last:
-        return Contract(name, "", last.year, last.month, last)
+        return FuturesContract(name, "", last.year, last.month, last)
     step = f"give its last day: expiries=(({name!r}, 'YYYY-MM-DD'), ...)"
     raise BarsError("The expiry cannot be read off this contract", where=name, wanted="ESZ3", next_step=step)

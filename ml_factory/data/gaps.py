@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.outliers import run_surprisal
-from ml_factory.data.report import Finding, count_noun
+from ml_factory.data.outliers import run_length_surprisal
+from ml_factory.data.report import BarFinding, pluralize_count
 from ml_factory.data.sessions import (
     DAY_NS,
     MINUTE_NS,
     TRADING_HOURS,
     ExchangeSessions,
-    pauses,
-    session_days,
-    sessions_of,
+    assign_sessions,
+    scheduled_session_days,
+    scheduled_session_pauses,
 )
 
 LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
@@ -47,7 +47,7 @@ class Gaps:
     row : int64[G], the bar after each gap
     length : int64[G], minutes
     open : int64[G], minutes of the gap in which the market is open by the calendar
-    score : float64[G], surprisal of the open minutes in nats (`run_surprisal`)
+    score : float64[G], surprisal of the open minutes in nats (`run_length_surprisal`)
     kind : str[G], one of KINDS
     paged : bool[G], part of a series of holes of equal length and distance
     """
@@ -66,18 +66,20 @@ def find_gaps(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, m
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
     hours = _calendar_spans(calendar, sessions, start_ns, minutes)
     opened, weekend, holiday, early = (_overlap(*spans, begin, end) for spans in hours)
-    opened = opened - _overlap(*pauses(calendar, int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1), begin, end)
+    opened = opened - _overlap(
+        *scheduled_session_pauses(calendar, int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1), begin, end
+    )
     at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
     length = (end - begin) // MINUTE_NS
     silent = opened > 0
 
     def surprisals(excluded: np.ndarray) -> np.ndarray:
         found = np.zeros(len(row))
-        found[silent] = run_surprisal(row[silent], opened[silent] // minutes, len(start_ns), excluded[silent])
+        found[silent] = run_length_surprisal(row[silent], opened[silent] // minutes, len(start_ns), excluded[silent])
         return found
 
     halt = _daily_halts(begin, row, opened == length, sessions)
-    usual = np.median(session_days(calendar, int(sessions.id[0]) - 7, int(sessions.id[-1]) + 7)[1])
+    usual = np.median(scheduled_session_days(calendar, int(sessions.id[0]) - 7, int(sessions.id[-1]) + 7)[1])
     paged = np.zeros(len(row), bool)
     absent = (surprisals(paged) > MISSING_NATS) & ~halt
     paged[absent] = _paged(at[absent], opened[absent])
@@ -91,7 +93,7 @@ def find_gaps(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, m
     return Gaps(row, length, opened, score, kind, paged)
 
 
-def gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> list[Finding]:
+def gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> list[BarFinding]:
     """Return one finding for each kind: expected gaps as "info", absent data as "reported"."""
     findings = []
     for kind in KINDS:
@@ -100,16 +102,16 @@ def gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> list[Finding
             continue
         if kind in LEGAL:
             minutes_open = f"{int(gaps.open[of_kind].sum()):,}"
-            message = f"{count_noun(int(of_kind.sum()), 'gap')} {_WORDS[kind].format(open=minutes_open)}"
-            findings.append(Finding(kind, "info", gaps.row[of_kind], message))
+            message = f"{pluralize_count(int(of_kind.sum()), 'gap')} {_WORDS[kind].format(open=minutes_open)}"
+            findings.append(BarFinding(kind, "info", gaps.row[of_kind], message))
         else:
-            findings.append(Finding(kind, "reported", gaps.row[of_kind], _absence(gaps, of_kind, kind, start_ns)))
+            findings.append(BarFinding(kind, "reported", gaps.row[of_kind], _absence(gaps, of_kind, kind, start_ns)))
     thin = np.isin(gaps.kind, ("no_trade", "missing"))
     silent = int(gaps.open[thin].sum())
     share = silent / (silent + len(start_ns) * minutes)
     if share > SPARSE_SHARE:
         message = f"{share:.0%} of the market's open minutes have no bar, holes apart"
-        findings.append(Finding("sparse", "reported", _NO_ROWS, message))
+        findings.append(BarFinding("sparse", "reported", _NO_ROWS, message))
     return findings
 
 
@@ -118,7 +120,7 @@ def _absence(gaps: Gaps, of_kind: np.ndarray, kind: str, start_ns: np.ndarray) -
     worst = int(np.argmax(opened))
     at = pd.Timestamp(start_ns[rows[worst]], tz="UTC")
     many = len(rows) > 1
-    what = count_noun(len(rows), "hole" if kind == "download_hole" else "silence")
+    what = pluralize_count(len(rows), "hole" if kind == "download_hole" else "silence")
     message = what + (" in the file" if kind == "download_hole" else " longer than this market's own")
     message += f", {int(opened.sum()):,} min of trading" + (" in all" if many else "")
     message += f"; the longest, of {int(opened[worst]):,} min, ends at {at}" if many else f", until {at}"
@@ -139,8 +141,8 @@ def _calendar_spans(
     """
     first, last = int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1
     days = np.arange(first, last + 1)
-    day = sessions_of(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
-    held_days, open_minutes = session_days(calendar, first, last)
+    day = assign_sessions(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
+    held_days, open_minutes = scheduled_session_days(calendar, first, last)
     held = np.isin(days, held_days)
     closes = day.open_ns[held] + open_minutes * MINUTE_NS
     _, open_minute, close_minute = TRADING_HOURS[calendar]

@@ -88,7 +88,7 @@ def _exchange_calendar(name: str) -> exchange_calendars.ExchangeCalendar:
         return exchange_calendars.get_calendar(name, start=YEARS[0], end=YEARS[1])
 
 
-def open_days(calendar: str) -> np.ndarray:
+def days_without_holidays(calendar: str) -> np.ndarray:
     """Return the days since 1970-01-01 (int64, increasing) on which the exchange trades."""
     held = _exchange_calendar(EXCHANGE[calendar]).sessions.as_unit("ns").asi8 // DAY_NS
     if calendar not in _SHORT_DAYS:
@@ -97,7 +97,7 @@ def open_days(calendar: str) -> np.ndarray:
     return np.union1d(held, more).astype(np.int64)
 
 
-def short_days(calendar: str) -> tuple[np.ndarray, np.ndarray]:
+def holiday_early_closes(calendar: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (days since 1970-01-01, increasing; minute on the exchange's clock of each early close)."""
     calendar_table = _exchange_calendar(EXCHANGE[calendar])
     if calendar not in _SHORT_DAYS:

@@ -15,16 +15,22 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet
 
-from ml_factory.argument_checks import check_file
-from ml_factory.data.bad_rows import format_lines, refuse_bad_rows, skipped_finding, skipped_table, without_bad_rows
-from ml_factory.data.report import BarReport, Finding, refuse
-from ml_factory.data.rolls import RollSpec, continuous
-from ml_factory.data.sessions import MarketSpec, market_for
-from ml_factory.data.validation import BarSpec, check_bars, read_columns
+from ml_factory.argument_checks import check_file_exists
+from ml_factory.data.bad_rows import (
+    bad_rows_to_frame,
+    drop_bad_rows,
+    format_bad_lines,
+    raise_on_bad_rows,
+    skipped_bad_rows_finding,
+)
+from ml_factory.data.report import BarFinding, BarReport, raise_on_bar_findings
+from ml_factory.data.rolls import RollSpec, build_continuous_contract
+from ml_factory.data.sessions import MarketSpec, resolve_market_spec
+from ml_factory.data.validation import RawBarSpec, validate_bar_columns, validate_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.progress import phase
+from ml_factory.progress import progress_phase
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace, parse_raw_name, require_raw_bars
+from ml_factory.storage.workspace import Workspace, parse_raw_bars_name, require_raw_bars
 
 DELIMITERS = (",", ";", "\t", "|")
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
@@ -36,7 +42,7 @@ _MOST_OF_TEXT, _MOST_OF_COLUMNS = 50, 400  # times its stored size: bars grow 5 
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
-def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
+def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
     """Read the table in a Parquet or CSV file (also .gz), whatever its columns.
 
     Notes about the table are in `.attrs["notes"]`.
@@ -51,13 +57,13 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_ba
     ------
     BarsError : the file is absent, empty, truncated or of another format
     """
-    path = local_path_of(path)
-    check_file(path)
+    path = resolve_bars_file(path)
+    check_file_exists(path)
     with files.local_copy(path) as local:
         return _read(path, local, delimiter, skip_bad)
 
 
-def local_path_of(source: str | os.PathLike) -> Path:
+def resolve_bars_file(source: str | os.PathLike) -> Path:
     """Return the local path of the user's file; a file in a bucket is downloaded."""
     if "://" in os.fspath(source):
         return importlib.import_module("ml_factory.storage.bucket_sync").file_at(os.fspath(source))
@@ -79,7 +85,7 @@ def import_bars(
     source: str | os.PathLike | pd.DataFrame,
     workspace: Workspace,
     symbol: str,
-    spec: BarSpec | None = None,
+    spec: RawBarSpec | None = None,
     *,
     market: MarketSpec | None = None,
     delimiter: str | None = None,
@@ -99,33 +105,33 @@ def import_bars(
     spec : spelling of the bars
     market : calendar, tick and length of bars; None: looked up or inferred
     delimiter : of a CSV
-    roll : joins bars of several contracts to one series (`rolls.continuous`); the file then also has `contract`,
-        `chain` (for features), and `factor` and `shift`, which restore the contracts' own prices
+    roll : joins bars of several contracts to one series (`rolls.build_continuous_contract`); the file then also has
+        `contract`, `chain` (for features), and `factor` and `shift`, which restore the contracts' own prices
     calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
-    spec, path = spec or BarSpec(), workspace.raw_bars(symbol)
+    spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     if market is not None and spec.minutes is None:
         spec = replace(spec, minutes=market.bar_minutes)
     where = "bars" if isinstance(source, pd.DataFrame) else source
-    file = None if isinstance(source, pd.DataFrame) else local_path_of(source)
+    file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
     raw = source if isinstance(source, pd.DataFrame) else _read_to_import(source, file, delimiter, spec)
     rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), []
     if spec.skip_bad:
-        raw, skipped = without_bad_rows(raw, spec, file)
+        raw, skipped = drop_bad_rows(raw, spec, file)
     try:
         if roll is None:
-            bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+            bars, report = validate_bars(raw, spec, where=where, market=market, symbol=symbol)
         else:
             bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
     except BarsError as error:
-        refuse_bad_rows(raw, spec, file, error)
+        raise_on_bad_rows(raw, spec, file, error)
         raise
     if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
     if skipped:
-        report = replace(report, findings=(skipped_finding(skipped, rows), *report.findings))
-        listed = skipped_table(skipped).to_csv(index=False)
+        report = replace(report, findings=(skipped_bad_rows_finding(skipped, rows), *report.findings))
+        listed = bad_rows_to_frame(skipped).to_csv(index=False)
         files.write(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
     if files.is_file(path):
         if file is not None and files.is_same(path, file):
@@ -137,24 +143,24 @@ def import_bars(
     return report
 
 
-def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: BarSpec) -> pd.DataFrame:
+def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: RawBarSpec) -> pd.DataFrame:
     """Read the table; where lines of a CSV have another number of fields, the error lists all bad rows."""
     try:
-        return read_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
+        return read_bars_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
     except BarsError as error:
         try:
-            others = None if spec.skip_bad else read_table(source, delimiter=delimiter, skip_bad=True)
+            others = None if spec.skip_bad else read_bars_table(source, delimiter=delimiter, skip_bad=True)
         except BarsError:
             others = None  # the file cannot be read at all
         if others is not None and "skipped" in others.attrs:
-            refuse_bad_rows(others, spec, file, error)
+            raise_on_bad_rows(others, spec, file, error)
         raise
 
 
 def _join_contracts(
     raw: pd.DataFrame,
     roll: RollSpec,
-    spec: BarSpec,
+    spec: RawBarSpec,
     where: object,
     market: MarketSpec | None,
     symbol: str,
@@ -166,23 +172,25 @@ def _join_contracts(
     if named is None:
         got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
         raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
-    start_ns, values, findings, minutes = read_columns(raw, spec, where)
-    refuse([finding for finding in findings if finding.severity == "refused"], where)
+    start_ns, values, findings, minutes = validate_bar_columns(raw, spec, where)
+    raise_on_bar_findings([finding for finding in findings if finding.severity == "refused"], where)
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     code, names = pd.factorize(raw[named].astype(str))
     order = np.lexsort((code, start_ns))
     order = order[~_repeated(np.column_stack([start_ns, code])[order], {k: v[order] for k, v in values.items()})]
     table = pd.DataFrame({"contract": names[code]} | values, index=index).iloc[order]
     if market is None and calendar:
-        market = market_for(symbol, calendar=calendar, bar_minutes=minutes)
-    joined, rolls = continuous(table, roll, market or market_for(symbol, table, bar_minutes=minutes))
+        market = resolve_market_spec(symbol, calendar=calendar, bar_minutes=minutes)
+    joined, rolls = build_continuous_contract(
+        table, roll, market or resolve_market_spec(symbol, table, bar_minutes=minutes)
+    )
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
         raise BarsError("No bars after the session that decides the first contract", where=where, next_step=step)
     own = [name for name in joined.columns if name not in ("factor", "shift")]
     # joined bars are in canonical form: no zone, stamp or spelling is to be mapped again
-    bars, report = check_bars(
-        joined[own].reset_index(), BarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
+    bars, report = validate_bars(
+        joined[own].reset_index(), RawBarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
     )
     findings = [finding for finding in findings if finding.severity != "refused"] + _roll_findings(rolls, table, joined)
     report = replace(report, findings=(*findings, *report.findings))
@@ -198,24 +206,24 @@ def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
     return again
 
 
-def _roll_findings(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
+def _roll_findings(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[BarFinding]:
     """Return findings on the joined contracts, and on pairs without a common minute."""
     count = table["contract"].nunique()
     message = f"{len(table):,} bars of {count} contracts joined into {len(joined):,}; later row numbers count these"
-    findings = [Finding("contracts", "mapped", np.empty(0, np.int64), message)]
+    findings = [BarFinding("contracts", "mapped", np.empty(0, np.int64), message)]
     for one in rolls.itertuples():
         row = np.array([joined.index.searchsorted(one.at)], np.int64)
         begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
-        findings.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
+        findings.append(BarFinding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
         if one.why == "floor":
             message = f"differences would carry {one.contract} to under half of its own price, and then to zero: from "
             message += (
                 f"{one.at:%Y-%m-%d %H:%M} UTC on the series, features and labels go by the contracts' own returns"
             )
-            findings.append(Finding("floor", "reported", row, message))
+            findings.append(BarFinding("floor", "reported", row, message))
         elif one.previous and pd.isna(one.common):
             message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
-            findings.append(Finding("unjoined_roll", "reported", row, message))
+            findings.append(BarFinding("unjoined_roll", "reported", row, message))
     return findings
 
 
@@ -225,7 +233,7 @@ def raw_bar_minutes(workspace: Workspace, symbol: str, given: int | None = None)
 
 
 def _check_bar_length(path: Path, given: int | None) -> int:
-    existing = parse_raw_name(path.name)[1]
+    existing = parse_raw_bars_name(path.name)[1]
     if given not in (None, existing):
         raise SettingsError(
             "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{existing} min",
@@ -235,19 +243,19 @@ def _check_bar_length(path: Path, given: int | None) -> int:
 
 
 def load_bars(
-    workspace: Workspace, symbol: str, spec: BarSpec | None = None, *, market: MarketSpec | None = None
+    workspace: Workspace, symbol: str, spec: RawBarSpec | None = None, *, market: MarketSpec | None = None
 ) -> tuple[pd.DataFrame, BarReport]:
     """Read and check the bars of the workspace's raw file; return them with their report.
 
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or its bars are refused.
     """
     path = require_raw_bars(workspace, symbol)
-    spec = replace(spec or BarSpec(), minutes=raw_bar_minutes(workspace, symbol, spec and spec.minutes))
-    with phase("reading") as done:
-        table = read_table(path)
+    spec = replace(spec or RawBarSpec(), minutes=raw_bar_minutes(workspace, symbol, spec and spec.minutes))
+    with progress_phase("reading") as done:
+        table = read_bars_table(path)
         done(len(table))
-    with phase("checking", len(table)):
-        return check_bars(table, spec, where=path, market=market, symbol=symbol)
+    with progress_phase("checking", len(table)):
+        return validate_bars(table, spec, where=path, market=market, symbol=symbol)
 
 
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
@@ -346,7 +354,7 @@ def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_
         table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         ragged = _without_ragged(text, delimiter)[1]
-        got = format_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        got = format_bad_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
         step = f"every line needs {width} fields like the first; correct these lines, or leave them out (--skip-bad)"
         raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
     if not len(table):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.data.outliers import persists, typical_move
-from ml_factory.data.report import Finding, count_noun
+from ml_factory.data.outliers import outlier_robust_move_size, price_move_persists
+from ml_factory.data.report import BarFinding, pluralize_count
 
 CALM_TIMES = 5.0  # a jump this many times the largest of the bars around it; clean markets 1.9, real rolls 15
 JUMP_TIMES = 20.0  # and this many times the usual move; real rolls 37
@@ -51,15 +51,15 @@ def find_level_shifts(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np
     """
     gap = np.zeros(len(adjacent))
     gap[1:] = log["open"][1:] - log["close"][:-1]
-    close, swing = log["close"], swings(log)
-    usual = typical_move(np.diff(close, prepend=close[:1]), adjacent, edge)
+    close, swing = log["close"], level_shift_local_range(log)
+    usual = outlier_robust_move_size(np.diff(close, prepend=close[:1]), adjacent, edge)
     unit = _units(gap, swing, UNIT_TIMES * usual)
     if unit.any():
         close = close - unit * _TEN
         gap -= np.diff(unit, prepend=unit[:1]) * _TEN
-        usual = typical_move(np.diff(close, prepend=close[:1]), adjacent, edge)
-    jump = np.flatnonzero(adjacent & (jump_scores(gap, swing, usual) > 1))
-    jump = jump[persists(close, jump, gap[jump])]
+        usual = outlier_robust_move_size(np.diff(close, prepend=close[:1]), adjacent, edge)
+    jump = np.flatnonzero(adjacent & (level_shift_scores(gap, swing, usual) > 1))
+    jump = jump[price_move_persists(close, jump, gap[jump])]
     large = np.abs(gap[jump]) >= RATIO_JUMP
     thin = ~large & ~_traded(log, jump)
     jump, large = jump[~thin], large[~thin]
@@ -67,29 +67,29 @@ def find_level_shifts(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np
     return LevelShifts(unit, np.union1d(jump[large], night), jump[~large])
 
 
-def jump_scores(gap: np.ndarray, swing: np.ndarray, usual: np.ndarray) -> np.ndarray:
+def level_shift_scores(gap: np.ndarray, swing: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """Compute the gap before each bar relative to the larger of both limits, float64[N]; 1 is on the limit."""
     return np.abs(gap) / np.maximum(CALM_TIMES * swing, JUMP_TIMES * usual)
 
 
-def level_findings(levels: LevelShifts, log: dict[str, np.ndarray]) -> Iterator[Finding]:
+def level_shift_findings(levels: LevelShifts, log: dict[str, np.ndarray]) -> Iterator[BarFinding]:
     """Yield one finding for each kind of level shift; `log` maps a column to float64[N], log prices."""
     rows = np.flatnonzero(levels.unit)
     if len(rows):
         factors = ", ".join(f"{10.0**k:g}" for k in np.unique(levels.unit[rows]).tolist())
-        message = f"{count_noun(len(rows), 'bar')} in another unit: {factors} times the prices around them"
-        yield Finding("unit", "reported", rows, message, "divide them at the source")
+        message = f"{pluralize_count(len(rows), 'bar')} in another unit: {factors} times the prices around them"
+        yield BarFinding("unit", "reported", rows, message, "divide them at the source")
     for kind, rows in (("adjustment", levels.adjustment), ("roll", levels.roll)):
         if not len(rows):
             continue
         ratio = np.exp(log["open"][rows] - log["close"][rows - 1])
         shown = ", ".join(f"{value:.4g}" for value in ratio[:3]) + (", ..." if len(rows) > 3 else "")
-        message = f"the price level jumps between two calm bars in {count_noun(len(rows), 'place')} (by {shown}): "
+        message = f"the price level jumps between two calm bars in {pluralize_count(len(rows), 'place')} (by {shown}): "
         cause = "a split, or prices adjusted in another way from there on" if kind == "adjustment" else "a roll"
-        yield Finding(kind, "reported", rows, message + f"it looks like {cause}")
+        yield BarFinding(kind, "reported", rows, message + f"it looks like {cause}")
 
 
-def swings(log: dict[str, np.ndarray]) -> np.ndarray:
+def level_shift_local_range(log: dict[str, np.ndarray]) -> np.ndarray:
     """Compute the largest range of the bars around each gap, float64[N]."""
     span = log["high"] - log["low"]
     padded = np.concatenate([np.zeros(3), span, np.zeros(3)])
@@ -130,4 +130,4 @@ def _night(gap: np.ndarray, edge: np.ndarray, close: np.ndarray, swing: np.ndarr
     rows = rows[(size > NIGHT_TIMES * usual) & (size >= RATIO_JUMP) & calm]
     off = np.abs(np.abs(gap[rows])[:, None] - _RATIOS).min(axis=1) if len(rows) else np.empty(0)
     rows = rows[off < RATIO_ERROR]
-    return rows[persists(close, rows, gap[rows])]
+    return rows[price_move_persists(close, rows, gap[rows])]

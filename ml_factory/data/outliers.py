@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.data.report import Finding, count_noun
+from ml_factory.data.report import BarFinding, pluralize_count
 
 MOVE_WINDOW = 240  # bars on each side: most of a session, so that one strange bar does not hide itself
 FEW_MOVES = 60  # moves of the bar's own session; with fewer, the window ignores session edges
@@ -31,7 +31,7 @@ OFF_SESSIONS = 3
 # ---- the market's own scale ------------------------------------------------------------------------------------------
 
 
-def typical_move(move: np.ndarray, known: np.ndarray, edge: np.ndarray) -> np.ndarray:
+def outlier_robust_move_size(move: np.ndarray, known: np.ndarray, edge: np.ndarray) -> np.ndarray:
     """Compute the mean absolute move around each bar with outliers left out.
 
     The larger of two means is taken: over the bar's own session, which a missing day next to it does not change, and
@@ -60,7 +60,7 @@ def typical_move(move: np.ndarray, known: np.ndarray, edge: np.ndarray) -> np.nd
     return np.maximum(usual, 0.02 * typical)
 
 
-def run_surprisal(
+def run_length_surprisal(
     position: np.ndarray, length: np.ndarray, bars: int, excluded: np.ndarray | bool = False
 ) -> np.ndarray:
     """Compute the surprisal of runs of bars, in nats: how unlikely a run of this length is in this market.
@@ -93,7 +93,7 @@ def run_surprisal(
     return -length * np.log(np.maximum(here, whole))
 
 
-def persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarray:
+def price_move_persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarray:
     """Return bool[R]: whether a move persists, by the median of the five closes from its row on and the five before."""
     ahead = close[np.minimum(rows[:, None] + np.arange(5), len(close) - 1)]
     behind = close[np.maximum(rows[:, None] - 1 - np.arange(5), 0)]
@@ -101,14 +101,14 @@ def persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarra
     return left * np.sign(move) > PERSISTING_SHARE * np.abs(move)
 
 
-def true_runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_true_runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (first, length) of each run of True."""
     edge = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
     first = np.flatnonzero(edge == 1)
     return first, np.flatnonzero(edge == -1) - first
 
 
-def expand_runs(first: np.ndarray, length: np.ndarray) -> np.ndarray:
+def expand_runs_to_rows(first: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return every row (int64) of these runs."""
     within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
     return np.repeat(first, length) + within
@@ -160,7 +160,7 @@ def spike_scores(log: dict[str, np.ndarray], adjacent: np.ndarray, usual: np.nda
 
 def find_spikes(
     log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray, day: np.ndarray, minutes: int
-) -> Iterator[Finding]:
+) -> Iterator[BarFinding]:
     """Yield findings on spikes, flash moves and prices of no market.
 
     Parameters
@@ -173,12 +173,12 @@ def find_spikes(
     """
     close = log["close"]
     move = np.diff(close, prepend=close[:1])
-    usual = typical_move(move, adjacent, edge)
+    usual = outlier_robust_move_size(move, adjacent, edge)
     spike = spike_scores(log, adjacent, usual) > SPIKE_TIMES
     if spike.any():
         rows = np.flatnonzero(spike)
-        message = f"{count_noun(len(rows), 'bar')} with a price more than {SPIKE_TIMES:.0f} usual moves "
-        yield Finding("spike", "reported", rows, message + "beyond both neighbours")
+        message = f"{pluralize_count(len(rows), 'bar')} with a price more than {SPIKE_TIMES:.0f} usual moves "
+        yield BarFinding("spike", "reported", rows, message + "beyond both neighbours")
     # the last close of no spike
     valid = close[np.maximum.accumulate(np.where(spike, 0, np.arange(len(close))))]
     before = np.concatenate([valid[:1], valid[:-1]])
@@ -186,15 +186,15 @@ def find_spikes(
     flash = np.flatnonzero(reach > FLASH_TIMES * usual)
     if len(flash):
         message = (
-            f"{count_noun(len(flash), 'bar')} with a move of more than {FLASH_TIMES:.0f} usual ones that does not "
+            f"{pluralize_count(len(flash), 'bar')} with a move of more than {FLASH_TIMES:.0f} usual ones that does not "
         )
-        yield Finding(
+        yield BarFinding(
             "flash_move", "reported", flash, message + f"come straight back (up to {np.expm1(reach.max()):.1%})"
         )
     yield from _not_a_market(close, np.where(adjacent & ~spike, close - before, 0.0), day, minutes)
 
 
-def violent_moves(close: np.ndarray, move: np.ndarray) -> np.ndarray:
+def persistent_extreme_moves(close: np.ndarray, move: np.ndarray) -> np.ndarray:
     """Return the rows (int64) whose close is more than VIOLENT_RETURN away from the previous close, and remains there.
 
     Parameters
@@ -203,21 +203,21 @@ def violent_moves(close: np.ndarray, move: np.ndarray) -> np.ndarray:
     move : float64[N], its move, 0 where it is not the move of one bar
     """
     rows = np.flatnonzero(np.abs(move) > VIOLENT_RETURN)
-    return rows[persists(close, rows, move[rows])]
+    return rows[price_move_persists(close, rows, move[rows])]
 
 
-def violent_days(violent: np.ndarray, day: np.ndarray) -> float:
+def share_of_extreme_move_days(violent: np.ndarray, day: np.ndarray) -> float:
     """Return the share of days that hold one of these rows."""
     return len(np.unique(day[violent])) / len(np.unique(day))
 
 
-def _not_a_market(close: np.ndarray, move: np.ndarray, day: np.ndarray, minutes: int) -> Iterator[Finding]:
-    violent = violent_moves(close, move)
-    share = violent_days(violent, day)
+def _not_a_market(close: np.ndarray, move: np.ndarray, day: np.ndarray, minutes: int) -> Iterator[BarFinding]:
+    violent = persistent_extreme_moves(close, move)
+    share = share_of_extreme_move_days(violent, day)
     if minutes <= 5 and len(violent) > 10 and share > VIOLENT_DAYS:
         message = f"on {share:.0%} of the days a bar closes more than {VIOLENT_RETURN:.0%} away from the one before "
         message += f"and the price stays there ({len(violent)} bars): a test network or a broken feed makes such prices"
-        yield Finding("not_a_market", "reported", violent, message)
+        yield BarFinding("not_a_market", "reported", violent, message)
 
 
 # ---- stale prices ----------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _not_a_market(close: np.ndarray, move: np.ndarray, day: np.ndarray, minutes:
 
 def find_stale_prices(
     prices: dict[str, np.ndarray], volume: np.ndarray | None, adjacent: np.ndarray
-) -> Iterator[Finding]:
+) -> Iterator[BarFinding]:
     """Yield findings on runs of bars that repeat one price, and on runs without volume.
 
     Parameters
@@ -234,37 +234,37 @@ def find_stale_prices(
     volume : float64[N], NaN where unknown; None without volume
     adjacent : bool[N], the bar follows its predecessor within the session
     """
-    first, length, score = stale_runs(prices, adjacent)
+    first, length, score = stale_price_runs(prices, adjacent)
     long = score > STALE_NATS
     if long.any():
-        runs = count_noun(int(long.sum()), "run")
+        runs = pluralize_count(int(long.sum()), "run")
         message = f"{runs} of bars that repeat one price, the longest of {int(length[long].max())}"
-        yield Finding("stale_run", "reported", expand_runs(first[long], length[long]), message)
+        yield BarFinding("stale_run", "reported", expand_runs_to_rows(first[long], length[long]), message)
     if volume is None:
         return
-    first, length = true_runs(volume == 0)
-    long = run_surprisal(first, length, len(volume)) > NO_VOLUME_NATS
+    first, length = find_true_runs(volume == 0)
+    long = run_length_surprisal(first, length, len(volume)) > NO_VOLUME_NATS
     if long.any():
-        runs = count_noun(int(long.sum()), "run")
+        runs = pluralize_count(int(long.sum()), "run")
         message = f"{runs} of bars without volume, the longest of {int(length[long].max())}"
-        yield Finding("zero_volume", "reported", expand_runs(first[long], length[long]), message)
+        yield BarFinding("zero_volume", "reported", expand_runs_to_rows(first[long], length[long]), message)
 
 
-def stale_runs(prices: dict[str, np.ndarray], adjacent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stale_price_runs(prices: dict[str, np.ndarray], adjacent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (first, length, surprisal in nats) of the runs of flat bars at the previous close."""
     close = prices["close"]
     flat = (prices["high"] == prices["low"]) & adjacent
     flat[1:] &= close[1:] == close[:-1]
-    first, length = true_runs(flat)
-    return first, length, run_surprisal(first, length, len(flat))
+    first, length = find_true_runs(flat)
+    return first, length, run_length_surprisal(first, length, len(flat))
 
 
 # ---- the tick --------------------------------------------------------------------------------------------------------
 
 
-def find_off_tick(
+def find_off_tick_prices(
     prices: dict[str, np.ndarray], unit: np.ndarray, day: np.ndarray, tick: float | None
-) -> Iterator[Finding]:
+) -> Iterator[BarFinding]:
     """Yield findings on prices off the tick, and on sessions from which prices are adjusted in another way.
 
     Parameters
@@ -286,7 +286,7 @@ def find_off_tick(
     rows = np.flatnonzero(off)
     message = f"{len(rows):,} bars ({off.mean():.2%}) hold prices off the tick of {tick:g}"
     message += ", as ratio back-adjusted series do" if off.mean() > 0.9 else ""
-    yield Finding("off_tick", "reported", rows, message)
+    yield BarFinding("off_tick", "reported", rows, message)
     _, first, count = np.unique(day, return_index=True, return_counts=True)
     share = np.add.reduceat(off.astype(float), first) / count
     kind = np.where(share < ON_SHARE, 0, np.where(share > OFF_SHARE, 1, -1))
@@ -295,4 +295,4 @@ def find_off_tick(
     if len(changes) and len(changes) <= REGIMES and (kind[clear] == 1).sum() >= OFF_SESSIONS:
         message = f"sessions change between on and off the tick {len(changes)} times: "
         message += "prices are adjusted in another way from there on"
-        yield Finding("adjustment", "reported", first[changes], message)
+        yield BarFinding("adjustment", "reported", first[changes], message)

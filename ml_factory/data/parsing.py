@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.report import Finding, format_rows, refuse
+from ml_factory.data.report import BarFinding, format_rows_with_times, raise_on_bar_findings
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import SettingsError
 from ml_factory.storage.workspace import BAR_MINUTES
@@ -38,7 +38,7 @@ NUMBER_WORDS = {"": "nan", "nan": "nan", "none": "nan", "null": "nan", "<na>": "
 
 def parse_timestamps(
     values: pd.Series, *, zone: str | None, stamp: str, minutes: int | None, where: object
-) -> tuple[np.ndarray, list[Finding], int]:
+) -> tuple[np.ndarray, list[BarFinding], int]:
     """Parse a time column to bar starts.
 
     Parameters
@@ -58,26 +58,26 @@ def parse_timestamps(
     BarsError : unreadable times, an hour that the zone skips or repeats ambiguously, stamps off the grid of `minutes`
     """
     if zone is not None:
-        check_time_zone(zone)
+        parse_time_zone(zone)
     absent = values.isna().to_numpy()
     if absent.any():
-        message = f"timestamp is empty in {format_rows(np.flatnonzero(absent))}"
-        refuse([Finding("timestamp", "refused", np.flatnonzero(absent), message)], where)
+        message = f"timestamp is empty in {format_rows_with_times(np.flatnonzero(absent))}"
+        raise_on_bar_findings([BarFinding("timestamp", "refused", np.flatnonzero(absent), message)], where)
     moments, findings = _to_datetimes(values, where)
     far = np.flatnonzero((moments.year < 1970) | (moments.year >= 2100))
     if len(far):
-        message = f"timestamps outside the years 1970 to 2099: {format_rows(far, moments)}"
-        refuse([Finding("timestamp", "refused", far, message)], where)
+        message = f"timestamps outside the years 1970 to 2099: {format_rows_with_times(far, moments)}"
+        raise_on_bar_findings([BarFinding("timestamp", "refused", far, message)], where)
     if moments.tz is None:
         if zone is None:
             step = "say where its clock stands, for example zone='America/Chicago' or zone='UTC' (--zone)"
             message = f"timestamps carry no zone (row 0 is {moments[0]})"
-            refuse([Finding("naive", "refused", _NO_ROWS, message, step)], where)
+            raise_on_bar_findings([BarFinding("naive", "refused", _NO_ROWS, message, step)], where)
         moments, local = _localize(moments, zone, where)
         findings += local
     elif zone is not None:
         message = f"zone {zone!r} was not needed: the timestamps say their own"
-        findings.append(Finding("zone_unused", "mapped", _NO_ROWS, message))
+        findings.append(BarFinding("zone_unused", "mapped", _NO_ROWS, message))
     start_ns = moments.tz_convert("UTC").as_unit("ns").asi8.copy()
     if stamp == "end":
         # close times such as 09:30:59.999 mean the minute that ends a moment later
@@ -88,11 +88,11 @@ def parse_timestamps(
         minutes = infer_bar_minutes(start_ns)
         if minutes > 1:
             message = f"bars of {minutes} min: their usual distance, and all stand on the {minutes}-minute grid"
-            findings.append(Finding("bar_length", "mapped", _NO_ROWS, message))
+            findings.append(BarFinding("bar_length", "mapped", _NO_ROWS, message))
     if stamp == "end":
         start_ns = start_ns - minutes * MINUTE_NS
         message = f"end-stamped bars moved back by {minutes} min to their start"
-        findings.append(Finding("end_stamped", "mapped", _NO_ROWS, message))
+        findings.append(BarFinding("end_stamped", "mapped", _NO_ROWS, message))
     _refuse_off_grid(start_ns, minutes, stamp, where)
     return start_ns, findings, minutes
 
@@ -113,7 +113,7 @@ def infer_bar_minutes(stamp_ns: np.ndarray) -> int:
     return usual // MINUTE_NS if fits else 1
 
 
-def check_time_zone(zone: str) -> str:
+def parse_time_zone(zone: str) -> str:
     """Return the zone if it exists; raise SettingsError with an example otherwise."""
     try:
         pd.Timestamp(0, tz="UTC").tz_convert(zone)
@@ -123,18 +123,18 @@ def check_time_zone(zone: str) -> str:
     return zone
 
 
-def _to_datetimes(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[Finding]]:
+def _to_datetimes(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Convert the time column to naive or aware datetimes."""
     if isinstance(values.dtype, pd.DatetimeTZDtype):
         moments = pd.DatetimeIndex(values)
         if str(moments.tz) == "UTC":
             return moments, []
-        return moments, [Finding("zone", "mapped", _NO_ROWS, f"timestamps converted from {moments.tz} to UTC")]
+        return moments, [BarFinding("zone", "mapped", _NO_ROWS, f"timestamps converted from {moments.tz} to UTC")]
     if pd.api.types.is_datetime64_dtype(values.dtype):
         return pd.DatetimeIndex(values), []
     if pd.api.types.is_bool_dtype(values.dtype):
         message = f"timestamp holds {values.dtype} values"
-        refuse([Finding("timestamp", "refused", _NO_ROWS, message)], where)
+        raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message)], where)
     if pd.api.types.is_numeric_dtype(values.dtype):
         return _from_epochs(values.to_numpy(), where)
     text = values.astype(str).str.strip()
@@ -144,7 +144,7 @@ def _to_datetimes(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, l
     return _from_text(text, where)
 
 
-def _from_epochs(epochs: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, list[Finding]]:
+def _from_epochs(epochs: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Convert numbers since 1970 to datetimes; the unit follows from their size and is the same for every row."""
     size = np.abs(epochs.astype(float))
     for unit, (low, high, factor) in _EPOCHS.items():
@@ -156,21 +156,21 @@ def _from_epochs(epochs: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, l
             if scaled.min() < _PLAUSIBLE[0] or scaled.max() > _PLAUSIBLE[1]:
                 break
             moments = pd.DatetimeIndex(scaled.astype("datetime64[ns]"), tz="UTC")
-            return moments, [Finding("epoch", "mapped", _NO_ROWS, f"timestamps read as epochs in {unit}, UTC")]
+            return moments, [BarFinding("epoch", "mapped", _NO_ROWS, f"timestamps read as epochs in {unit}, UTC")]
     got = f"{epochs.min()} to {epochs.max()}"
     message = f"timestamp holds numbers that are no epoch in s, ms, us or ns ({got})"
     step = "write timestamps as ISO text with a zone, or as epochs"
-    refuse([Finding("timestamp", "refused", _NO_ROWS, message, step)], where)
+    raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message, step)], where)
     raise AssertionError("unreachable")
 
 
-def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[Finding]]:
+def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Parse text that has one format throughout; month and day are ordered only if one order is impossible."""
     aware = text.str.contains(_OFFSET).to_numpy()
     if aware.any() and not aware.all():
         few = np.flatnonzero(~aware if aware.mean() > 0.5 else aware)
-        message = f"some timestamps carry a zone and some do not ({format_rows(few, text.tolist())})"
-        refuse([Finding("timestamp", "refused", few, message)], where)
+        message = f"some timestamps carry a zone and some do not ({format_rows_with_times(few, text.tolist())})"
+        raise_on_bar_findings([BarFinding("timestamp", "refused", few, message)], where)
     if aware.all():
         text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
         text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
@@ -191,25 +191,27 @@ def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[F
     if different:
         message = f"timestamps such as {text.iloc[0]!r} can be read with the month first and with the day first"
         step = "write them as ISO text, for example 2024-03-01 09:30"
-        refuse([Finding("timestamp", "refused", _NO_ROWS, message, step)], where)
+        raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message, step)], where)
     if not fitting:
         message = f"timestamp cannot be read in row {furthest}: {text.iloc[furthest]!r}"
         step = "write timestamps as ISO text, for example 2024-03-01 09:30:00+00:00"
-        refuse([Finding("timestamp", "refused", np.array([furthest]), message, step)], where)
+        raise_on_bar_findings([BarFinding("timestamp", "refused", np.array([furthest]), message, step)], where)
     form, moments = next(iter(fitting.items()))
     how = "ISO text" if form == "ISO8601" else f"text of the form {form}"
-    return moments, [Finding("text_time", "mapped", _NO_ROWS, f"timestamps read as {how}")]
+    return moments, [BarFinding("text_time", "mapped", _NO_ROWS, f"timestamps read as {how}")]
 
 
-def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.DatetimeIndex, list[Finding]]:
+def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Localize naive wall-clock times to `zone`; the repeated hour is resolved by the order of the file."""
-    findings = [Finding("zone", "mapped", _NO_ROWS, f"naive timestamps read as {zone}")]
+    findings = [BarFinding("zone", "mapped", _NO_ROWS, f"naive timestamps read as {zone}")]
     wall = moments.as_unit("ns").asi8
     gone = np.flatnonzero(moments.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna())
     if len(gone):
-        message = f"{format_rows(gone, moments)} fall in an hour that does not exist in {zone} (clocks go forward)"
+        message = (
+            f"{format_rows_with_times(gone, moments)} fall in an hour that does not exist in {zone} (clocks go forward)"
+        )
         step = "the zone is another one: give the right zone, or export in UTC"
-        refuse([Finding("nonexistent_hour", "refused", gone, message, step)], where)
+        raise_on_bar_findings([BarFinding("nonexistent_hour", "refused", gone, message, step)], where)
     twice = np.flatnonzero(moments.tz_localize(zone, ambiguous="NaT").isna())
     first_pass = np.zeros(len(moments), bool)
     backward = len(wall) > 1 and wall[0] > wall[-1]
@@ -217,13 +219,13 @@ def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.D
         rows = rows[::-1] if backward else rows
         repeated = np.flatnonzero(np.diff(wall[rows]) <= 0) + 1
         if len(repeated) != 1:
-            message = f"{format_rows(np.sort(rows), moments)} fall in the hour that occurs twice in {zone}"
+            message = f"{format_rows_with_times(np.sort(rows), moments)} fall in the hour that occurs twice in {zone}"
             step = "export in UTC, or with the offset in each timestamp"
-            refuse([Finding("repeated_hour", "refused", np.sort(rows), message, step)], where)
+            raise_on_bar_findings([BarFinding("repeated_hour", "refused", np.sort(rows), message, step)], where)
         first_pass[rows[: repeated[0]]] = True
     if len(twice):
         message = f"{len(twice)} bars of the hour that occurs twice in {zone} resolved by their order"
-        findings.append(Finding("repeated_hour", "mapped", twice, message))
+        findings.append(BarFinding("repeated_hour", "mapped", twice, message))
     return moments.tz_localize(zone, ambiguous=first_pass), findings
 
 
@@ -232,12 +234,12 @@ def _refuse_off_grid(start_ns: np.ndarray, minutes: int, stamp: str, where: obje
     if not len(off):
         return
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
-    message = f"timestamps off the {minutes}-minute grid: {format_rows(off, shown)}"
+    message = f"timestamps off the {minutes}-minute grid: {format_rows_with_times(off, shown)}"
     phase = np.unique(start_ns % MINUTE_NS)
     step = f"aggregate to whole {minutes}-minute bars, or declare their length (--minutes, BarSpec(minutes=...))"
     if len(phase) == 1 and phase[0] >= 59 * 10**9 and stamp == "start":
         step = "these look like close times: give stamp='end' (--stamp end)"
-    refuse([Finding("off_minute", "refused", off, message, step)], where)
+    raise_on_bar_findings([BarFinding("off_minute", "refused", off, message, step)], where)
 
 
 def combine_date_and_time(table: pd.DataFrame, date: str, time: str) -> pd.Series:
@@ -250,7 +252,7 @@ def combine_date_and_time(table: pd.DataFrame, date: str, time: str) -> pd.Serie
 
 def parse_numbers(
     columns: dict[str, pd.Series], *, decimal: str | None, where: object, shown: pd.DatetimeIndex
-) -> tuple[dict[str, np.ndarray], list[Finding]]:
+) -> tuple[dict[str, np.ndarray], list[BarFinding]]:
     """Parse price and volume columns; empty cells become NaN.
 
     Parameters
@@ -271,26 +273,28 @@ def parse_numbers(
     values, text, findings = {}, {}, []
     for name, column in columns.items():
         if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_datetime64_any_dtype(column.dtype):
-            refuse([Finding("text", "refused", _NO_ROWS, f"column {name} holds {column.dtype} values")], where)
+            raise_on_bar_findings(
+                [BarFinding("text", "refused", _NO_ROWS, f"column {name} holds {column.dtype} values")], where
+            )
         if pd.api.types.is_numeric_dtype(column.dtype):
             values[name] = column.to_numpy(np.float64, na_value=np.nan)
             if column.dtype in (np.float32, np.float16) and name != "volume":
                 values[name] = _shortest_decimals(values[name])
                 message = f"{name} was stored in {column.dtype} and read to its 7 significant digits"
-                findings.append(Finding("float32", "mapped", _NO_ROWS, message))
+                findings.append(BarFinding("float32", "mapped", _NO_ROWS, message))
         else:
-            text[name] = clean_text(column)
+            text[name] = clean_number_text(column)
     if text:
         fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for name, v in values.items() if name != "volume")
-        mark = decimal or decimal_mark(text, "." if fractions else None, where)
+        mark = decimal or infer_decimal_mark(text, "." if fractions else None, where)
         for name, column in text.items():
             values[name] = _parse(name, column, mark, where, shown)
         message = f"text in {', '.join(text)} read as numbers with {mark!r} before the decimals"
-        findings.append(Finding("text_numbers", "mapped", _NO_ROWS, message))
+        findings.append(BarFinding("text_numbers", "mapped", _NO_ROWS, message))
     return {name: values[name] for name in columns}, findings
 
 
-def clean_text(column: pd.Series) -> pd.Series:
+def clean_number_text(column: pd.Series) -> pd.Series:
     """Return the cells as text without spaces and apostrophes; "" where they are empty."""
     text = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
     return text.str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
@@ -304,7 +308,7 @@ def _shortest_decimals(values: np.ndarray) -> np.ndarray:
     return np.where(usable, np.round(values * 10.0**digits) / 10.0**digits, values)
 
 
-def decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
+def infer_decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
     """Return the decimal mark of all texts; refuse where 4,500 could mean two numbers."""
     together = pd.concat(text.values(), ignore_index=True)
     marked = together[together.str.fullmatch(r"[+-]?\d*[.,][\d.,]*(?:[eE][+-]?\d+)?")]
@@ -321,13 +325,17 @@ def decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -
         elif len(alone) and not alone.str.fullmatch(rf"[+-]?[1-9]\d{{0,2}}{re.escape(mark)}\d{{3}}").all():
             votes.add(mark)  # 4500,25: not a group of thousands
     if len(votes) == 2:
-        refuse([Finding("text", "refused", _NO_ROWS, "commas and dots stand for decimals in different rows")], where)
+        raise_on_bar_findings(
+            [BarFinding("text", "refused", _NO_ROWS, "commas and dots stand for decimals in different rows")], where
+        )
     if votes:
         return votes.pop()
     if (comma >= 0).any():
         example = marked[comma >= 0].iloc[0]
         message = f"{example!r} can be read as a fraction or as thousands"
-        refuse([Finding("text", "refused", _NO_ROWS, message, "give decimal=',' or decimal='.'")], where)
+        raise_on_bar_findings(
+            [BarFinding("text", "refused", _NO_ROWS, message, "give decimal=',' or decimal='.'")], where
+        )
     return "."
 
 
@@ -336,8 +344,8 @@ def _parse(name: str, column: pd.Series, mark: str, where: object, shown: pd.Dat
     number = column.str.fullmatch(GROUPED[mark]).to_numpy(bool)
     bad = np.flatnonzero(~word & ~number)
     if len(bad):
-        message = f"{name} is not a number in {format_rows(bad, shown)}: {column.iloc[bad[0]]!r}"
-        refuse([Finding("text", "refused", bad, message, "correct or drop these rows")], where)
+        message = f"{name} is not a number in {format_rows_with_times(bad, shown)}: {column.iloc[bad[0]]!r}"
+        raise_on_bar_findings([BarFinding("text", "refused", bad, message, "correct or drop these rows")], where)
     thousands = "," if mark == "." else "."
     plain = column.str.replace(thousands, "", regex=False).str.replace(mark, ".", regex=False)
     plain = plain.where(~word, column.str.lower().map(NUMBER_WORDS).fillna("nan"))

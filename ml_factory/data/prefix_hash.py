@@ -28,7 +28,7 @@ class PrefixHasher:
     def __len__(self) -> int:
         return len(self.bars)
 
-    def hash_of(self, end: int) -> str:
+    def hash_prefix(self, end: int) -> str:
         """Return the hash of the first `end` bars."""
         if end not in self._found:
             self._found[end] = self._compute(end)
@@ -37,11 +37,11 @@ class PrefixHasher:
     @property
     def total_hash(self) -> str:
         """Hash of all bars."""
-        return self.hash_of(len(self))
+        return self.hash_prefix(len(self))
 
-    def at_block_edges(self, rows: int) -> list[str]:
-        """Return the hash at each `block_edges` of the first `rows` bars."""
-        return [self.hash_of(edge) for edge in block_edges(rows)]
+    def block_hashes(self, rows: int) -> list[str]:
+        """Return the hash at each `hash_block_edges` of the first `rows` bars."""
+        return [self.hash_prefix(edge) for edge in hash_block_edges(rows)]
 
     def _compute(self, end: int) -> str:
         whole = end // BLOCK_ROWS
@@ -58,6 +58,6 @@ class PrefixHasher:
         return digest.digest()
 
 
-def block_edges(rows: int) -> list[int]:
+def hash_block_edges(rows: int) -> list[int]:
     """Return the number of bars before the end of each whole block."""
     return list(range(BLOCK_ROWS, rows + 1, BLOCK_ROWS))

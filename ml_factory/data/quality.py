@@ -13,11 +13,11 @@ that it is reported once. The bars themselves are not changed.
 import numpy as np
 
 from ml_factory.data.gaps import LEGAL, Gaps, find_gaps, gap_findings
-from ml_factory.data.level_shifts import find_level_shifts, level_findings
-from ml_factory.data.outliers import find_off_tick, find_spikes, find_stale_prices
-from ml_factory.data.report import Finding
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
-from ml_factory.data.time_zone_check import clock_findings, clock_shifts
+from ml_factory.data.level_shifts import find_level_shifts, level_shift_findings
+from ml_factory.data.outliers import find_off_tick_prices, find_spikes, find_stale_prices
+from ml_factory.data.report import BarFinding
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.data.time_zone_check import infer_time_zone_shifts, time_zone_findings
 
 ADJACENT_BARS = 5  # bars at most this far apart are neighbours
 
@@ -29,7 +29,7 @@ def find_quality_issues(
     market: MarketSpec,
     minutes: int,
     stamp: str,
-) -> tuple[list[Finding], dict]:
+) -> tuple[list[BarFinding], dict]:
     """Run every detector on checked bars.
 
     Parameters
@@ -47,18 +47,18 @@ def find_quality_issues(
     """
     if not len(start_ns):
         return [], {}
-    shift = clock_shifts(start_ns, sessions_of(start_ns, market.calendar), market.calendar, minutes)
+    shift = infer_time_zone_shifts(start_ns, assign_sessions(start_ns, market.calendar), market.calendar, minutes)
     corrected = start_ns + shift * MINUTE_NS
-    sessions = sessions_of(corrected, market.calendar)
+    sessions = assign_sessions(corrected, market.calendar)
     gaps = find_gaps(corrected, sessions, market.calendar, minutes)
     edge = sessions.edges()
-    adjacent = follows_previous_bar(corrected, edge, minutes)
+    adjacent = adjacent_bars_mask(corrected, edge, minutes)
     log = {name: np.log(values) for name, values in prices.items()}
     levels = find_level_shifts(log, adjacent, edge)
     findings = [
         *gap_findings(gaps, corrected, minutes),
-        *clock_findings(start_ns, shift, sessions, market, minutes, stamp),
-        *level_findings(levels, log),
+        *time_zone_findings(start_ns, shift, sessions, market, minutes, stamp),
+        *level_shift_findings(levels, log),
     ]
     if levels.unit.any():
         log = {name: values - levels.unit * np.log(10.0) for name, values in log.items()}
@@ -70,12 +70,12 @@ def find_quality_issues(
     findings += [
         *find_spikes(log, joined, edge, sessions.id, minutes),
         *repeats,
-        *find_off_tick(prices, levels.unit, sessions.id, market.tick),
+        *find_off_tick_prices(prices, levels.unit, sessions.id, market.tick),
     ]
-    return merge_kinds(findings), _facts(gaps, sessions.inside, sessions.id, minutes)
+    return merge_findings_by_kind(findings), _facts(gaps, sessions.inside, sessions.id, minutes)
 
 
-def follows_previous_bar(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
+def adjacent_bars_mask(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
     """Return bool[N]: the bar follows its predecessor within a few bars' time, in the same session."""
     step = np.diff(start_ns) // (minutes * MINUTE_NS)
     adjacent = np.zeros(len(start_ns), bool)
@@ -83,14 +83,14 @@ def follows_previous_bar(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -
     return adjacent
 
 
-def merge_kinds(findings: list[Finding]) -> list[Finding]:
+def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:
     """Merge findings of one kind: a change of adjustment may show in the level and in the tick."""
-    merged: dict[str, Finding] = {}
+    merged: dict[str, BarFinding] = {}
     for found in findings:
         other = merged.get(found.kind)
         if other is not None:
             rows = np.union1d(other.rows, found.rows)
-            found = Finding(found.kind, found.severity, rows, f"{other.message}; {found.message}", other.next_step)
+            found = BarFinding(found.kind, found.severity, rows, f"{other.message}; {found.message}", other.next_step)
         merged[found.kind] = found
     return list(merged.values())
 

@@ -12,7 +12,7 @@ SEVERITIES = ("info", "mapped", "reported", "refused")
 
 
 @dataclass(frozen=True)
-class Finding:
+class BarFinding:
     """One finding on the bars.
 
     kind : a stable name such as "hole" or "conflict"
@@ -38,14 +38,14 @@ class Finding:
             "kind": self.kind,
             "severity": self.severity,
             "count": len(self.rows),
-            "which": format_ranges(self.rows),
+            "which": format_row_ranges(self.rows),
         }
         return facts | {"rows": [int(row) for row in self.rows[:limit]], "message": self.message}
 
 
 @dataclass(frozen=True)
 class BarReport:
-    """Findings of `check_bars`, and figures about the bars.
+    """Findings of `validate_bars`, and figures about the bars.
 
     findings : one for each kind
     rows : number of bars kept
@@ -55,7 +55,7 @@ class BarReport:
     facts : further figures, JSON values (sessions, missing minutes, ...)
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[BarFinding, ...]
     rows: int
     first: pd.Timestamp | None
     last: pd.Timestamp | None
@@ -63,7 +63,7 @@ class BarReport:
     fingerprint: str = ""
     facts: dict = field(default_factory=dict)
 
-    def finding(self, kind: str) -> Finding | None:
+    def get_finding(self, kind: str) -> BarFinding | None:
         """Return the finding of this kind, or None."""
         return next((finding for finding in self.findings if finding.kind == kind), None)
 
@@ -80,7 +80,7 @@ class BarReport:
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each finding: kind, severity, rows (count), which (ranges), message."""
-        table = [(f.kind, f.severity, len(f.rows), format_ranges(f.rows), f.message) for f in self.findings]
+        table = [(f.kind, f.severity, len(f.rows), format_row_ranges(f.rows), f.message) for f in self.findings]
         return pd.DataFrame(table, columns=["kind", "severity", "rows", "which", "message"])
 
     def summary(self) -> str:
@@ -92,7 +92,7 @@ class BarReport:
         return ("first", self.first), ("last", self.last)
 
 
-def refuse(findings: Sequence[Finding], where: object) -> None:
+def raise_on_bar_findings(findings: Sequence[BarFinding], where: object) -> None:
     """Raise one BarsError with every finding, the first with its next step; return if there is none.
 
     The error's `findings` holds them all.
@@ -107,12 +107,12 @@ def refuse(findings: Sequence[Finding], where: object) -> None:
     raise error
 
 
-def count_noun(number: int, noun: str, plural: str = "") -> str:
+def pluralize_count(number: int, noun: str, plural: str = "") -> str:
     """Format a count: '1 run', '1,200 runs'."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def format_ranges(rows: np.ndarray, limit: int = 4) -> str:
+def format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
     """Format rows in increasing order as ranges: '0-9, 17, 20-22, ...'."""
     rows = np.sort(rows)
     edge = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -123,7 +123,7 @@ def format_ranges(rows: np.ndarray, limit: int = 4) -> str:
     return ", ".join(shown + ["..."] * (len(edge) + 1 > limit))
 
 
-def format_rows(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:
+def format_rows_with_times(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:
     """Format rows as 'row 17 (2024-01-02 10:31:00+00:00)' or '12 rows, first 17 (…), 18 (…)'."""
     shown = [f"{row}" if stamps is None else f"{row} ({stamps[row]})" for row in np.asarray(rows)[:limit].tolist()]
     return f"row {shown[0]}" if len(rows) == 1 else f"{len(rows):,} rows, first {', '.join(shown)}"

@@ -20,7 +20,7 @@ PRICES = ("open", "high", "low", "close")
 
 
 @dataclass(frozen=True)
-class Frame:
+class ResampledBars:
     """Bars of one length as columns; every array has N entries in time order.
 
     minutes : length of a bar; 0 for activity bars
@@ -30,7 +30,7 @@ class Frame:
     session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start)
     segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one, unless they are
         asked to span sessions: then `segments_between_rolls` bounds them
-    chain : float64, or None: prices times it do not jump where the contract changes (`roll_adjusted`)
+    chain : float64, or None: prices times it do not jump where the contract changes (`apply_roll_adjustment`)
     """
 
     minutes: int
@@ -49,7 +49,9 @@ class Frame:
         return len(self.start)
 
 
-def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None) -> Frame:
+def resample_bars(
+    bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None
+) -> ResampledBars:
     """Resample to bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
@@ -67,13 +69,13 @@ def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minu
     minutes : length of the new bars
     bar_minutes : length of the bars; None: the market's
     """
-    return frames_of(bars, market, (minutes,), bar_minutes=bar_minutes)[minutes]
+    return resample_bars_to_lengths(bars, market, (minutes,), bar_minutes=bar_minutes)[minutes]
 
 
-def frames_of(
+def resample_bars_to_lengths(
     bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int | None = None, threads: int = 1
-) -> dict[int, Frame]:
-    """Resample to several lengths at once as `base_frame`: sessions, holes and rolls are looked up once for all.
+) -> dict[int, ResampledBars]:
+    """Resample to several lengths at once as `resample_bars`: sessions, holes and rolls are looked up once for all.
 
     Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
     (read-only where pandas makes them so).
@@ -82,17 +84,19 @@ def frames_of(
     """
     lengths, bar_minutes = tuple(minutes), bar_minutes or market.bar_minutes
     for length in lengths:
-        check_length(length, bar_minutes)
-    start, columns, names = chunk = to_chunk(bars, market)
+        check_resample_length(length, bar_minutes)
+    start, columns, names = chunk = to_bar_chunk(bars, market)
     contract = contract_positions(names, [])
-    table = bar_kernels.trading_stretches(bar_kernels.utc_days(start), market.calendar)
+    table = bar_kernels.trading_intervals(bar_kernels.utc_days_of_bars(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
-    runs, wrong = bar_kernels.trading_runs(start, contract, table, bar_ns, silence_ns, bar_kernels.initial_position())
-    refuse_overlap(chunk, wrong, bar_minutes)
+    runs, wrong = bar_kernels.split_into_trading_runs(
+        start, contract, table, bar_ns, silence_ns, bar_kernels.initial_bar_kernel_state()
+    )
+    raise_on_overlapping_bars(chunk, wrong, bar_minutes)
 
     feed_end = int(start[-1]) + bar_ns if len(start) else 0
 
-    def make(some: tuple[int, ...]) -> list[Frame]:
+    def make(some: tuple[int, ...]) -> list[ResampledBars]:
         own = (
             _frame_without_copy(start, columns, runs, bar_minutes, market.has_volume)
             if some == (bar_minutes,)
@@ -101,7 +105,7 @@ def frames_of(
         if own is not None:
             return [own]
         buckets = np.zeros(len(some), bar_kernels.BUCKET)
-        return next_buckets(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
+        return resample_runs(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
 
     longer = sorted(set(lengths) - {bar_minutes})
     jobs = [tuple(longer[k::threads]) for k in range(min(threads, len(longer)))]
@@ -115,7 +119,7 @@ def frames_of(
     return {length: made[length] for length in lengths}
 
 
-def check_length(minutes: int, bar_minutes: int) -> None:
+def check_resample_length(minutes: int, bar_minutes: int) -> None:
     """Raise SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
     if minutes < bar_minutes or minutes % bar_minutes:
         wanted = f"a multiple of the bars' own {bar_minutes}"
@@ -125,7 +129,7 @@ def check_length(minutes: int, bar_minutes: int) -> None:
         )
 
 
-class Chunk(NamedTuple):
+class BarChunk(NamedTuple):
     """Bars as arrays.
 
     start : int64[N] ns, UTC
@@ -137,14 +141,14 @@ class Chunk(NamedTuple):
     columns: tuple[np.ndarray, ...]
     contract: pd.Series | None
 
-    def part(self, first: int, stop: int) -> "Chunk":
+    def part(self, first: int, stop: int) -> "BarChunk":
         """Return rows [first, stop)."""
         columns = tuple(column[first:stop] for column in self.columns)
         contract = None if self.contract is None else self.contract.iloc[first:stop]
-        return Chunk(self.start[first:stop], columns, contract)
+        return BarChunk(self.start[first:stop], columns, contract)
 
 
-def to_chunk(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
+def to_bar_chunk(bars: pd.DataFrame, market: MarketSpec) -> BarChunk:
     """Return the bars as arrays, not copied where they are float64; raise BarsError where volume is absent."""
     if market.has_volume and "volume" not in bars:
         step = "prepare again from a file with volume, or give has_volume=False"
@@ -153,7 +157,9 @@ def to_chunk(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
     rolled = "chain" in bars and (bars["chain"] != 1.0).any()
     columns.append(bars["chain"].to_numpy(float) if rolled else np.empty(0))
-    return Chunk(readonly_view(bars.index.as_unit("ns").asi8), tuple(map(readonly_view, columns)), bars.get("contract"))
+    return BarChunk(
+        readonly_view(bars.index.as_unit("ns").asi8), tuple(map(readonly_view, columns)), bars.get("contract")
+    )
 
 
 def readonly_view(values: np.ndarray) -> np.ndarray:
@@ -173,7 +179,7 @@ def contract_positions(names: pd.Series | None, seen: list[str]) -> np.ndarray:
     return np.array([seen.index(name) for name in found], np.int64)[codes]
 
 
-def refuse_overlap(chunk: Chunk, row: int, bar_minutes: int) -> None:
+def raise_on_overlapping_bars(chunk: BarChunk, row: int, bar_minutes: int) -> None:
     """Raise BarsError where `row` (unless -1) starts before the end of the previous bar."""
     if row >= 0:
         wanted = f"bars of {bar_minutes} min in time order, none twice"
@@ -182,7 +188,7 @@ def refuse_overlap(chunk: Chunk, row: int, bar_minutes: int) -> None:
         raise BarsError("Bars overlap", where=f"row {row}", got=got, wanted=wanted, next_step=step)
 
 
-def next_buckets(
+def resample_runs(
     start: np.ndarray,
     columns: tuple,
     runs: np.ndarray,
@@ -191,7 +197,7 @@ def next_buckets(
     buckets: np.ndarray,
     clock: int,
     has_volume: bool,
-) -> list[Frame]:
+) -> list[ResampledBars]:
     """Return for each length the buckets that these runs complete.
 
     The last bucket is included if `clock` (ns) reaches its `known_at`.
@@ -199,47 +205,49 @@ def next_buckets(
     buckets : BUCKET[F], the unfinished one of each length before these bars, updated
     """
     widths_ns = np.array(lengths, np.int64) * MINUTE_NS
-    begins = np.cumsum([0] + [bar_kernels.max_buckets(start, runs, width) for width in widths_ns.tolist()])
+    begins = np.cumsum([0] + [bar_kernels.max_resampled_bars(start, runs, width) for width in widths_ns.tolist()])
     times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
     marks = np.empty((2, begins[-1]), np.int32)
     rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
     if rolled:
         prices[5] = 1.0
-    ends = bar_kernels.fill_frames(start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks)
+    ends = bar_kernels.resample_frames_kernel(
+        start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks
+    )
     found = []
     for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
         if buckets["live"][f] and buckets["known_at"][f] <= clock:
-            end = bar_kernels.write_bucket(buckets[f : f + 1], times, prices, marks, end)
+            end = bar_kernels.write_bucket_kernel(buckets[f : f + 1], times, prices, marks, end)
         volume = prices[4, begin:end] if has_volume else None
         chain = prices[5, begin:end] if rolled else None
         own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
-        found.append(Frame(lengths[f], *own))
+        found.append(ResampledBars(lengths[f], *own))
     return found
 
 
 def _frame_without_copy(
     start: np.ndarray, columns: tuple, runs: np.ndarray, minutes: int, has_volume: bool
-) -> Frame | None:
+) -> ResampledBars | None:
     """Return the bars as a frame without copying; None where a bar is left out or off its session's grid."""
     if (runs["last"] - runs["first"]).sum() < len(start):
         return None
     known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
-    if not bar_kernels.fill_own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
+    if not bar_kernels.unresampled_bars_kernel(start, runs, minutes * MINUTE_NS, known_at, *marks):
         return None
     *prices, volume, chain = columns
-    return Frame(
+    return ResampledBars(
         minutes, start, known_at, *prices, volume if has_volume else None, *marks, chain if len(chain) else None
     )
 
 
-def roll_adjusted(frame: Frame) -> Frame:
+def apply_roll_adjustment(frame: ResampledBars) -> ResampledBars:
     """Return the frame at prices without steps at rolls, for features: no return mixes two contracts."""
     if frame.chain is None:
         return frame
     return replace(frame, **{name: getattr(frame, name) * frame.chain for name in PRICES}, chain=None)
 
 
-def segments_between_rolls(frame: Frame, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
+def segments_between_rolls(frame: ResampledBars, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
     """Return int32[N], which changes only where the price steps to another contract's.
 
     It bounds labels and windows that span sessions and holes. Where rolls were adjusted for there is no step, and all
@@ -257,5 +265,5 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
     rows = np.empty(len(known_at_base), np.int64)
-    bar_kernels.fill_asof_rows(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
+    bar_kernels.asof_rows_kernel(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
     return rows

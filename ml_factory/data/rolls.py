@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.contract_codes import ACTIVE_MONTHS, Contract, read_contract
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
+from ml_factory.data.contract_codes import ACTIVE_MONTHS, FuturesContract, parse_contract_code
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 PRICES = ("open", "high", "low", "close")
@@ -30,7 +30,7 @@ class RollSpec:
         contract's last day, into the nearest one that lasts longer. Never back to an earlier contract
     days_before : 6 is the custom for index futures, the Thursday of the week before the third Friday
     adjust : "ratio" (later contracts times a factor: returns are those of the contracts), "difference" (plus a shift:
-        point differences are; see `continuous` for prices near zero) or "none"
+        point differences are; see `build_continuous_contract` for prices near zero) or "none"
     months : delivery months to use, such as (3, 6, 9, 12); None: all by volume, the active ones by date
     expiries : (contract, last day) pairs where the code does not contain the day, such as (("CLZ4", "2024-11-20"),)
     first : contract to begin with; None: the first session only decides the contract and gives no bars
@@ -63,7 +63,9 @@ class RollSpec:
                 raise SettingsError("A forced roll without a zone", where=f"forced {name}", got=moment, next_step=step)
 
 
-def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple[pd.DataFrame, pd.DataFrame]:
+def build_continuous_contract(
+    table: pd.DataFrame, spec: RollSpec, market: MarketSpec
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Join the contracts in `table` to one series.
 
     Rows up to a moment are the same bits whatever comes after it. Labels and windows stop where `contract` changes.
@@ -83,7 +85,7 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
     -------
     bars : each minute once: prices, volume, `contract` (int32, such as 201403), `factor` and `shift` with price =
         contract's own price * factor + shift (`unadjusted` inverts it), and `chain`: prices times it have no step at
-        any roll (`chain_of`), for features
+        any roll (`cumulative_roll_factors`), for features
     rolls : one row for each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date",
         "forced" or "floor"), common (the minute whose closes joined them; NaT where the two never traded in one minute:
         the series jumps there), the two closes, factor and shift
@@ -115,13 +117,15 @@ def _rolls_table(rolls: list[tuple], names: list[str]) -> pd.DataFrame:
     return table.assign(**moments)
 
 
-def unadjusted(bars: pd.DataFrame) -> pd.DataFrame:
-    """Return the contracts' own prices of `continuous` bars (equal but for rounding): open, high, low, close."""
+def undo_roll_adjustment(bars: pd.DataFrame) -> pd.DataFrame:
+    """Return the contracts' own prices of `build_continuous_contract` bars (equal but for rounding): open, high,
+    low, close.
+    """
     own = (bars[list(PRICES)].to_numpy() - bars[["shift"]].to_numpy()) / bars[["factor"]].to_numpy()
     return pd.DataFrame(own, index=bars.index, columns=list(PRICES))
 
 
-def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
+def cumulative_roll_factors(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
     """Return float64[N], the factors by which prices continue at each roll from the previous contract's last close.
 
     For a series whose contracts were joined elsewhere by an unknown rule: the step at its rolls is left out of every
@@ -136,7 +140,7 @@ def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.n
 # ---- roll dates ------------------------------------------------------------------------------------------------------
 
 
-def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.ndarray, list[Contract]]:
+def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.ndarray, list[FuturesContract]]:
     """Return starts, the contract of each row as a position, and the contracts in order of expiry."""
     if "contract" not in table:
         raise BarsError("These bars name no contract", where="contract", next_step="leave the roll out")
@@ -147,7 +151,8 @@ def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.nda
     _, first = np.unique(found, return_index=True)
     given = dict(spec.expiries)
     contracts = [
-        read_contract(str(name), table.index[row], given.get(str(name))) for name, row in zip(names, first, strict=True)
+        parse_contract_code(str(name), table.index[row], given.get(str(name)))
+        for name, row in zip(names, first, strict=True)
     ]
     roots = sorted({contract.root for contract in contracts})
     if len(roots) > 1:
@@ -168,7 +173,7 @@ def _by_session(
     table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, count: int, market: MarketSpec, spec: RollSpec
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return for S sessions: open (int64 ns), volume[S, C], whether a contract traded before it [S, C], day."""
-    sessions = sessions_of(start_ns, market.calendar)
+    sessions = assign_sessions(start_ns, market.calendar)
     days, first, session = np.unique(sessions.id, return_index=True, return_inverse=True)
     if spec.by == "volume" and "volume" not in table:
         raise BarsError("Without volume there is no roll by volume", where="volume", next_step="roll by date")
@@ -182,7 +187,7 @@ def _by_session(
 
 
 def _roll_events(
-    spec: RollSpec, contracts: list[Contract], opens: np.ndarray, days: np.ndarray, volume: np.ndarray,
+    spec: RollSpec, contracts: list[FuturesContract], opens: np.ndarray, days: np.ndarray, volume: np.ndarray,
     seen: np.ndarray, start_ns: np.ndarray,
 ) -> list[tuple[int, int, str]]:  # fmt: skip
     """Return (moment, contract, why) of every change in time order; the first is the beginning."""
@@ -191,7 +196,11 @@ def _roll_events(
     if not allowed.any():
         got = ", ".join(contract.name for contract in contracts[:5])
         raise BarsError("No contract of these delivery months", where="months", got=got, wanted=sorted(months))
-    last = np.array([contract.last_day() for contract in contracts], "datetime64[D]") if spec.by == "date" else None
+    last = (
+        np.array([contract.last_holding_day() for contract in contracts], "datetime64[D]")
+        if spec.by == "date"
+        else None
+    )
     names = [contract.name for contract in contracts]
     forced = _forced(spec, names, int(start_ns[-1]))
     changes = [] if spec.first is None else [(int(opens[0]), _position(spec.first, names, "first"), "first")]

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import CALENDARS
-from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, open_days, short_days
+from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, days_without_holidays, holiday_early_closes
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 MINUTE_NS = 60_000_000_000
@@ -170,8 +170,8 @@ def _calendar_table(calendar: str) -> _CalendarTable:
     weekday = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
     early, held = closes.copy(), weekday.copy()
     if calendar in EXCHANGE:
-        held = np.isin(days, open_days(calendar))
-        short, minute = short_days(calendar)
+        held = np.isin(days, days_without_holidays(calendar))
+        short, minute = holiday_early_closes(calendar)
         early[short - first] = np.minimum(early[short - first], _clock_to_utc(zone, short, minute))
     if calendar == "fx":
         day = pd.DatetimeIndex(days.astype("datetime64[D]"))
@@ -181,9 +181,9 @@ def _calendar_table(calendar: str) -> _CalendarTable:
     return _CalendarTable(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
 
 
-def pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def scheduled_session_pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Return begin and end (UTC ns) of the scheduled pauses inside the sessions of exchange days first to last."""
-    days, length = session_days(calendar, first, last)
+    days, length = scheduled_session_days(calendar, first, last)
     if calendar not in _PAUSES:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     until, begin, end = _PAUSES[calendar]
@@ -192,7 +192,7 @@ def pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray
     return _clock_to_utc(zone, days, begin), _clock_to_utc(zone, days, end)
 
 
-def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def scheduled_session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the trading days by the calendar from `first` to `last`, and their open minutes."""
     table = _calendar_table(calendar)
     rows = np.arange(first - table.first, last + 1 - table.first)
@@ -200,7 +200,7 @@ def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.n
     return rows + table.first, (table.early[rows] - table.opens[rows]) // MINUTE_NS
 
 
-def sessions_of(start_ns: np.ndarray, calendar: str) -> ExchangeSessions:
+def assign_sessions(start_ns: np.ndarray, calendar: str) -> ExchangeSessions:
     """Return the session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
     start_ns = np.asarray(start_ns, np.int64)
     if calendar not in TRADING_HOURS:
@@ -280,11 +280,13 @@ def _infer_calendar(start_ns: np.ndarray, bar_minutes: int = 1) -> str:
     for hours in (*range(1, 15), *range(-14, 0)) if len(days) >= 5 else ():
         moved = head + hours * 60 * MINUTE_NS
         inside = (
-            sessions_of(moved, "cme").inside.mean() if bar_minutes == 1 else _share_inside(moved, "cme", bar_minutes)
+            assign_sessions(moved, "cme").inside.mean()
+            if bar_minutes == 1
+            else _share_inside(moved, "cme", bar_minutes)
         )
         if inside >= 0.998:
             return "cme"
-    if days[-1] - days[0] >= 7 and sessions_of(head, "fx").inside.mean() >= 0.99:
+    if days[-1] - days[0] >= 7 and assign_sessions(head, "fx").inside.mean() >= 0.99:
         return "fx"
     return "24h"
 
@@ -295,10 +297,10 @@ def _share_inside(start_ns: np.ndarray, calendar: str, bar_minutes: int) -> floa
     One closing print a day may fall on the close itself. Of longer bars the one at the open counts too, as a session
     has few; hourly bars may not fall on the close, which is the halt.
     """
-    before = sessions_of(start_ns - MINUTE_NS, calendar).inside
+    before = assign_sessions(start_ns - MINUTE_NS, calendar).inside
     if bar_minutes == 1:
         return before.mean()
-    inside = sessions_of(start_ns, calendar).inside
+    inside = assign_sessions(start_ns, calendar).inside
     return (inside if bar_minutes == 60 else inside | before).mean()
 
 
@@ -314,7 +316,7 @@ def _infer_tick(prices: np.ndarray) -> float | None:
     return None
 
 
-def market_for(
+def resolve_market_spec(
     symbol: str,
     bars: pd.DataFrame | None = None,
     *,
@@ -342,7 +344,7 @@ def market_for(
             step = "give calendar= one of " + ", ".join(TRADING_HOURS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
-    head = bars.iloc[: count_first_session_rows(start_ns, calendar)] if bars is not None and len(start_ns) else None
+    head = bars.iloc[: count_rows_of_first_sessions(start_ns, calendar)] if bars is not None and len(start_ns) else None
     if tick is None and head is not None:
         tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
         source["tick"] = "inferred"
@@ -350,19 +352,19 @@ def market_for(
         has_volume = bool(head is not None and "volume" in head and (head["volume"].to_numpy(float) > 0).any())
     since = 0
     if head is not None and "inferred" in (source["calendar"], source["tick"]):
-        since = int(sessions_of(start_ns[len(head) - 1 : len(head)], calendar).id[0]) + 1
+        since = int(assign_sessions(start_ns[len(head) - 1 : len(head)], calendar).id[0]) + 1
     return MarketSpec(
         symbol, calendar, tick, has_volume, hole_minutes, bar_minutes=bar_minutes, learn_since=since,
         source=tuple(sorted(source.items())),
     )  # fmt: skip
 
 
-def count_first_session_rows(start_ns: np.ndarray, calendar: str) -> int:
+def count_rows_of_first_sessions(start_ns: np.ndarray, calendar: str) -> int:
     """Return the number of leading rows that make up the first 20 sessions."""
     guess = np.searchsorted(start_ns, start_ns[0] + 2 * INFER_SESSIONS * DAY_NS)
-    ids = sessions_of(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)
+    ids = assign_sessions(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)
     distinct = np.unique(ids)
     if len(distinct) < INFER_SESSIONS and guess < len(start_ns):
-        ids = sessions_of(start_ns, calendar).id
+        ids = assign_sessions(start_ns, calendar).id
         distinct = np.unique(ids)
     return int(np.searchsorted(ids, distinct[min(INFER_SESSIONS, len(distinct)) - 1], side="right"))

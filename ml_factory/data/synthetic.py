@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.io import write_bars
-from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, session_days, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
@@ -127,7 +127,7 @@ def synthetic_bars(
 
 def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     """Simulate bars with their hidden state, volatility and returns."""
-    rng = generator("synthetic market", spec.kind, spec.seed)
+    rng = seeded_generator("synthetic market", spec.kind, spec.seed)
     start_ns, day, fraction, close_ns = _grid(spec)
     count = len(start_ns)
     shape = np.interp(fraction, *_SHAPES[spec.calendar]) ** spec.shape
@@ -160,10 +160,12 @@ def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     first = pd.Timestamp(spec.start, tz=zone).tz_convert("UTC").floor("min").as_unit("ns").value
     span = spec.days * 7 // 5 + spec.days // 20 + 14  # with weekends and holidays
     start_ns = first + np.arange(span * 1440, dtype=np.int64) * MINUTE_NS
-    sessions = sessions_of(start_ns, spec.calendar)
+    sessions = assign_sessions(start_ns, spec.calendar)
     kept = sessions.inside
     if spec.calendar in ("us_equity", "fx"):
-        kept = kept & np.isin(sessions.id, session_days(spec.calendar, int(sessions.id[0]), int(sessions.id[-1]))[0])
+        kept = kept & np.isin(
+            sessions.id, scheduled_session_days(spec.calendar, int(sessions.id[0]), int(sessions.id[-1]))[0]
+        )
     start_ns, ids, opens, closes = start_ns[kept], sessions.id[kept], sessions.open_ns[kept], sessions.close_ns[kept]
     whole = opens >= first  # a CME day opens the evening before
     count = np.unique(ids[whole], return_inverse=True)[1]
@@ -202,7 +204,7 @@ def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return opens, opens[:, None] + np.cumsum(steps, axis=1)
 
 
-def state_posterior(market: SyntheticMarket) -> np.ndarray:
+def synthetic_state_posterior(market: SyntheticMarket) -> np.ndarray:
     """Compute P(state | all bars up to and including this minute) as float64[M, 3], states in the order -1, 0, +1.
 
     The exact forward filter of the hidden chain (Rabiner 1989, section III.A): the belief of an observer who knows
@@ -252,9 +254,9 @@ def oracle_probabilities(
     -------
     float64[N, 3]
     """
-    spec, rng = market.spec, generator("oracle", market.spec.seed, paths)
+    spec, rng = market.spec, seeded_generator("oracle", market.spec.seed, paths)
     at = np.searchsorted(market.start_ns, known_at_ns - MINUTE_NS, side="right") - 1
-    start = np.eye(3)[market.state[at].astype(int) + 1] if knows == "state" else state_posterior(market)[at]
+    start = np.eye(3)[market.state[at].astype(int) + 1] if knows == "state" else synthetic_state_posterior(market)[at]
     state = STATES[(rng.random((len(at), paths, 1)) > np.cumsum(start, 1)[:, None, :2]).sum(2)]
     position, outcome = np.zeros(state.shape), np.zeros(state.shape, np.int8)
     for minute in range(1, minutes + 1):
@@ -270,7 +272,7 @@ def oracle_probabilities(
     return np.stack([(outcome == side).mean(1) for side in (-1, 0, 1)], axis=1)
 
 
-def ensure_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
+def ensure_synthetic_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
     """Write the raw file of `symbol` from the planted market if there is none; return its path."""
     path = workspace.raw_bars(symbol)
     if not files.is_file(path):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.data.report import Finding
-from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, ExchangeSessions, MarketSpec, sessions_of
+from ml_factory.data.report import BarFinding
+from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, ExchangeSessions, MarketSpec, assign_sessions
 
 SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC
 SHIFTS = sorted(range(-14 * 60, 14 * 60 + SLOT, SLOT), key=lambda minutes: (abs(minutes), minutes))
@@ -21,7 +21,7 @@ _WEEK = 7 * 1440 // SLOT
 _NO_ROWS = np.empty(0, np.int64)
 
 
-def clock_shifts(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, minutes: int) -> np.ndarray:
+def infer_time_zone_shifts(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str, minutes: int) -> np.ndarray:
     """Return int64[N], the minutes to add to each bar's time so that its week fits the sessions; 0 where it fits.
 
     start_ns : int64 ns, increasing. Weeks are cut in the middle of the weekend; each is checked separately
@@ -48,9 +48,9 @@ def clock_shifts(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str
     return shift if (np.diff(corrected) > 0).all() else np.zeros(len(start_ns), np.int64)
 
 
-def clock_findings(
+def time_zone_findings(
     start_ns: np.ndarray, shift: np.ndarray, sessions: ExchangeSessions, market: MarketSpec, minutes: int, stamp: str
-) -> Iterator[Finding]:
+) -> Iterator[BarFinding]:
     """Yield the findings on the clock; `sessions` are those of the corrected times (start_ns + shift)."""
     if market.calendar == "24h":
         return
@@ -58,22 +58,22 @@ def clock_findings(
     if len(wrong):
         hours = ", ".join(f"{minutes / 60:+g} h" for minutes in np.unique(shift[wrong]).tolist())
         part = "all" if len(wrong) == len(shift) else f"{len(wrong):,} of"
-        inside = sessions_of(start_ns, market.calendar).inside
+        inside = assign_sessions(start_ns, market.calendar).inside
         message = f"the clock looks mislabelled in {part} {len(shift):,} bars: {hours} would put them into the "
         message += f"{market.calendar} sessions; as it is, {int((~inside[wrong]).sum()):,} stand outside"
         step = "give the right zone (--zone)"
-        yield Finding("zone_mislabel", "reported", wrong, message, step)
+        yield BarFinding("zone_mislabel", "reported", wrong, message, step)
     outside = np.flatnonzero(~sessions.inside)
     if len(outside):
         message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
         late = (start_ns + shift * MINUTE_NS)[outside] - sessions.close_ns[outside]
         on_close = int((late == 0).sum())
         message += f"({on_close:,} of them on the close itself) " if on_close else ""
-        yield Finding("outside_session", "reported", outside, message + "are left out of all frames")
+        yield BarFinding("outside_session", "reported", outside, message + "are left out of all frames")
     yield from _stamp_side(start_ns + shift * MINUTE_NS, sessions, minutes, stamp)
 
 
-def _stamp_side(start_ns: np.ndarray, sessions: ExchangeSessions, minutes: int, stamp: str) -> Iterator[Finding]:
+def _stamp_side(start_ns: np.ndarray, sessions: ExchangeSessions, minutes: int, stamp: str) -> Iterator[BarFinding]:
     """Yield a finding where start stamps look like end stamps (a bar on the close, none on the open) or reverse."""
     days = np.unique(sessions.id)
     step = minutes * MINUTE_NS
@@ -88,7 +88,7 @@ def _stamp_side(start_ns: np.ndarray, sessions: ExchangeSessions, minutes: int, 
         message = "bars stand on the session's close and none on its open: they look stamped at their end, "
         message += "and then every bar is known one bar later than its stamp: give stamp='end' (--stamp end)"
         rows = np.flatnonzero(marks["close"])
-        yield Finding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
+        yield BarFinding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
     if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
         message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
-        yield Finding("stamp_side", "reported", _NO_ROWS, message + "stamped at their start: give stamp='start'")
+        yield BarFinding("stamp_side", "reported", _NO_ROWS, message + "stamped at their start: give stamp='start'")

@@ -11,13 +11,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.outliers import expand_runs
-from ml_factory.data.parsing import LEAST_STEPS, check_time_zone, combine_date_and_time, parse_numbers, parse_timestamps
+from ml_factory.data.outliers import expand_runs_to_rows
+from ml_factory.data.parsing import LEAST_STEPS, combine_date_and_time, parse_numbers, parse_time_zone, parse_timestamps
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.quality import find_quality_issues, merge_kinds
-from ml_factory.data.report import SEVERITIES, BarReport, Finding, count_noun, format_rows, refuse
-from ml_factory.data.rolls import chain_of
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
+from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
+from ml_factory.data.report import (
+    SEVERITIES,
+    BarFinding,
+    BarReport,
+    format_rows_with_times,
+    pluralize_count,
+    raise_on_bar_findings,
+)
+from ml_factory.data.rolls import cumulative_roll_factors
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import BAR_MINUTES
 
@@ -37,7 +44,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True)
-class BarSpec:
+class RawBarSpec:
     """Spelling of raw bars.
 
     minutes : length of a bar; None: inferred (`parsing.infer_bar_minutes`)
@@ -73,12 +80,12 @@ class BarSpec:
                 wanted = " or ".join(repr(option) for option in options)
                 raise SettingsError("No such setting", where=field, got=repr(getattr(self, field)), wanted=wanted)
         if self.zone is not None:
-            check_time_zone(self.zone)
+            parse_time_zone(self.zone)
 
 
-def check_bars(
+def validate_bars(
     raw: pd.DataFrame,
-    spec: BarSpec | None = None,
+    spec: RawBarSpec | None = None,
     *,
     where: object = "",
     market: MarketSpec | None = None,
@@ -98,14 +105,14 @@ def check_bars(
     -------
     bars : index `timestamp` (UTC, start of bar, increasing, unique), float64 prices, and `volume` only where the source
         has any (single unknown volumes become 0); `contract` (int32) where the source names contracts, and then
-        `chain`, the source's own or that of `rolls.chain_of`
+        `chain`, the source's own or that of `rolls.cumulative_roll_factors`
     report : its row numbers count the rows of `raw` from 0
 
     Raises
     ------
     BarsError : bars are refused; its `.findings` holds all reasons
     """
-    spec = spec or BarSpec()
+    spec = spec or RawBarSpec()
     if market is not None and spec.minutes is None:
         spec = replace(spec, minutes=market.bar_minutes)
     if not len(raw):
@@ -118,41 +125,41 @@ def check_bars(
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
     if contract is not None:
-        bars["contract"] = contract_codes(contract.iloc[rows])
+        bars["contract"] = factorize_contracts(contract.iloc[rows])
         bars["chain"] = _chain(raw, rows, bars)
-    market = market or market_for(symbol, bars, bar_minutes=minutes)
+    market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
     prices = {name: values[name] for name in PRICES}
     volume = known_volume if "volume" in values else None
     found, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
-    found = merge_kinds([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
+    found = merge_findings_by_kind([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
     if spec.strict:
-        refuse([finding for finding in findings if finding.severity == "reported"], where)
+        raise_on_bar_findings([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
-    hashed = bars_fingerprint(bars)
+    hashed = hash_bars(bars)
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hashed, facts)
 
 
 def _ordered_rows(
-    raw: pd.DataFrame, spec: BarSpec, contract: pd.Series | None, where: object
-) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[Finding], int]:
+    raw: pd.DataFrame, spec: RawBarSpec, contract: pd.Series | None, where: object
+) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[BarFinding], int]:
     """Return (start_ns, values, rows, findings, minutes): the bars by time, each once, with their rows in `raw`.
 
     Raises BarsError for refused bars.
     """
-    start_ns, values, findings, minutes = read_columns(raw, spec, where)
+    start_ns, values, findings, minutes = validate_bar_columns(raw, spec, where)
     named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
     rows, found = _sort_and_deduplicate(start_ns, values | named, raw)
     findings += [*found, *_spacing_faults(start_ns[rows], rows, minutes)]
-    refuse([finding for finding in findings if finding.severity == "refused"], where)
+    raise_on_bar_findings([finding for finding in findings if finding.severity == "refused"], where)
     return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings, minutes
 
 
-def read_columns(
-    raw: pd.DataFrame, spec: BarSpec, where: object
-) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding], int]:
+def validate_bar_columns(
+    raw: pd.DataFrame, spec: RawBarSpec, where: object
+) -> tuple[np.ndarray, dict[str, np.ndarray], list[BarFinding], int]:
     """Parse the columns in the rows' own order.
 
     Findings of severity "refused" are left for the caller to refuse; unreadable columns raise BarsError.
@@ -162,8 +169,8 @@ def read_columns(
     (start_ns, values, findings, minutes) : UTC starts (int64 ns), prices and volume (float64), findings on single rows,
     and the length of a bar
     """
-    columns, findings = find_columns(raw, where, spec.columns)
-    findings += [Finding("source", "mapped", _NO_ROWS, note) for note in raw.attrs.get("notes", ())]
+    columns, findings = match_bar_columns(raw, where, spec.columns)
+    findings += [BarFinding("source", "mapped", _NO_ROWS, note) for note in raw.attrs.get("notes", ())]
     start_ns, found, minutes = parse_timestamps(
         columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
     )
@@ -174,7 +181,7 @@ def read_columns(
     return start_ns, values, findings, minutes
 
 
-def contract_codes(contract: pd.Series) -> np.ndarray:
+def factorize_contracts(contract: pd.Series) -> np.ndarray:
     """Return int32[N], the contract of each bar as a number; only its changes matter. In time order."""
     if contract.dtype.kind in "iu" and not contract.isna().any() and contract.max() < 2**31:
         return contract.to_numpy(np.int32)
@@ -184,7 +191,7 @@ def contract_codes(contract: pd.Series) -> np.ndarray:
 def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarray:
     """Return float64[N], the chain that our own roll has written, or one computed from the bars."""
     if "chain" not in raw:
-        return chain_of(*(bars[name].to_numpy() for name in ("contract", "open", "close")))
+        return cumulative_roll_factors(*(bars[name].to_numpy() for name in ("contract", "open", "close")))
     chain = pd.to_numeric(raw["chain"], errors="coerce").to_numpy(float)[rows]
     bad = np.flatnonzero(~(chain > 0) | ~np.isfinite(chain))
     if len(bad):
@@ -197,21 +204,21 @@ def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarra
     return chain
 
 
-def _contract_rolls(contract: pd.Series) -> list[Finding]:
+def _contract_rolls(contract: pd.Series) -> list[BarFinding]:
     """Return the finding on bars whose contract differs from the previous bar's; positions among the bars."""
     names = contract.to_numpy()
     rows = np.flatnonzero(names[1:] != names[:-1]) + 1
     shown = ", ".join(map(str, names[rows[:3]])) + ", ..." * (len(rows) > 3)
-    message = f"the contract changes {count_noun(len(rows), 'time')} (to {shown})"
-    return [Finding("roll", "reported", rows, message)] if len(rows) else []
+    message = f"the contract changes {pluralize_count(len(rows), 'time')} (to {shown})"
+    return [BarFinding("roll", "reported", rows, message)] if len(rows) else []
 
 
-def _too_few(count: int) -> list[Finding]:
+def _too_few(count: int) -> list[BarFinding]:
     message = f"{count} bars are less than a day of any market: too few to learn from"
-    return [Finding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
+    return [BarFinding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
 
 
-def bars_fingerprint(bars: pd.DataFrame) -> str:
+def hash_bars(bars: pd.DataFrame) -> str:
     """Return the SHA-256 (hex) of checked bars: times, columns and every value's bits, not the file format."""
     return PrefixHasher(bars).total_hash
 
@@ -220,9 +227,9 @@ def _normalize_name(name: object) -> str:
     return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
 
 
-def find_columns(
+def match_bar_columns(
     raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
-) -> tuple[dict[str, pd.Series], list[Finding]]:
+) -> tuple[dict[str, pd.Series], list[BarFinding]]:
     """Return our column names with the columns of `raw` that carry them, and the findings on mapped names.
 
     given : (ours, theirs) as the user declares; theirs must exist
@@ -272,7 +279,7 @@ def find_columns(
         )
     mapped += [f"{theirs!r} as {ours}" for ours, theirs in given if ours != theirs]
     message = "columns read: " + ", ".join(mapped)
-    return found, [Finding("columns", "mapped", _NO_ROWS, message)] if mapped else []
+    return found, [BarFinding("columns", "mapped", _NO_ROWS, message)] if mapped else []
 
 
 def _is_time_index(index: pd.Index) -> bool:
@@ -280,7 +287,7 @@ def _is_time_index(index: pd.Index) -> bool:
     return isinstance(index, pd.DatetimeIndex) or (index.name is not None and _normalize_name(index.name) in names)
 
 
-def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[Finding]:
+def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[BarFinding]:
     """Return findings on prices that are not finite, not positive, or outside their own bar."""
     faults = []
     bad = np.zeros(len(shown), bool)
@@ -290,41 +297,41 @@ def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> lis
         bad |= infinite | low
         if infinite.any():
             rows = np.flatnonzero(infinite)
-            message = f"{name} is empty, not a number or infinite in {format_rows(rows, shown)}"
-            faults.append(Finding("not_finite", "refused", rows, message, "drop these rows or load them again"))
+            message = f"{name} is empty, not a number or infinite in {format_rows_with_times(rows, shown)}"
+            faults.append(BarFinding("not_finite", "refused", rows, message, "drop these rows or load them again"))
         if low.any():
             rows = np.flatnonzero(low)
-            message = f"{name} is zero or negative in {format_rows(rows, shown)}"
+            message = f"{name} is zero or negative in {format_rows_with_times(rows, shown)}"
             step = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, "
             step += "use an unadjusted or ratio-adjusted one"
-            faults.append(Finding("not_positive", "refused", rows, message, step))
+            faults.append(BarFinding("not_positive", "refused", rows, message, step))
     body = np.stack([values["open"], values["close"]])
     with np.errstate(invalid="ignore"):
         broken = ~bad & ((values["high"] < body.max(0)) | (values["low"] > body.min(0)))
     if broken.any():
         rows = np.flatnonzero(broken)
         first = {name: float(values[name][rows[0]]) for name in PRICES}
-        message = f"high is not the highest or low not the lowest in {format_rows(rows, shown)}: {first}"
-        faults.append(Finding("ohlc", "refused", rows, message, "check that the columns are not swapped"))
+        message = f"high is not the highest or low not the lowest in {format_rows_with_times(rows, shown)}: {first}"
+        faults.append(BarFinding("ohlc", "refused", rows, message, "check that the columns are not swapped"))
     return faults
 
 
-def _volume_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[Finding]:
+def _volume_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[BarFinding]:
     if "volume" not in values:
         return []
     rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
-    message = f"volume is negative or infinite in {format_rows(rows, shown)}" if len(rows) else ""
-    return [Finding("volume", "refused", rows, message, "correct them or leave the column out")] if len(rows) else []
+    message = f"volume is negative or infinite in {format_rows_with_times(rows, shown)}" if len(rows) else ""
+    return [BarFinding("volume", "refused", rows, message, "correct them or leave the column out")] if len(rows) else []
 
 
-def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[Finding]]:
+def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[BarFinding]]:
     """Return the rows to keep, in time order, each minute once, and findings; contradicting rows are refused."""
     order = np.argsort(start_ns, kind="stable")
     findings = []
     back = np.flatnonzero(np.diff(start_ns) < 0) + 1
     if len(back):
         message = f"rows were not in time order and have been sorted ({len(back):,} steps back, first at row {back[0]})"
-        findings.append(Finding("unsorted", "mapped", back, message))
+        findings.append(BarFinding("unsorted", "mapped", back, message))
     again = np.flatnonzero(np.diff(start_ns[order]) == 0) + 1
     if not len(again):
         return order, findings
@@ -335,7 +342,7 @@ def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame)
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     if differ.any():
         rows = np.sort(order[again[differ]])
-        message = f"{format_rows(rows, shown)} contradict another row of the same minute"
+        message = f"{format_rows_with_times(rows, shown)} contradict another row of the same minute"
         step = "keep the right one of them"
         contract = next(
             (c for c in raw.columns if _normalize_name(c) in ("contract", "symbol", "expiry", "instrument")), None
@@ -343,15 +350,15 @@ def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame)
         if contract is not None:
             step = f"the file holds several values of {contract!r}: join them into one series (--roll volume), or "
             step += "write one of them to a file of its own"
-        findings.append(Finding("conflict", "refused", rows, message, step))
+        findings.append(BarFinding("conflict", "refused", rows, message, step))
     same = np.sort(order[again[~differ]])
     if len(same):
         message = f"{len(same):,} rows repeat another row exactly and were left out (first: row {same[0]})"
-        findings.append(Finding("duplicate", "mapped", same, message))
+        findings.append(BarFinding("duplicate", "mapped", same, message))
     return np.delete(order, again), findings
 
 
-def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> list[Finding]:
+def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> list[BarFinding]:
     """Return findings on bars of another length than declared, in the whole file or in a part of it."""
     steps = np.diff(start_ns) // MINUTE_NS
     if not len(steps):
@@ -364,7 +371,7 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
         if usual in BAR_MINUTES:
             step += f", or declare their length: --minutes {usual} (BarSpec(minutes={usual})), in data/raw by the "
             step += f"name of the file: SYMBOL_{usual}m.parquet"
-        return [Finding("spacing", "refused", _NO_ROWS, message, step)]
+        return [BarFinding("spacing", "refused", _NO_ROWS, message, step)]
     # one other spacing over a stretch: a single silence is legal, thirty equal steps in a row are not
     edges = np.flatnonzero(np.diff(steps, prepend=-1, append=-1) != 0)
     length = np.diff(edges)
@@ -375,25 +382,25 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
     at = pd.Timestamp(start_ns[first], tz="UTC")
     message = f"mixed spacing: from row {rows[first]} ({at}) on, {length[odd[0]]} steps of {steps[first]} minutes "
     message += f"among {minutes}-minute bars"
-    longer = rows[expand_runs(edges[odd], length[odd])]
-    return [Finding("spacing", "refused", longer, message, "give one spacing throughout")]
+    longer = rows[expand_runs_to_rows(edges[odd], length[odd])]
+    return [BarFinding("spacing", "refused", longer, message, "give one spacing throughout")]
 
 
 def _clean_volume(
     values: dict[str, np.ndarray], rows: np.ndarray, market: MarketSpec | None
-) -> tuple[dict[str, np.ndarray], list[Finding]]:
+) -> tuple[dict[str, np.ndarray], list[BarFinding]]:
     """Leave out an empty volume column, and replace single unknown values by 0."""
     volume = values.get("volume")
     if volume is None:
-        return values, [Finding("no_volume", "mapped", _NO_ROWS, "no volume column: volume features are left out")]
+        return values, [BarFinding("no_volume", "mapped", _NO_ROWS, "no volume column: volume features are left out")]
     unknown = np.isnan(volume)
     declared = market is not None and market.has_volume
     if not declared and (unknown | (volume == 0)).all():
         prices = {name: column for name, column in values.items() if name != "volume"}
         message = "volume is empty or zero throughout: volume features are left out"
-        return prices, [Finding("no_volume", "mapped", _NO_ROWS, message)]
+        return prices, [BarFinding("no_volume", "mapped", _NO_ROWS, message)]
     if not unknown.any():
         return values, []
     message = f"volume is unknown in {int(unknown.sum()):,} of {len(volume):,} bars and taken as 0 there"
     settled = values | {"volume": np.where(unknown, 0.0, volume)}
-    return settled, [Finding("partial_volume", "reported", rows[unknown], message)]
+    return settled, [BarFinding("partial_volume", "reported", rows[unknown], message)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.calendar import BASE, WEEK_DAYS
@@ -23,7 +23,7 @@ _REFUSED = {"known": "Only the calendar is known ahead", "static": "This is not 
 _MINUTE_NS = 60_000_000_000
 
 
-def resolve_covariates(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
+def resolve_covariate_settings(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
     """Return the settings with `known` and `static` as lists of names, and the number of steps that are known ahead.
 
     known=True selects the whole clock; the steps ahead default to the horizon.
@@ -76,7 +76,7 @@ def _requested_names(setting: str, given: object, available: Sequence[str]) -> l
     return names
 
 
-def covariates_for(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
+def compute_covariates(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
     """Compute the covariates that `model.network_spec` names, for rows known at these moments.
 
     Parameters
@@ -96,23 +96,24 @@ def covariates_for(model: object, known_at: pd.DatetimeIndex, settings: Mapping)
     arrays = {}
     if "known_BSK" in wanted:
         minutes = FeatureSpec(**settings["data"]["features"]).base_minutes
-        clock = clock_ahead(known_at, calendar, np.arange(1, spec.ahead + 1) * minutes)
+        clock = known_future_covariates(known_at, calendar, np.arange(1, spec.ahead + 1) * minutes)
         arrays["known_BSK"] = np.stack([clock[name] for name in spec.known], axis=2)
     if "static_BV" in wanted:
-        now = clock_ahead(known_at, calendar, np.zeros(1, np.int64)) | {
+        now = known_future_covariates(known_at, calendar, np.zeros(1, np.int64)) | {
             "symbol": np.ones((len(known_at), 1), np.float32)
         }
         arrays["static_BV"] = np.concatenate([now[name] for name in spec.static], axis=1)
     return arrays
 
 
-def clock_ahead(known_at: pd.DatetimeIndex, calendar: str, minutes: np.ndarray) -> dict[str, np.ndarray]:
+def known_future_covariates(known_at: pd.DatetimeIndex, calendar: str, minutes: np.ndarray) -> dict[str, np.ndarray]:
     """Return the clock's columns so many minutes after each row: name -> float32 (N, len(minutes)).
 
-    The clock stops at the session's end, where labels end too; `resolve_covariates` refuses labels that span sessions.
+    The clock stops at the session's end, where labels end too; `resolve_covariate_settings` refuses labels that span
+    sessions.
     """
     now = known_at.as_unit("ns").asi8
-    session = sessions_of(now - 1, calendar)  # of the bar that ends now
+    session = assign_sessions(now - 1, calendar)  # of the bar that ends now
     opens, closes = session.open_ns[:, None], session.close_ns[:, None]
     moments = np.minimum(now[:, None] + minutes * _MINUTE_NS, np.maximum(closes, now[:, None]))
     progress = (moments - opens) / (closes - opens)

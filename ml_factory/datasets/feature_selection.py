@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.datasets.fitted_transforms import Sample
+from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.errors import SettingsError
-from ml_factory.seeding import derive_seed, generator
+from ml_factory.seeding import derive_seed, seeded_generator
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
 
@@ -22,7 +22,7 @@ ROWS_A_CALL = 50_000
 
 
 @dataclass(frozen=True)
-class Selection:
+class FeatureSelection:
     """Selected columns, in their order.
 
     kind : method of selection
@@ -45,11 +45,11 @@ class Selection:
         return {"kind": self.kind, "kept": self.kept.tolist(), "scores": self.scores.tolist()}
 
     @classmethod
-    def from_dict(cls, stored: dict) -> "Selection":
+    def from_dict(cls, stored: dict) -> "FeatureSelection":
         return cls(stored["kind"], np.asarray(stored["kept"], np.int64), np.asarray(stored["scores"], np.float64))
 
 
-def by_variance(sample: Sample, least: float = 1e-8) -> Selection:
+def select_by_variance(sample: FitSample, least: float = 1e-8) -> FeatureSelection:
     """Select columns whose variance over the training rows exceeds `least`; the score is the variance."""
     x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
     x[~np.isfinite(x)] = np.nan
@@ -59,7 +59,7 @@ def by_variance(sample: Sample, least: float = 1e-8) -> Selection:
     return _select("variance", np.flatnonzero(scores > least), scores)
 
 
-def by_clusters(sample: Sample, most: float = 0.9) -> Selection:
+def select_by_clusters(sample: FitSample, most: float = 0.9) -> FeatureSelection:
     """Select one column of each cluster, in which every pair has |rank correlation| of at least `most`.
 
     Complete linkage over 1 - |rho|; the column nearest to all others of its cluster is selected, then the first. The
@@ -95,11 +95,15 @@ def _predict_shuffled(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Itera
         columns = range(first, min(first + together, width))
         shuffled = np.tile(x_RF, (len(columns), 1, 1))
         for place, column in enumerate(columns):
-            shuffled[place, :, column] = generator("mda", seeds[0], column, seeds[1]).permutation(x_RF[:, column])
+            shuffled[place, :, column] = seeded_generator("mda", seeds[0], column, seeds[1]).permutation(
+                x_RF[:, column]
+            )
         yield from forest.predict_proba(shuffled.reshape(-1, width)).reshape(len(columns), rows, -1)
 
 
-def by_mdi(sample: Sample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0) -> Selection:
+def select_by_mdi(
+    sample: FitSample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0
+) -> FeatureSelection:
     """Select the `share` of the columns with the greatest mean decrease of impurity.
 
     The trees choose from one random column a split. Zeros of trees that could not choose a column are left out of its
@@ -115,9 +119,9 @@ def by_mdi(sample: Sample, share: float = 0.5, trees: int = 100, depth: int = 6,
     return _select("mdi", np.argsort(-scores, kind="stable")[:count], scores)
 
 
-def by_mda(
-    sample: Sample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
-) -> Selection:
+def select_by_mda(
+    sample: FitSample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
+) -> FeatureSelection:
     """Select columns whose shuffling raises the log loss of forests in the evaluated rows, over purged folds.
 
     The folds lie inside the training rows (AFML 8.3.2). The score is the mean rise over the shuffled log loss; where no
@@ -141,19 +145,19 @@ def by_mda(
     return _select("mda", kept if len(kept) else [scores.argmax()], scores)
 
 
-SELECTIONS: dict[str, Callable[..., Selection]] = {
-    "variance": by_variance, "clusters": by_clusters, "mdi": by_mdi, "mda": by_mda,
+SELECTIONS: dict[str, Callable[..., FeatureSelection]] = {
+    "variance": select_by_variance, "clusters": select_by_clusters, "mdi": select_by_mdi, "mda": select_by_mda,
 }  # fmt: skip
 
 
-def _select(kind: str, columns, scores: np.ndarray) -> Selection:
+def _select(kind: str, columns, scores: np.ndarray) -> FeatureSelection:
     columns = np.sort(np.asarray(columns, np.int64))
     if not len(columns):
         raise SettingsError("No column is left", where=kind, got=f"{len(scores)} columns", next_step="lower its limit")
-    return Selection(kind, columns, np.asarray(scores, np.float64))
+    return FeatureSelection(kind, columns, np.asarray(scores, np.float64))
 
 
-def _training_sample(sample: Sample):
+def _training_sample(sample: FitSample):
     """Return x_RF, y, weights and targets of at most TREE_ROWS weighted training rows; missing values are 0."""
     if sample.targets is None:
         raise SettingsError("This needs the labels of the training rows", where="MDI or MDA", got="none")

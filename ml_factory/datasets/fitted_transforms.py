@@ -1,6 +1,6 @@
 """Transforms fitted for each fold on its training rows: PCA, fractional differences and a two-state HMM.
 
-Each is fitted on a `Sample`, stores numbers only, and transforms every row from itself and earlier rows: causal, and
+Each is fitted on a `FitSample`, stores numbers only, and transforms every row from itself and earlier rows: causal, and
 the same bits whatever comes after.
 """
 
@@ -11,14 +11,14 @@ import pandas as pd
 from numba import njit
 
 from ml_factory.errors import SettingsError
-from ml_factory.features.fractional import fractional_weights
+from ml_factory.features.fractional import fractional_difference_weights
 
 SAME_RUN = 64  # training rows at most this far apart are one run: a few between them have no label
 MOST_ROWS = 200_000  # of the training rows, to estimate a few hundred numbers
 
 
 @dataclass(frozen=True)
-class Sample:
+class FitSample:
     """Input of a fit: all rows, of which only the training rows may be used.
 
     x_NF : float32, all rows
@@ -40,13 +40,13 @@ class Sample:
 
     def log_close(self) -> np.ndarray:
         """Return log closes of the longest run of training rows. Raises SettingsError without closes."""
-        require_close(self.close, "a step that follows the price")
+        _require_close(self.close, "a step that follows the price")
         runs = np.split(self.rows, np.flatnonzero(np.diff(self.rows) > SAME_RUN) + 1)
         return np.log(self.close[max(runs, key=len)])
 
 
 @dataclass(frozen=True)
-class Pca:
+class PcaTransform:
     """The leading principal components instead of the columns; missing values count as the mean.
 
     center, scale : float64[F]
@@ -60,7 +60,7 @@ class Pca:
     kind = "pca"
 
     @classmethod
-    def fit(cls, sample: Sample, share: float = 0.95, most: int = 1000) -> "Pca":
+    def fit(cls, sample: FitSample, share: float = 0.95, most: int = 1000) -> "PcaTransform":
         """Fit as many components as hold `share` of the variance of the standardised columns, at most `most`."""
         _check_share(share, "pca share")
         x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
@@ -88,12 +88,12 @@ class Pca:
         return {"kind": self.kind} | {name: getattr(self, name).tolist() for name in ("center", "scale", "loadings")}
 
     @classmethod
-    def from_dict(cls, stored: dict) -> "Pca":
+    def from_dict(cls, stored: dict) -> "PcaTransform":
         return cls(*(np.asarray(stored[name], np.float64) for name in ("center", "scale", "loadings")))
 
 
 @dataclass(frozen=True)
-class FractionalDifference:
+class FractionalDifferenceTransform:
     """One additional column: the log price differenced `order` times, over a window of fixed width (AFML 5.5).
 
     NaN until the window is full; a scaler that follows makes that 0.
@@ -105,7 +105,7 @@ class FractionalDifference:
     kind = "fractional_difference"
 
     @classmethod
-    def fit(cls, sample: Sample, window: int = 256, step: float = 0.05) -> "FractionalDifference":
+    def fit(cls, sample: FitSample, window: int = 256, step: float = 0.05) -> "FractionalDifferenceTransform":
         """Fit the smallest order, in steps, that is stationary by an ADF test at 5 %; 1 where none is."""
         _check_share(step, "fractional_difference step")
         path = sample.log_close()[-MOST_ROWS:]
@@ -113,14 +113,14 @@ class FractionalDifference:
             raise SettingsError("Too few consecutive training rows", where=cls.kind, got=len(path), wanted=2 * window)
         path = path - path[0]
         for order in np.arange(step, 1.0, step).round(10):
-            if adf_rejects(_difference(path, fractional_weights(order, window))[window - 1 :]):
+            if adf_rejects_unit_root(_difference(path, fractional_difference_weights(order, window))[window - 1 :]):
                 return cls(float(order), window)
         return cls(1.0, window)
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
         """Return float32 (N, F + 1)."""
-        require_close(close, self.kind)
-        column = _difference(np.log(close), fractional_weights(self.order, self.window))
+        _require_close(close, self.kind)
+        column = _difference(np.log(close), fractional_difference_weights(self.order, self.window))
         return np.column_stack([x_NF, column.astype(np.float32)])
 
     def names_out(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -130,12 +130,12 @@ class FractionalDifference:
         return {"kind": self.kind, "order": self.order, "window": self.window}
 
     @classmethod
-    def from_dict(cls, stored: dict) -> "FractionalDifference":
+    def from_dict(cls, stored: dict) -> "FractionalDifferenceTransform":
         return cls(float(stored["order"]), int(stored["window"]))
 
 
 @dataclass(frozen=True)
-class TwoStateHmm:
+class TwoStateHmmTransform:
     """One additional column: probability of the more volatile of two states, given returns up to the row itself.
 
     Gaussian returns, mean and deviation by state (calm, volatile), a Markov chain between them (Hamilton 1989); fitted
@@ -152,7 +152,7 @@ class TwoStateHmm:
     kind = "two_state_hmm"
 
     @classmethod
-    def fit(cls, sample: Sample, rounds: int = 100) -> "TwoStateHmm":
+    def fit(cls, sample: FitSample, rounds: int = 100) -> "TwoStateHmmTransform":
         """Run EM until the likelihood grows by less than a millionth a return, at most `rounds` times."""
         returns = np.diff(sample.log_close())
         spread = returns.std() if len(returns) > 100 else 0.0
@@ -165,7 +165,7 @@ class TwoStateHmm:
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
         """Return float32 (N, F + 1)."""
-        require_close(close, self.kind)
+        _require_close(close, self.kind)
         returns = np.diff(np.log(close), prepend=np.nan)
         return np.column_stack([x_NF, _filtered(returns, self.mean, self.deviation, self.stay).astype(np.float32)])
 
@@ -176,18 +176,18 @@ class TwoStateHmm:
         return {"kind": self.kind} | {name: getattr(self, name).tolist() for name in ("mean", "deviation", "stay")}
 
     @classmethod
-    def from_dict(cls, stored: dict) -> "TwoStateHmm":
+    def from_dict(cls, stored: dict) -> "TwoStateHmmTransform":
         return cls(*(np.asarray(stored[name], np.float64) for name in ("mean", "deviation", "stay")))
 
 
-def require_close(close: np.ndarray | None, what: str) -> None:
+def _require_close(close: np.ndarray | None, what: str) -> None:
     """Raise SettingsError where there are no closes."""
     if close is None:
         step = "pass the closes stored with the features"
         raise SettingsError("This needs the closes of the rows", where=what, got="none", next_step=step)
 
 
-def adf_rejects(x: np.ndarray) -> bool:
+def adf_rejects_unit_root(x: np.ndarray) -> bool:
     """Return whether the augmented Dickey-Fuller test, with a constant and one lag, rejects a unit root at 5 %.
 
     Critical value: MacKinnon (2010), table 2, one variable, constant.

@@ -12,12 +12,12 @@ import numpy as np
 from ml_factory.datasets.quantiles import (
     FEW_ROWS,
     SAMPLE_ROWS,
-    brackets,
-    buffer_size,
-    count_around_brackets,
-    even_positions,
-    map_columns,
-    quantiles,
+    column_quantiles,
+    count_around_quantile_brackets,
+    evenly_spaced_positions,
+    map_column_groups,
+    quantile_brackets,
+    quantile_buffer_size,
     quantiles_from_counts,
 )
 
@@ -29,12 +29,12 @@ MOST_GROWN = 1.25  # times the rows that were counted; with more of them too
 
 
 @dataclass(frozen=True)
-class QuantileState:
+class IncrementalQuantileState:
     """Counts around Q quantiles of F columns.
 
     rows : int64, positions of the counted rows, increasing
     low, high : float32 (Q, F), the brackets' edges
-    counts : int64 (F, 1 + 2 Q, 2), as of `quantiles.count_around_brackets`
+    counts : int64 (F, 1 + 2 Q, 2), as of `quantiles.count_around_quantile_brackets`
     values : for each column the values strictly inside a bracket, float32, in any order
     """
 
@@ -53,16 +53,16 @@ class QuantileState:
         return packed | {"low": self.low, "high": self.high, "counts": self.counts}
 
     @classmethod
-    def from_state(cls, state: dict) -> "QuantileState":
+    def from_state(cls, state: dict) -> "IncrementalQuantileState":
         """Restore the result of `to_state`."""
         rows = np.concatenate([np.arange(first, first + count) for first, count in state["runs"].T])
         values = tuple(np.split(state["values"], state["ends"][:-1]))
         return cls(rows, state["low"], state["high"], state["counts"], values)
 
 
-def update_quantiles(
-    x_NF: np.ndarray, rows: np.ndarray, shares: tuple[float, ...], before: QuantileState | None = None
-) -> tuple[np.ndarray, QuantileState | None]:
+def update_incremental_quantiles(
+    x_NF: np.ndarray, rows: np.ndarray, shares: tuple[float, ...], before: IncrementalQuantileState | None = None
+) -> tuple[np.ndarray, IncrementalQuantileState | None]:
     """Compute `quantiles(x_NF, shares, rows)`, to the bit, and the state to pass as `before` once there are more rows.
 
     Parameters
@@ -77,13 +77,13 @@ def update_quantiles(
     (quantiles, state) : the state is None for few rows, which cost little
     """
     if len(rows) < FEW_ROWS:
-        return quantiles(x_NF, shares, rows), None
+        return column_quantiles(x_NF, shares, rows), None
     new_rows = None if before is None else _new_rows(before, x_NF, rows)
     updated = None if new_rows is None else _update(before, x_NF, rows, new_rows, shares)
     return updated or _initialise(x_NF, rows, shares)
 
 
-def _new_rows(before: QuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+def _new_rows(before: IncrementalQuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
     """Return the rows that were not counted; None where they are many, or where a counted row is missing."""
     if len(rows) > MOST_GROWN * len(before.rows) or before.low.shape[1] != x_NF.shape[1]:
         return None
@@ -95,7 +95,9 @@ def _new_rows(before: QuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.n
     return np.flatnonzero(pending)
 
 
-def _update(before: QuantileState, x_NF, rows, new_rows, shares) -> tuple[np.ndarray, QuantileState] | None:
+def _update(
+    before: IncrementalQuantileState, x_NF, rows, new_rows, shares
+) -> tuple[np.ndarray, IncrementalQuantileState] | None:
     """Update the state with the new rows; None where too many ranks have left their brackets."""
     low, high, left = before.low, before.high, []
     new, inside = _counted(x_NF[new_rows], low, high)
@@ -112,11 +114,13 @@ def _update(before: QuantileState, x_NF, rows, new_rows, shares) -> tuple[np.nda
     low, high = low.copy(), high.copy()
     for f in left:
         values[f] = _bracket_column(x_NF[rows, f], shares, low[:, f], high[:, f], counts[f])
-    return found, QuantileState(rows, low, high, counts, tuple(values))
+    return found, IncrementalQuantileState(rows, low, high, counts, tuple(values))
 
 
 def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute `quantiles.count_around_brackets` of few rows, and bool (N, F): values strictly inside a bracket."""
+    """Compute `quantiles.count_around_quantile_brackets` of few rows, and bool (N, F): values strictly inside a
+    bracket.
+    """
     counts, inside = np.zeros((x_NF.shape[1], 1 + 2 * len(low_QF), 2), np.int64), np.zeros(x_NF.shape, bool)
     counts[:, 0] = np.stack([np.isfinite(x_NF).sum(axis=0), (x_NF == -np.inf).sum(axis=0)], axis=1)
     for q, (low_F, high_F) in enumerate(zip(low_QF, high_QF, strict=True)):
@@ -126,13 +130,15 @@ def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple
     return counts, inside
 
 
-def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
+def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, IncrementalQuantileState]:
     """Pass over all rows, and tighten the brackets around the result."""
 
-    def work(x_NF: np.ndarray) -> tuple[np.ndarray, QuantileState]:
-        chosen = even_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
-        low, high = brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
-        counts, kept = count_around_brackets(x_NF, rows, low, high, buffer_size(len(rows), len(chosen), shares))
+    def work(x_NF: np.ndarray) -> tuple[np.ndarray, IncrementalQuantileState]:
+        chosen = evenly_spaced_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
+        low, high = quantile_brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
+        counts, kept = count_around_quantile_brackets(
+            x_NF, rows, low, high, quantile_buffer_size(len(rows), len(chosen), shares)
+        )
         selected = {}
 
         def column(f: int) -> np.ndarray:
@@ -146,12 +152,12 @@ def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
             values.append(
                 _tighten(kept(f), shares, *edges) if whole is None else _bracket_column(whole, shares, *edges)
             )
-        return found, QuantileState(rows, low, high, counts, tuple(values))
+        return found, IncrementalQuantileState(rows, low, high, counts, tuple(values))
 
-    found, parts = zip(*map_columns(x_NF, work), strict=True)
+    found, parts = zip(*map_column_groups(x_NF, work), strict=True)
     edges = (np.concatenate([getattr(one, name) for one in parts], axis=1) for name in ("low", "high"))
     counts = np.concatenate([one.counts for one in parts])
-    return np.concatenate(found), QuantileState(rows, *edges, counts, sum((one.values for one in parts), ()))
+    return np.concatenate(found), IncrementalQuantileState(rows, *edges, counts, sum((one.values for one in parts), ()))
 
 
 def _bracket_column(column: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:

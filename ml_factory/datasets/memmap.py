@@ -29,7 +29,7 @@ _hash_cache: dict[tuple, str] = {}  # state of a file -> its hash; a file is has
 # ---- content ---------------------------------------------------------------------------------------------------
 
 
-def content_hash(array: np.ndarray) -> str:
+def npy_content_hash(array: np.ndarray) -> str:
     """Return 64 hex digits for shape, dtype and content: SHA-256 over the `.npy` header and the SHA-256 of each 8 MiB.
 
     array : C-contiguous; its blocks are hashed in parallel
@@ -41,26 +41,26 @@ def content_hash(array: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def file_state_hash(path: Path) -> str:
-    """Return the file's hash (`content_hash` of a part, else SHA-256), computed once for each state of the file; "" for
-    a part that is not an array or cannot be read.
+def cached_file_hash(path: Path) -> str:
+    """Return the file's hash (`npy_content_hash` of a part, else SHA-256), computed once for each state of the file;
+    "" for a part that is not an array or cannot be read.
     """
     try:
         state = _state(path)
         if state not in _hash_cache:
-            _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else content_hash(_map(path))
+            _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(_map(path))
     except (OSError, ValueError):
         return ""
     return _hash_cache[state]
 
 
-def cache_hash(path: Path, digest: str) -> None:
+def cache_file_hash(path: Path, digest: str) -> None:
     """Remember the hash of a file just written; a file on a mount is verified when it is read."""
     if not files.is_remote(path):
         _hash_cache[_state(path)] = digest
 
 
-def write_part(path: Path, array: np.ndarray) -> dict:
+def write_npy_part(path: Path, array: np.ndarray) -> dict:
     """Write the array as `.npy` in one step, hashed during the write; return {"hash", "bytes"}."""
     array = np.ascontiguousarray(array)
     header = _header(array)
@@ -72,17 +72,17 @@ def write_part(path: Path, array: np.ndarray) -> dict:
                     block = block[file.write(block) :]
 
     with ThreadPoolExecutor(1) as pool:
-        digest = pool.submit(content_hash, array)
+        digest = pool.submit(npy_content_hash, array)
         # Not flushed: a file lost in a power cut fails its hash and is written again.
         files.replace(path, write, len(header) + array.nbytes, flush=False)
-    cache_hash(path, digest.result())
+    cache_file_hash(path, digest.result())
     return {"hash": digest.result(), "bytes": len(header) + array.nbytes}
 
 
 # ---- mapping ---------------------------------------------------------------------------------------------------
 
 
-def verified_local(path: Path, digest: str) -> Path:
+def verified_local_copy(path: Path, digest: str) -> Path:
     """Return the file itself on a local disk; else its verified copy in the cache, made if it is absent.
 
     The caller checks the content against `digest`: a damaged copy is replaced once.
@@ -90,13 +90,13 @@ def verified_local(path: Path, digest: str) -> Path:
     if not files.is_remote(path):
         return path
     copy = cache_folder("parts") / f"{digest[:32]}{path.suffix}"
-    if not copy.is_file() or file_state_hash(copy) != digest:
+    if not copy.is_file() or cached_file_hash(copy) != digest:
         files.replace(copy, lambda temporary: files.download(path, str(temporary)), flush=False)
         _remove_old_copies(copy.parent)
     return copy
 
 
-def map_joined(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
+def memmap_joined_parts(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
     """Map the parts, one below the other, as one read-only array; a single part is mapped directly."""
     parts = [_map(path) for path in paths]
     if len(parts) == 1:
@@ -150,7 +150,7 @@ def _holds_parts(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> 
     if _hash_cache.get(state) != expected:
         whole = _map_raw(path, parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]))
         edges = np.cumsum([0, *map(len, parts)])
-        found = [content_hash(whole[a:b]) for a, b in pairwise(edges)]
+        found = [npy_content_hash(whole[a:b]) for a, b in pairwise(edges)]
         _hash_cache[state] = "".join(found)
     return _hash_cache[state] == expected
 

@@ -12,16 +12,21 @@ from typing import Protocol
 
 import numpy as np
 
-from ml_factory.datasets.feature_selection import SELECTIONS, Selection
-from ml_factory.datasets.fitted_transforms import FractionalDifference, Pca, Sample, TwoStateHmm
-from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler
+from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
+from ml_factory.datasets.fitted_transforms import (
+    FitSample,
+    FractionalDifferenceTransform,
+    PcaTransform,
+    TwoStateHmmTransform,
+)
+from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler_error
 from ml_factory.errors import SettingsError, did_you_mean
 
-TRANSFORMS = {step.kind: step for step in (Pca, FractionalDifference, TwoStateHmm)}
+TRANSFORMS = {step.kind: step for step in (PcaTransform, FractionalDifferenceTransform, TwoStateHmmTransform)}
 STEPS = (*SCALERS, *TRANSFORMS, *SELECTIONS)
 
 
-class Fitted(Protocol):
+class FittedStep(Protocol):
     """A fitted scaler, transformer or selection, or several in order."""
 
     kind: str
@@ -33,27 +38,27 @@ class Fitted(Protocol):
 class Preprocessor:
     """Fitted steps, applied in order."""
 
-    steps: tuple[Fitted, ...]
+    steps: tuple[FittedStep, ...]
 
     kind = "preprocessor"
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
         """Return float32 (N, K); close : float64 (N,), for steps that use the price."""
         for step in self.steps:
-            x_NF = transform(step, x_NF, close)
+            x_NF = apply_preprocessing_step(step, x_NF, close)
         return x_NF
 
     def names_out(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the output columns for these input columns."""
         for step in self.steps:
-            names = names_out(step, names)
+            names = step_feature_names_out(step, names)
         return tuple(names)
 
     def to_dict(self) -> dict:
         return {"kind": self.kind, "steps": [step.to_dict() for step in self.steps]}
 
 
-def check_steps(steps: Sequence[str | Mapping]) -> tuple[str | dict, ...]:
+def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dict, ...]:
     """Return the steps as JSON can hold them; raise SettingsError for an unknown name or setting."""
     checked = []
     for step in steps:
@@ -75,13 +80,13 @@ def check_steps(steps: Sequence[str | Mapping]) -> tuple[str | dict, ...]:
     return tuple(checked)
 
 
-def fit_steps(steps: Sequence[str | Mapping], sample: Sample) -> Fitted:
+def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: FitSample) -> FittedStep:
     """Fit each step on the training rows of the previous steps' output; a single step is returned directly.
 
     While fitting, a price outside the training rows is replaced by the last training row's, so that a column derived
     from the price reveals nothing of other rows to a later step.
     """
-    fitted: list[Fitted] = []
+    fitted: list[FittedStep] = []
     sample = replace(sample, close=_training_prices(sample))
     for place, step in enumerate(steps):
         name, settings = _name_and_settings(step)
@@ -90,17 +95,19 @@ def fit_steps(steps: Sequence[str | Mapping], sample: Sample) -> Fitted:
         else:
             fitted.append(_fit_function(name)(sample, **settings))
         if place + 1 < len(steps):
-            x_NF = transform(fitted[-1], sample.x_NF, sample.close)
-            sample = replace(sample, x_NF=x_NF, names=names_out(fitted[-1], sample.names))
+            x_NF = apply_preprocessing_step(fitted[-1], sample.x_NF, sample.close)
+            sample = replace(sample, x_NF=x_NF, names=step_feature_names_out(fitted[-1], sample.names))
     return fitted[0] if len(fitted) == 1 else Preprocessor(tuple(fitted))
 
 
-def transform(step: Fitted | Scaler, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
+def apply_preprocessing_step(
+    step: FittedStep | Scaler, x_NF: np.ndarray, close: np.ndarray | None = None
+) -> np.ndarray:
     """Apply a fitted step to the rows, float32."""
     return step.transform(x_NF) if step.kind in SCALERS else step.transform(x_NF, close)
 
 
-def names_out(step: Fitted | Scaler, names: Sequence[str]) -> tuple[str, ...]:
+def step_feature_names_out(step: FittedStep | Scaler, names: Sequence[str]) -> tuple[str, ...]:
     """Return the output columns of a fitted step."""
     return tuple(names) if step.kind in SCALERS else step.names_out(tuple(names))
 
@@ -110,24 +117,24 @@ def column_changing_steps(steps: Sequence[str | Mapping]) -> list[str]:
     return [name for name, _ in map(_name_and_settings, steps) if name not in SCALERS]
 
 
-def is_linear(steps: Sequence[str | Mapping]) -> bool:
+def is_preprocessing_linear(steps: Sequence[str | Mapping]) -> bool:
     """Return whether equal differences in a column stay equal: every scaler among these steps is linear."""
     return all(issubclass(SCALERS[name], LinearScaler) for name, _ in map(_name_and_settings, steps) if name in SCALERS)
 
 
-def from_dict(stored: dict) -> Fitted:
+def preprocessing_from_dict(stored: dict) -> FittedStep:
     """Restore a fitted step from `to_dict`. Raises FactoryError."""
     kind = stored.get("kind") if isinstance(stored, dict) else None
     try:
         if kind == Preprocessor.kind:
-            return Preprocessor(tuple(from_dict(step) for step in stored["steps"]))
+            return Preprocessor(tuple(preprocessing_from_dict(step) for step in stored["steps"]))
         if kind in SELECTIONS:
-            return Selection.from_dict(stored)
+            return FeatureSelection.from_dict(stored)
         if kind in STEPS:
             return (SCALERS | TRANSFORMS)[kind].from_dict(stored)
     except (KeyError, TypeError, ValueError) as error:
-        raise unreadable_scaler(stored, f"the numbers of {kind!r}") from error
-    raise unreadable_scaler(stored, f"kind: one of {', '.join((*STEPS, Preprocessor.kind))}")
+        raise unreadable_scaler_error(stored, f"the numbers of {kind!r}") from error
+    raise unreadable_scaler_error(stored, f"kind: one of {', '.join((*STEPS, Preprocessor.kind))}")
 
 
 def _name_and_settings(step: str | Mapping) -> tuple[object, dict]:
@@ -140,7 +147,7 @@ def _fit_function(name: str) -> Callable:
     return SELECTIONS[name] if name in SELECTIONS else (SCALERS | TRANSFORMS)[name].fit
 
 
-def _training_prices(sample: Sample) -> np.ndarray | None:
+def _training_prices(sample: FitSample) -> np.ndarray | None:
     """Return closes that depend on training rows only: between them the last one is repeated."""
     if sample.close is None:
         return None

@@ -23,7 +23,7 @@ BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket 
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
-def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | None = None) -> np.ndarray:
+def column_quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | None = None) -> np.ndarray:
     """Compute np.quantile(column, shares), linear, to the bit, of the finite values of each column; float64 (F, Q).
 
     A column without a finite value gives NaN. Columns are divided among the processor's cores; no number depends on
@@ -39,10 +39,10 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
     if count < min(2 * SAMPLE_ROWS, FEW_ROWS) or not features or x_NF.strides[1] != x_NF.itemsize:
         return _quantiles_by_numpy(x_NF if rows is None else x_NF[rows], shares)
     rows = np.arange(0) if rows is None else np.ascontiguousarray(rows, np.int64)
-    return np.concatenate(map_columns(x_NF, lambda columns: _quantiles_of_columns(columns, rows, shares)))
+    return np.concatenate(map_column_groups(x_NF, lambda columns: _quantiles_of_columns(columns, rows, shares)))
 
 
-def map_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
+def map_column_groups(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
     """Apply `work` to groups of adjacent columns in parallel; return the results in order."""
     threads = min(cores(), x_NF.shape[1])
     edges = np.linspace(0, x_NF.shape[1], threads + 1).astype(int)
@@ -50,7 +50,7 @@ def map_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
         return list(pool.map(lambda first, stop: work(x_NF[:, first:stop]), edges[:-1], edges[1:]))
 
 
-def interpolate(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
+def _interpolate_quantile(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Interpolate linearly with the rounding of np.quantile: from the nearer end. A zero has no sign."""
     step = high - low
     return np.where(share < 0.5, low + step * share, high - step * (1 - share)) + 0.0
@@ -69,15 +69,17 @@ def _quantiles_of_columns(x_NF, rows, shares) -> np.ndarray:
     rows : positions, or none for all
     """
     count = len(rows) or len(x_NF)
-    chosen = even_positions(count, min(SAMPLE_ROWS, count // 4))
-    low_QF, high_QF = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    counts, kept = count_around_brackets(x_NF, rows, low_QF, high_QF, buffer_size(count, len(chosen), shares))
+    chosen = evenly_spaced_positions(count, min(SAMPLE_ROWS, count // 4))
+    low_QF, high_QF = quantile_brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    counts, kept = count_around_quantile_brackets(
+        x_NF, rows, low_QF, high_QF, quantile_buffer_size(count, len(chosen), shares)
+    )
     return quantiles_from_counts(
         counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None)
     )
 
 
-def count_around_brackets(
+def count_around_quantile_brackets(
     x_NF: np.ndarray, rows: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray, capacity: int
 ) -> tuple[np.ndarray, Callable[[int], np.ndarray | None]]:
     """Count values around these brackets in one pass over the rows, and keep those inside.
@@ -98,12 +100,12 @@ def count_around_brackets(
     return counts[: x_NF.shape[1]], kept
 
 
-def even_positions(count: int, wanted: int) -> np.ndarray:
+def evenly_spaced_positions(count: int, wanted: int) -> np.ndarray:
     """Return int64 (wanted,): positions spread over 0 .. count - 1, both ends included."""
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
-def buffer_size(count: int, sampled: int, shares: tuple[float, ...]) -> int:
+def quantile_buffer_size(count: int, sampled: int, shares: tuple[float, ...]) -> int:
     """Return the average number of values in the brackets of a column, and a quarter more."""
     return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / sampled) ** 0.5 for p in shares)) + 4096
 
@@ -128,13 +130,13 @@ def quantiles_from_counts(counts, kept, low_QF, high_QF, shares, column) -> np.n
                 selected[f] = _by_numpy(column(f), shares)
                 break
             ends_3FQ[:, f, q] = ends
-    found = interpolate(*ends_3FQ)
+    found = _interpolate_quantile(*ends_3FQ)
     for f, values in selected.items():
         found[f] = values
     return found
 
 
-def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def quantile_brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return sample values below and above each quantile, float32 (Q, F) twice.
 
     Sorts the sample in place.
@@ -185,7 +187,7 @@ def _ranked(finite, share, counts, low, high, ordered) -> tuple[float, float, fl
 
 @njit(cache=True, nogil=True)
 def _count(x_NF, rows, edges, kept):
-    """Compute `count_around_brackets`, and the number of values kept of each column.
+    """Compute `count_around_quantile_brackets`, and the number of values kept of each column.
 
     A column with more than the capacity of `kept` stops one short of it.
     """

@@ -5,7 +5,7 @@ import numpy as np
 from ml_factory.errors import SettingsError
 
 
-def contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarray:
+def sample_contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarray:
     """Return at most `limit` of `rows` (increasing positions), as `blocks` contiguous runs spread evenly over time.
 
     Used by QUICK: each run keeps its order and its neighbours, the first run starts at the first row and the last run
@@ -25,7 +25,7 @@ def contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarr
     return np.concatenate([rows[start : start + size] for start, size in zip(starts, sizes, strict=True)])
 
 
-def rows_with_window(segment: np.ndarray, rows: np.ndarray, lookback: int) -> np.ndarray:
+def mask_rows_with_full_window(segment: np.ndarray, rows: np.ndarray, lookback: int) -> np.ndarray:
     """Return bool[len(rows)]: whether the `lookback` consecutive rows that end at each row lie in its segment.
 
     segment : int[N] of all feature rows

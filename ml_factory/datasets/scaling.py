@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from ml_factory.datasets.quantiles import quantiles
+from ml_factory.datasets.quantiles import column_quantiles
 from ml_factory.errors import FactoryError, SettingsError
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
@@ -77,7 +77,7 @@ class LinearScaler:
         except (KeyError, TypeError, ValueError):
             valid = False
         if not valid or not 0 < clip < np.inf:
-            raise unreadable_scaler(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
+            raise unreadable_scaler_error(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
         return cls(center, scale, clip)
 
 
@@ -91,7 +91,7 @@ class RobustScaler(LinearScaler):
     kind = "robust"
 
     @classmethod
-    def of_quartiles(
+    def from_quartiles(
         cls, quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray], clip: float = 8.0
     ) -> "RobustScaler":
         """Return the scaler for these quartiles; `column` returns the values of one whose quartiles are equal."""
@@ -99,7 +99,9 @@ class RobustScaler(LinearScaler):
 
     @staticmethod
     def _center_and_scale(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        return _of_quartiles(quantiles(x_NF, QUARTILES, rows), lambda f: x_NF[:, f] if rows is None else x_NF[rows, f])
+        return _of_quartiles(
+            column_quantiles(x_NF, QUARTILES, rows), lambda f: x_NF[:, f] if rows is None else x_NF[rows, f]
+        )
 
 
 def _of_quartiles(quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -192,14 +194,14 @@ class QuantileScaler:
         except (KeyError, TypeError, ValueError):
             valid = False
         if not valid or not 0 < clip < np.inf:
-            raise unreadable_scaler(stored, "kind 'quantile', shape, clip, rising knots of one length")
+            raise unreadable_scaler_error(stored, "kind 'quantile', shape, clip, rising knots of one length")
         return cls(knots, stored["shape"], clip)
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
 
 
-def unreadable_scaler(stored: object, wanted: str) -> FactoryError:
+def unreadable_scaler_error(stored: object, wanted: str) -> FactoryError:
     """Return the error for a stored scaler in another form than `to_dict` writes."""
     return FactoryError(
         "A stored scaler cannot be read",

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import QuantileState
-from ml_factory.datasets.preprocessing import Fitted, from_dict
+from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
+from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
 from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
@@ -45,8 +45,8 @@ class Store:
     @classmethod
     def find(cls, processed: Path, fingerprint: str) -> "Store | None":
         """Return the committed data set of this fingerprint with every hash checked, or None where it must be built."""
-        folder = folder_of(processed, fingerprint)
-        manifest = read_manifest(folder)
+        folder = dataset_folder(processed, fingerprint)
+        manifest = read_dataset_manifest(folder)
         if manifest is None or manifest["fingerprint"] != fingerprint:
             return None
         store = cls(folder, fingerprint, manifest)
@@ -68,7 +68,7 @@ class Store:
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
-        return cls.open(folder_of(processed, name))
+        return cls.open(dataset_folder(processed, name))
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -76,7 +76,7 @@ class Store:
 
         Raises NotPreparedError when there is no valid manifest.
         """
-        manifest = read_manifest(Path(folder))
+        manifest = read_dataset_manifest(Path(folder))
         if manifest is None:
             raise NotPreparedError(
                 "This data set is not complete", where=folder, got=f"no sound {MANIFEST}", next_step=REBUILD
@@ -139,8 +139,10 @@ class Store:
         Raises SettingsError for an unknown column.
         """
         time = self.known_at
-        first = 0 if start is None else time.searchsorted(store_parts.parse_moment(start, "start"), side="left")
-        stop = len(time) if end is None else time.searchsorted(store_parts.parse_moment(end, "end"), side="right")
+        first = 0 if start is None else time.searchsorted(store_parts.parse_utc_timestamp(start, "start"), side="left")
+        stop = (
+            len(time) if end is None else time.searchsorted(store_parts.parse_utc_timestamp(end, "end"), side="right")
+        )
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         values = self.values[rows]
         if names != self.feature_names:
@@ -155,32 +157,34 @@ class Store:
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """Moment at which each feature row is known, UTC."""
-        return store_parts.utc_index(self._array("facts")["known_at"])
+        return store_parts.to_utc_index(self._array("facts")["known_at"])
 
-    def load_rows(self) -> pd.DataFrame:
+    def load_row_facts(self) -> pd.DataFrame:
         """Return session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array("facts")
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
-        return pd.DataFrame(columns, index=store_parts.utc_index(facts["known_at"]))
+        return pd.DataFrame(columns, index=store_parts.to_utc_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
-        return store_parts.labels_from_table(self._table(self._horizon_file("labels", horizon, "parquet")))
+        return store_parts.labels_from_arrow(self._table(self._horizon_file("labels", horizon, "parquet")))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
         stored = files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
-        return {name: store_parts.from_runs(runs) for name, runs in stored.items()}
+        return {name: store_parts.decode_position_runs(runs) for name, runs in stored.items()}
 
-    def load_scaler(self, horizon: int) -> Fitted:
+    def load_scaler(self, horizon: int) -> FittedStep:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
-        return from_dict(files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
+        return preprocessing_from_dict(files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
 
-    def load_quantile_state(self, horizon: int) -> QuantileState | None:
+    def load_quantile_state(self, horizon: int) -> IncrementalQuantileState | None:
         """Return the quantile state of this horizon's training rows; None where none was stored."""
         name = f"ranks_h{horizon}.state"
         return (
-            QuantileState.from_state(decode_state(self._valid_path(name).read_bytes())) if name in self.files else None
+            IncrementalQuantileState.from_state(decode_state(self._valid_path(name).read_bytes()))
+            if name in self.files
+            else None
         )
 
     def load_state(self) -> dict | None:
@@ -194,9 +198,9 @@ class Store:
         """
         if not self.committed:
             return [f"{self.folder}: not committed"]
-        return [problem for name in self.files if (problem := self.problem(name))]
+        return [problem for name in self.files if (problem := self.describe_damage(name))]
 
-    def problem(self, name: str) -> str:
+    def describe_damage(self, name: str) -> str:
         """Return the damage of one file in words; "" when it is intact. Raises UnresponsiveMountError."""
         return self._check_file(name)[1]
 
@@ -209,17 +213,17 @@ class Store:
             return path, f"{path.name}: {error.got}"
         if size != wanted["bytes"]:
             return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-        readable = memmap.verified_local(path, wanted["hash"])
-        same = memmap.file_state_hash(readable) == wanted["hash"]
+        readable = memmap.verified_local_copy(path, wanted["hash"])
+        same = memmap.cached_file_hash(readable) == wanted["hash"]
         return readable, "" if same else f"{path.name}: its content has changed"
 
-    def mapped_part(self, *names: str) -> np.ndarray:
+    def map_part(self, *names: str) -> np.ndarray:
         """Map one part file, or several as one array, read-only."""
         paths = [self._valid_path(name) for name in names]
-        return memmap.map_joined(paths, [self._readable[name]["hash"] for name in names])
+        return memmap.memmap_joined_parts(paths, [self._readable[name]["hash"] for name in names])
 
     def _array(self, key: str) -> np.ndarray:
-        return self.mapped_part(*(part[key] for part in self.parts))
+        return self.map_part(*(part[key] for part in self.parts))
 
     def _valid_path(self, name: str) -> Path:
         """Return the local path of an intact file. Raises WorkspaceError."""
@@ -256,7 +260,7 @@ class Store:
         return wanted
 
 
-def folder_of(processed: Path, fingerprint: str) -> Path:
+def dataset_folder(processed: Path, fingerprint: str) -> Path:
     """Return the folder of the data set of this fingerprint."""
     if not _is_fingerprint(fingerprint):
         raise ValueError(f"a fingerprint is at least 12 hex digits, not {fingerprint!r}")
@@ -267,7 +271,7 @@ def _is_fingerprint(text: object) -> bool:
     return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
 
 
-def read_manifest(folder: Path) -> dict | None:
+def read_dataset_manifest(folder: Path) -> dict | None:
     """Return the manifest when its own hash matches, else None: a damaged manifest counts as absent.
 
     Raises UnresponsiveMountError.

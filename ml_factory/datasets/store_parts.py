@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureMatrix
-from ml_factory.features.stream import FeatureRows
+from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.targets.labels import BARRIERS
 
 ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
 
 
-def row_facts(matrix: FeatureMatrix | FeatureRows) -> np.ndarray:
+def feature_row_facts(matrix: FeatureMatrix | StreamedFeatureRows) -> np.ndarray:
     """Return known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
     facts = np.empty(len(matrix.known_at), ROW_FACTS)
     for name in ROW_FACTS.names:
@@ -28,12 +28,12 @@ def row_facts(matrix: FeatureMatrix | FeatureRows) -> np.ndarray:
     return facts
 
 
-def labels_table(labels: pd.DataFrame) -> pa.Table:
-    """Return an Arrow table: known_at from the index, then the columns of `triple_barrier`."""
-    columns = {"known_at": time_column(labels.index)}
+def labels_to_arrow(labels: pd.DataFrame) -> pa.Table:
+    """Return an Arrow table: known_at from the index, then the columns of `triple_barrier_labels`."""
+    columns = {"known_at": _to_arrow_timestamps(labels.index)}
     for name, column in labels.items():
         if isinstance(column.dtype, pd.DatetimeTZDtype):
-            columns[name] = time_column(pd.DatetimeIndex(column))
+            columns[name] = _to_arrow_timestamps(pd.DatetimeIndex(column))
         elif name == "barrier":
             columns[name] = pa.array(column.astype(object).to_numpy(), pa.string())
         else:
@@ -41,7 +41,7 @@ def labels_table(labels: pd.DataFrame) -> pa.Table:
     return pa.table(columns)
 
 
-def labels_from_table(table: pa.Table) -> pd.DataFrame:
+def labels_from_arrow(table: pa.Table) -> pd.DataFrame:
     """Restore the labels: index known_at (UTC, ns), barrier a categorical of BARRIERS; a writable copy."""
     columns = {}
     for name in table.column_names[1:]:
@@ -50,13 +50,13 @@ def labels_from_table(table: pa.Table) -> pd.DataFrame:
             codes = pd.Index(BARRIERS).get_indexer(named.dictionary.to_pylist())[named.indices.to_numpy()]
             columns[name] = pd.Categorical.from_codes(codes, categories=list(BARRIERS))
         elif pa.types.is_timestamp(table.schema.field(name).type):
-            columns[name] = time_index(table, name)
+            columns[name] = _index_from_arrow(table, name)
         else:
             columns[name] = np.array(table.column(name).to_numpy())
-    return pd.DataFrame(columns, index=time_index(table))
+    return pd.DataFrame(columns, index=_index_from_arrow(table))
 
 
-def write_table(table: pa.Table, path: Path) -> None:
+def write_parquet_table(table: pa.Table, path: Path) -> None:
     """Write Parquet without dictionary and compression: float features hardly shrink, and reading is a copy."""
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
 
@@ -66,24 +66,24 @@ def write_json_line(obj: object, path: Path) -> None:
     path.write_text(json.dumps(obj, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def time_column(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
+def _to_arrow_timestamps(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
     """Convert int64 ns, or an index in UTC, to Arrow timestamps."""
     if isinstance(moments, pd.DatetimeIndex):
         moments = moments.as_unit("ns").asi8
     return pa.array(np.asarray(moments, np.int64)).cast(pa.timestamp("ns", tz="UTC"))
 
 
-def utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeIndex:
+def to_utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeIndex:
     """Convert int64 ns to a DatetimeIndex in UTC."""
     return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name=name)
 
 
-def time_index(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
-    """Return the table's column of that name as `time_column` wrote it."""
-    return utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
+def _index_from_arrow(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
+    """Return the table's column of that name as `_to_arrow_timestamps` wrote it."""
+    return to_utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
 
 
-def parse_moment(text: object, where: str) -> pd.Timestamp:
+def parse_utc_timestamp(text: object, where: str) -> pd.Timestamp:
     """Parse a moment in UTC; without a zone UTC is assumed. Raises SettingsError."""
     try:
         found = pd.Timestamp(text)
@@ -94,7 +94,7 @@ def parse_moment(text: object, where: str) -> pd.Timestamp:
     return (found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")).as_unit("ns")
 
 
-def to_runs(rows: np.ndarray) -> list[list[int]]:
+def encode_position_runs(rows: np.ndarray) -> list[list[int]]:
     """Encode positions as contiguous runs [first, stop)."""
     rows = np.asarray(rows, np.int64)
     if not len(rows):
@@ -104,7 +104,7 @@ def to_runs(rows: np.ndarray) -> list[list[int]]:
     return [[int(first), int(last) + 1] for first, last in zip(firsts, lasts, strict=True)]
 
 
-def from_runs(runs: list[list[int]]) -> np.ndarray:
+def decode_position_runs(runs: list[list[int]]) -> np.ndarray:
     """Decode runs to positions, int64."""
     if not runs:
         return np.empty(0, np.int64)

@@ -9,11 +9,20 @@ import pandas as pd
 import pyarrow as pa
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import QuantileState
-from ml_factory.datasets.preprocessing import Fitted
-from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
+from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
+from ml_factory.datasets.preprocessing import FittedStep
+from ml_factory.datasets.store import (
+    CURRENT,
+    FORMAT,
+    MANIFEST,
+    PARTS,
+    STATE,
+    Store,
+    dataset_folder,
+    read_dataset_manifest,
+)
 from ml_factory.features.build import FeatureMatrix
-from ml_factory.features.stream import FeatureRows
+from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import encode_state
@@ -39,7 +48,7 @@ class StoreWriter(Store):
         found = cls.find(processed, fingerprint)
         if found is not None:
             return found
-        folder = folder_of(processed, fingerprint)
+        folder = dataset_folder(processed, fingerprint)
         files.make_folder(folder)
         return cls(folder, fingerprint, None)
 
@@ -57,21 +66,21 @@ class StoreWriter(Store):
         state : from which later rows are computed, so that an append costs only its new rows
         """
         self._rows = {"names": list(matrix.names), "parts": []}
-        self._write_part(np.asarray(matrix.values, np.float32), store_parts.row_facts(matrix))
+        self._write_part(np.asarray(matrix.values, np.float32), store_parts.feature_row_facts(matrix))
         if state is not None:
             self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
 
-    def append_features(self, rows: FeatureRows, before: Store, state: dict) -> None:
+    def append_features(self, rows: StreamedFeatureRows, before: Store, state: dict) -> None:
         """Take over the parts of `before`, whose rows come first, and write one for the rows that follow them.
 
         Files stay few: once there are MOST_PARTS, the smallest at the end are written again together with the new rows.
 
         state : from which the next rows are computed
         """
-        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), store_parts.row_facts(rows))]
+        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), store_parts.feature_row_facts(rows))]
         while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
             old = kept.pop()
-            new.insert(0, (before.mapped_part(old["features"]), before.mapped_part(old["facts"])))
+            new.insert(0, (before.map_part(old["features"]), before.map_part(old["facts"])))
         self._written |= {part[key]: before.files[part[key]] for part in kept for key in ("features", "facts")}
         self._rows = {"names": before.feature_names, "parts": kept}
         if any(len(facts) for _, facts in new):
@@ -83,29 +92,29 @@ class StoreWriter(Store):
         name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{first + len(facts)}"
         part = {"rows": len(facts), "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
         for key, array in (("features", values), ("facts", facts)):
-            self._written[part[key]] = memmap.write_part(self.folder / part[key], array)
+            self._written[part[key]] = memmap.write_npy_part(self.folder / part[key], array)
         self._rows["parts"].append(part)
 
     def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
-        """Write labels_h{horizon}.parquet: index known_at, columns of `triple_barrier`."""
-        self._write_table(f"labels_h{horizon}.parquet", store_parts.labels_table(labels))
+        """Write labels_h{horizon}.parquet: index known_at, columns of `triple_barrier_labels`."""
+        self._write_table(f"labels_h{horizon}.parquet", store_parts.labels_to_arrow(labels))
 
     def write_splits(self, horizon: int, splits: dict[str, np.ndarray]) -> None:
         """Write splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
-        runs = {name: store_parts.to_runs(rows) for name, rows in splits.items()}
+        runs = {name: store_parts.encode_position_runs(rows) for name, rows in splits.items()}
         self._write(f"splits_h{horizon}.json", lambda temporary: store_parts.write_json_line(runs, temporary))
 
-    def write_scaler(self, horizon: int, scaler: Fitted) -> None:
+    def write_scaler(self, horizon: int, scaler: FittedStep) -> None:
         """Write scaler_h{horizon}.json."""
         self._write(
             f"scaler_h{horizon}.json", lambda temporary: store_parts.write_json_line(scaler.to_dict(), temporary)
         )
 
-    def write_quantile_state(self, horizon: int, ranks: QuantileState) -> None:
+    def write_quantile_state(self, horizon: int, ranks: IncrementalQuantileState) -> None:
         """Write ranks_h{horizon}.state, from which a scaler of more training rows continues."""
         self._write(f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(encode_state(ranks.to_state())))
 
-    def reopen(self, horizon: int) -> None:
+    def reopen_horizon(self, horizon: int) -> None:
         """Allow the files of an incomplete horizon to be written again."""
         for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
             self.files.pop(name.format(horizon), None)
@@ -132,7 +141,7 @@ class StoreWriter(Store):
 
     def _stored(self, key: str) -> dict:
         """Return this entry of the manifest on disk: another process may have added a horizon."""
-        manifest = read_manifest(self.folder)
+        manifest = read_dataset_manifest(self.folder)
         if manifest is None or manifest["fingerprint"] != self.fingerprint:
             manifest = self._manifest or {}
         return manifest.get(key, {})
@@ -143,7 +152,7 @@ class StoreWriter(Store):
         return {
             name: file
             for name, file in existing.files.items()
-            if not (self._rows and name.startswith("..")) and not existing.problem(name)
+            if not (self._rows and name.startswith("..")) and not existing.describe_damage(name)
         }
 
     def make_current(self) -> None:
@@ -154,7 +163,7 @@ class StoreWriter(Store):
             files.write_json(path, pointer)
 
     def _write_table(self, name: str, table: pa.Table) -> None:
-        self._write(name, lambda temporary: store_parts.write_table(table, temporary))
+        self._write(name, lambda temporary: store_parts.write_parquet_table(table, temporary))
 
     def _write(self, name: str, writer: Callable[[Path], object]) -> None:
         if name in self.files:
@@ -166,7 +175,7 @@ class StoreWriter(Store):
             written.update(hash=files.sha256(temporary), bytes=temporary.stat().st_size)
 
         files.replace(path, write)
-        memmap.cache_hash(path, written["hash"])
+        memmap.cache_file_hash(path, written["hash"])
         self._written[name] = written
 
 

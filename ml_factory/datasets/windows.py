@@ -18,7 +18,7 @@ class Windows:
     Parameters
     ----------
     x_NF : float32 C-contiguous array or tensor (on any device); not copied
-    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.rows_with_window`)
+    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.mask_rows_with_full_window`)
     lookback : T >= 1
     covariates : argument name -> float32 array (len(rows), ...), inputs of some networks in addition to the window
     """

@@ -7,15 +7,15 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Calibration, log_probabilities
-from ml_factory.evaluation.metrics import CLASSES, restrict_classes
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
+from ml_factory.evaluation.metrics import CLASSES, condition_on_classes
 from ml_factory.targets.weights import training_weights
 
 Fold = tuple[np.ndarray, np.ndarray]
 Inputs = Callable[[np.ndarray], Callable[[np.ndarray], object]]
 
 
-def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
+def inner_validation_split(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
     """Split training positions once more in time, for early stopping inside a fold: (fit, validation).
 
     Validation is the last `share` of the positions; a row is fitted on only when its label had ended before the first
@@ -44,7 +44,7 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
 
 
 @dataclass(frozen=True)
-class FoldFit:
+class OutOfFoldFit:
     """Fit of a model on a fold; everything is fitted on that fold's own training rows.
 
     Parameters
@@ -82,7 +82,7 @@ class FoldFit:
         (train, test), y = fold, self.labels["label"].to_numpy()
         train, readable = train[usable[train]], usable[test]
         p, calibration = np.full((len(test), 3), np.nan), Calibration()
-        fit, validation = inner_validation(self.labels, train, self.validation_share)
+        fit, validation = inner_validation_split(self.labels, train, self.validation_share)
         w_fit = self.weigh(fit) if self.weigh else training_weights(self.labels.iloc[fit])
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
         if len(np.unique(y[fit])) < 2:
@@ -93,17 +93,17 @@ class FoldFit:
         model = self.make_model(number)
         result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **self.fit_options(number))
         if held_out is not None:
-            known = log_probabilities(restrict_classes(model.predict_proba(held_out[0]), self.classes))
+            known = floored_log_probabilities(condition_on_classes(model.predict_proba(held_out[0]), self.classes))
             clear = (held_out[2] > 0).astype(np.float64)
             calibration = Calibration.fit(known, held_out[1], clear, horizon=self.horizon)
         if readable.any():
-            p[readable] = restrict_classes(model.predict_proba(take(test[readable])), self.classes)
+            p[readable] = condition_on_classes(model.predict_proba(take(test[readable])), self.classes)
         self.on_fold(number, result)
         return p, calibration
 
 
-def fold_forecasts(
-    fold_fit: FoldFit, folds: Sequence[Fold], checkpoints=None
+def out_of_fold_forecasts(
+    fold_fit: OutOfFoldFit, folds: Sequence[Fold], checkpoints=None
 ) -> tuple[list[np.ndarray], list[Calibration]]:
     """Fit one model per fold and predict the fold's test rows, which other folds may predict too.
 
@@ -135,7 +135,7 @@ def fold_forecasts(
     return forecasts, calibrations
 
 
-def merge_forecasts(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
+def merge_out_of_fold_forecasts(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
     """Merge the forecasts of folds: float64 (n, 3), each fold's at the rows it tests, NaN elsewhere.
 
     Raises SettingsError when two folds predict the same row.

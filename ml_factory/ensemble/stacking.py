@@ -18,9 +18,9 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.evaluation.baselines import class_shares
-from ml_factory.evaluation.calibration import log_probabilities
-from ml_factory.evaluation.metrics import checked_rows
+from ml_factory.evaluation.baselines import weighted_class_shares
+from ml_factory.evaluation.calibration import floored_log_probabilities
+from ml_factory.evaluation.metrics import check_metric_rows
 from ml_factory.models.class_scores import softmax
 
 
@@ -79,9 +79,9 @@ class Stack:
             return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
         for name, p_N3 in zip(names, p_MN3, strict=True):
             _check(name, y, p_N3)
-        prior = class_shares(y, w)
+        prior = weighted_class_shares(y, w)
         pool, bias = _least_log_loss(
-            log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
+            floored_log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
         )
         return cls(names, tuple(pool.tolist()), tuple(bias.tolist()), tuple(prior.tolist()), "", len(w))
 
@@ -98,7 +98,7 @@ class Stack:
                     "The stack needs every model it was fitted with", got=", ".join(predictions), wanted=name,
                     next_step=did_you_mean(name, predictions or self.names),
                 )  # fmt: skip
-        evidence = [log_probabilities(predictions[name]) - np.log(self.prior) for name in self.names]
+        evidence = [floored_log_probabilities(predictions[name]) - np.log(self.prior) for name in self.names]
         pooled = sum(a * z_N3 for a, z_N3 in zip(self.pool, evidence, strict=True))
         return softmax(np.log(self.prior) + np.asarray(self.bias) + pooled)
 
@@ -125,18 +125,18 @@ class Stack:
         return cls(tuple(facts["names"]), **numbers, note=str(facts["note"]), rows=int(facts["rows"]))
 
 
-def equal_pool(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+def equal_weight_stack(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the plain mean of the models' probabilities, (N, 3): the reference of a stack."""
     return np.mean([np.asarray(p_N3, dtype=np.float64) for p_N3 in predictions.values()], axis=0)
 
 
 def _shares_or_flat(y: np.ndarray, w: np.ndarray) -> tuple[float, float, float]:
-    return tuple(class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
+    return tuple(weighted_class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
 
 
 def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:
     try:
-        checked_rows(y, p_N3)
+        check_metric_rows(y, p_N3)
     except ValueError as error:
         raise SettingsError(f"The predictions of {name} cannot be stacked: {error}") from error
 

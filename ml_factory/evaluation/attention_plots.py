@@ -5,7 +5,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ml_factory.evaluation.plot_style import DASHED, INK, NORMAL, axis_labels, lying_rows, name_lines, new_figure
+from ml_factory.evaluation.plot_style import (
+    DASHED,
+    INK,
+    NORMAL,
+    add_legend_row,
+    new_styled_figure,
+    set_axis_labels,
+    set_horizontal_bar_rows,
+)
 
 SPREAD = "middle 80 % of rows"
 
@@ -16,17 +24,17 @@ def plot_variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What
     shares : index feature; share (mean over rows, 1 in sum), low and high (percentiles 10 and 90).
     """
     rows, even = shares.sort_values("share", ascending=False).head(top), 1 / len(shares)
-    figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(rows))
+    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(rows))
     place = np.arange(len(rows))
     ax.barh(place, rows["share"], height=0.62, color=INK["accent"], alpha=0.45, linewidth=0, label="mean over rows")
     ax.hlines(place, rows["low"], rows["high"], color=INK["ink"], linewidth=1.4, label=SPREAD)
     ax.axvline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="equal shares")
-    lying_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
+    set_horizontal_bar_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axis_labels(ax, f"share of the selection\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown")
-    name_lines(figure, 2, loc="outside lower left")  # below: long names leave no space above on a phone
+    set_axis_labels(ax, f"share of the selection\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown")
+    add_legend_row(figure, 2, loc="outside lower left")  # below: long names leave no space above on a phone
     return figure
 
 
@@ -35,7 +43,7 @@ def plot_attention(attention: pd.DataFrame, title: str = "Where in the window th
 
     attention : index bars_back (0: the newest bar); attention (1 in sum), low and high.
     """
-    figure, (ax,) = new_figure(title, 2.9)
+    figure, (ax,) = new_styled_figure(title, 2.9)
     x, even = -attention.index.to_numpy(), 1 / len(attention)
     ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0, label=SPREAD)
     ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8, label="mean over rows")
@@ -45,6 +53,6 @@ def plot_attention(attention: pd.DataFrame, title: str = "Where in the window th
     ax.xaxis.set_major_locator(MaxNLocator(9, integer=True))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.tick_params(labelsize=NORMAL)
-    axis_labels(ax, "bars from the newest", "share of attention")
-    name_lines(ax, 2)
+    set_axis_labels(ax, "bars from the newest", "share of attention")
+    add_legend_row(ax, 2)
     return figure

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.data.sessions import MINUTE_NS, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import CLASSES
 
@@ -20,7 +20,7 @@ PSEUDO_COUNTS = tuple(float(count) for count in np.geomspace(1, 1e5, 21))
 BLOCKS = 10  # cross-validation blocks of the training rows for the choice of pseudo-counts
 
 
-def class_shares(y, w=None) -> np.ndarray:
+def weighted_class_shares(y, w=None) -> np.ndarray:
     """Return the weighted share of each class, float64 (3,).
 
     Where a class is absent half a row is added to each (Jeffreys): never seen is not impossible.
@@ -37,12 +37,12 @@ def class_shares(y, w=None) -> np.ndarray:
     return counts / counts.sum()
 
 
-def prior_probabilities(y_train, w, n: int) -> np.ndarray:
+def prior_baseline_probabilities(y_train, w, n: int) -> np.ndarray:
     """Return the baseline `prior`: the training rows' class shares for each of n rows, float64 (n, 3)."""
-    return np.tile(class_shares(y_train, w), (n, 1))
+    return np.tile(weighted_class_shares(y_train, w), (n, 1))
 
 
-def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
+def last_move_baseline_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
     """Return the baseline `last_move`: class shares given the sign of the last base bar's return, from training rows.
 
     Parameters
@@ -58,7 +58,7 @@ def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.n
     moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
     y_train = np.asarray(y_train)
     w = np.ones(len(y_train)) if w is None else np.asarray(w, dtype=np.float64)
-    prior = class_shares(y_train, w)
+    prior = weighted_class_shares(y_train, w)
     w = w * (np.count_nonzero(w) / w.sum())
     p_N3 = np.tile(prior, (len(last_move), 1))
     for sign in (-1.0, 0.0, 1.0):
@@ -72,7 +72,7 @@ def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.n
 
 
 @dataclass(frozen=True)
-class SessionClock:
+class BaselineSessionClock:
     """Session time of N rows.
 
     progress : float64 (N,), share of the session that has passed at `known_at`, 0 to 1.
@@ -82,25 +82,25 @@ class SessionClock:
     progress: np.ndarray
     minutes_left: np.ndarray
 
-    def take(self, rows: np.ndarray) -> "SessionClock":
+    def take(self, rows: np.ndarray) -> "BaselineSessionClock":
         """Return the clock of some rows."""
-        return SessionClock(self.progress[rows], self.minutes_left[rows])
+        return BaselineSessionClock(self.progress[rows], self.minutes_left[rows])
 
     def progress_bin(self) -> np.ndarray:
         """Return the index of each row among PROGRESS_BINS equal parts of the session, int64 (N,)."""
         return np.clip((self.progress * PROGRESS_BINS).astype(np.int64), 0, PROGRESS_BINS - 1)
 
 
-def session_clock(known_at_ns: np.ndarray, calendar: str) -> SessionClock:
+def baseline_session_clock(known_at_ns: np.ndarray, calendar: str) -> BaselineSessionClock:
     """Return the session clock of moments (int64 ns, UTC) at which bars are complete; a bar is in the session it ends
     in.
     """
-    edges = sessions_of(np.asarray(known_at_ns, np.int64) - 1, calendar)
+    edges = assign_sessions(np.asarray(known_at_ns, np.int64) - 1, calendar)
     length = edges.close_ns - edges.open_ns
-    return SessionClock((known_at_ns - edges.open_ns) / length, (edges.close_ns - known_at_ns) / MINUTE_NS)
+    return BaselineSessionClock((known_at_ns - edges.open_ns) / length, (edges.close_ns - known_at_ns) / MINUTE_NS)
 
 
-def trailing_volatility(close: np.ndarray, segment: np.ndarray, span: int) -> np.ndarray:
+def baseline_trailing_volatility(close: np.ndarray, segment: np.ndarray, span: int) -> np.ndarray:
     """Return the logarithm of the root mean square of the last `span` one-bar log returns, float64 (N,).
 
     Returns across a change of `segment` (a night, a gap, a roll) are ignored; NaN where fewer than half of the `span`
@@ -151,7 +151,7 @@ class ClockBaseline:
 
     @classmethod
     def fit(
-        cls, clock: SessionClock, y: np.ndarray, *, horizon: int, bar_minutes: float,
+        cls, clock: BaselineSessionClock, y: np.ndarray, *, horizon: int, bar_minutes: float,
         volatility: np.ndarray | None = None,
     ) -> "ClockBaseline":  # fmt: skip
         """Count the training rows.
@@ -161,16 +161,16 @@ class ClockBaseline:
         clock, y : session clock and labels (-1, 0, 1) of the M training rows, in time order.
         horizon : bars over which a label reaches.
         bar_minutes : usual minutes of a base bar.
-        volatility : (M,) `trailing_volatility` of these rows; None: time alone.
+        volatility : (M,) `baseline_trailing_volatility` of these rows; None: time alone.
         """
         y = np.asarray(y)
-        class_shares(y)  # raises without labels
+        weighted_class_shares(y)  # raises without labels
         code, block = y.astype(np.int64) + 1, np.arange(len(y)) * BLOCKS // len(y)
         cell = _cells(clock, horizon, bar_minutes)
         cells = PROGRESS_BINS + _end_cells(horizon)
         counts_BC3 = _counts(block, cell, code, cells)
         pseudo_count = _best_pseudo_count(counts_BC3, _left_out_priors(counts_BC3))
-        shares_C3 = _shrunk(counts_BC3.sum(axis=0), class_shares(y), pseudo_count)
+        shares_C3 = _shrunk(counts_BC3.sum(axis=0), weighted_class_shares(y), pseudo_count)
         if volatility is None:
             return cls(horizon, bar_minutes, pseudo_count, shares_C3)
         usual = _usual(clock.progress_bin(), volatility)
@@ -189,7 +189,7 @@ class ClockBaseline:
             shares_J3.reshape(cells, VOLATILITY_STATES, 3),
         )  # fmt: skip
 
-    def predict(self, clock: SessionClock, volatility: np.ndarray | None = None) -> np.ndarray:
+    def predict(self, clock: BaselineSessionClock, volatility: np.ndarray | None = None) -> np.ndarray:
         """Return class shares of the rows' cells, float64 (N, 3); with `volatility` (N,) those of their volatility
         state.
 
@@ -216,7 +216,7 @@ def _end_cells(horizon: int) -> int:
     return min(int(horizon), PROGRESS_BINS)
 
 
-def _cells(clock: SessionClock, horizon: int, bar_minutes: float) -> np.ndarray:
+def _cells(clock: BaselineSessionClock, horizon: int, bar_minutes: float) -> np.ndarray:
     """int64 (N,): the cell of each row, the bars left after the bins of progress."""
     left = np.maximum(np.rint(clock.minutes_left / bar_minutes), 0).astype(np.int64)
     ending = PROGRESS_BINS + np.minimum(left, horizon - 1) * _end_cells(horizon) // horizon

@@ -8,15 +8,15 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.intervals import Interval, gain_interval
-from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, checked_rows
+from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
+from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
 from ml_factory.models.class_scores import softmax
 
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
 
 
-def log_probabilities(p_N3) -> np.ndarray:
+def floored_log_probabilities(p_N3) -> np.ndarray:
     """Return log p, float64 (N, 3), with p floored at 1e-12."""
     return np.log(np.clip(np.asarray(p_N3, dtype=np.float64), SMALLEST, 1.0))
 
@@ -69,8 +69,8 @@ class Calibration:
         # A class that the labels do not have has no probability; calibration must not give it any.
         logp_N3[:, (logp_N3 <= np.log(SMALLEST)).all(axis=0)] = ABSENT
         p_N3 = softmax(logp_N3)
-        code, _, w = checked_rows(y, p_N3, w)
-        rows = independent_rows(y, p_N3, w, horizon=horizon)
+        code, _, w = check_metric_rows(y, p_N3, w)
+        rows = independent_row_count(y, p_N3, w, horizon=horizon)
         weight, hit = w / w.sum(), np.eye(len(CLASSES))[code]
         precision = np.r_[cls.LOG_TEMPERATURE_SPREAD**-2, np.full(len(CLASSES), cls.BIAS_SPREAD**-2)] / max(rows, 1e-9)
 
@@ -92,19 +92,19 @@ class Calibration:
         """Return calibrated probabilities, float64 (N, 3)."""
         if self == Calibration():
             return np.asarray(p_N3, dtype=np.float64)
-        return softmax(log_probabilities(p_N3) / self.temperature + np.array(self.bias))
+        return softmax(floored_log_probabilities(p_N3) / self.temperature + np.array(self.bias))
 
     def invert(self, p_N3) -> np.ndarray:
         """Return the uncalibrated probabilities of calibrated ones, float64 (N, 3)."""
         if self == Calibration():
             return np.asarray(p_N3, dtype=np.float64)
-        return softmax((log_probabilities(p_N3) - np.array(self.bias)) * self.temperature)
+        return softmax((floored_log_probabilities(p_N3) - np.array(self.bias)) * self.temperature)
 
     def to_dict(self) -> dict:
         return {"temperature": self.temperature, "bias": list(self.bias)}
 
     @classmethod
-    def of_state(cls, state: Mapping) -> "Calibration":
+    def from_model_state(cls, state: Mapping) -> "Calibration":
         """Return the calibration of a registered model's or stack's state."""
         return cls.from_dict(state["calibration"] if "calibration" in state else state["temperature"])
 
@@ -114,15 +114,17 @@ class Calibration:
         return cls(float(facts["temperature"]), tuple(facts.get("bias", (0.0, 0.0, 0.0))))
 
 
-def independent_rows(y, p_N3, w=None, *, horizon: int = 1) -> float:
+def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
     """Return the number of independent rows that would estimate the class shares as precisely as these dependent ones.
 
     The variance that independent outcomes would have, over the variance of the mean difference p_k - 1[y = k] that
-    `class_interval` measures (overlapping labels, slow forecasts and a class mix that changes slowly all widen it),
-    summed over the classes; at most the number of rows with weight.
+    `calibration_interval_of_class` measures (overlapping labels, slow forecasts and a class mix that changes slowly
+    all widen it), summed over the classes; at most the number of rows with weight.
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
-    errors = [class_interval(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))]
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
+    errors = [
+        calibration_interval_of_class(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))
+    ]
     spread = float((w @ (p_N3 * (1 - p_N3))).sum() / w.sum())
     variance = float(np.square(errors).sum())
     most = float((w > 0).sum())
@@ -131,7 +133,7 @@ def independent_rows(y, p_N3, w=None, *, horizon: int = 1) -> float:
     return min(most, spread / variance) if variance > 0 else most
 
 
-def class_interval(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> Interval:
+def calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
     The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly
@@ -165,22 +167,22 @@ def calibration_by_class(
     Returns
     -------
     DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus observed), low
-    and high (95 %, by `class_interval`), rows.
+    and high (95 %, by `calibration_interval_of_class`), rows.
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
     table = []
     classes = dict(zip(CLASS_NAMES, CLASSES, strict=True)) if classes is None else classes
     for name, label in classes.items():
         k = CLASSES.index(label)
         predicted, observed = (float(w @ part / w.sum()) for part in (p_N3[:, k], (code == k).astype(np.float64)))
-        off = class_interval(code, p_N3, k, w, horizon=horizon, times_N=times_N)
+        off = calibration_interval_of_class(code, p_N3, k, w, horizon=horizon, times_N=times_N)
         row = {"class": name, "predicted": predicted, "observed": observed, "difference": off.mean}
         row |= {"low": off.low, "high": off.high, "rows": off.rows}
         table.append(row)
     return pd.DataFrame(table)
 
 
-def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", horizon: int = 1) -> pd.DataFrame:
+def reliability_table(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", horizon: int = 1) -> pd.DataFrame:
     """Return the observed frequency by predicted probability, per class and bin.
 
     Parameters
@@ -195,7 +197,7 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
     DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability (mean
     predicted), frequency (weighted share observed), error (binomial standard error), rows.
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
     if bins < 1 or strategy not in ("quantile", "uniform"):
         raise SettingsError("No such bins", got=f"{bins} {strategy}", wanted="1 or more, quantile or uniform")
     pieces = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.evaluation.intervals import Interval, gain_interval
+from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 
 DECILES = 10
 FEWEST = 100  # rows: ten a decile
@@ -21,7 +21,7 @@ class DecileReturns:
     """
 
     table: pd.DataFrame
-    information: Interval
+    information: ConfidenceInterval
 
 
 def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> DecileReturns | None:
@@ -56,7 +56,7 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
     return DecileReturns(table, information_coefficient(forecast, ret, horizon=horizon, times_N=times))
 
 
-def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Interval:
+def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return Spearman's rank correlation of forecast and realised return, with a 95 % interval for dependent rows.
 
     The interval is that of the mean of the influence function of Spearman's correlation (Borkowf 2002, Computational

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ml_factory.evaluation.plot_style import COLOURS, to_svg
-from ml_factory.redaction import redact
+from ml_factory.evaluation.plot_style import COLOURS, figure_to_svg
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 
 
 @dataclass(frozen=True)
-class Section:
+class HtmlSection:
     """A section of the report.
 
     text : paragraphs, separated by an empty line; `so` becomes code. Everything is escaped.
@@ -32,10 +32,10 @@ class Section:
     notice: str = ""
 
 
-def write_report(
+def write_html_report(
     path: str | Path,
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[HtmlSection],
     *,
     subtitle: str = "",
     facts: Mapping[str, object] | None = None,
@@ -49,12 +49,12 @@ def write_report(
     facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the title.
     notice : text at the top, such as limits of QUICK.
     """
-    page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
-    files.write(path, redact(page).encode("utf-8"))
+    page = render_html_report(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
+    files.write(path, redact_secrets(page).encode("utf-8"))
     return Path(path)
 
 
-def render(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
+def render_html_report(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
     """Return the page as text."""
     facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
@@ -96,7 +96,7 @@ def _columns(summary_cards: int) -> int:
     return -(-summary_cards // -(-summary_cards // 5))
 
 
-def _section(part: Section, key: str) -> str:
+def _section(part: HtmlSection, key: str) -> str:
     pieces = [f'<section id="{key}">', f"<h2>{_safe(part.title)}</h2>", _paragraphs(part.text), _notice(part.notice)]
     for number, item in enumerate(part.figures, 1):
         caption, figure = item if isinstance(item, tuple) else ("", item)
@@ -111,7 +111,7 @@ def _figure(caption: str, figure: Figure, name: str) -> str:
     """Render both layouts of a figure; the style sheet shows the one that fits."""
     label = f' aria-label="{_safe(caption)}"' if caption else ""
     below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
-    wide, narrow = to_svg(figure, f"{name}w"), to_svg(figure, f"{name}n", narrow=True)
+    wide, narrow = figure_to_svg(figure, f"{name}w"), figure_to_svg(figure, f"{name}n", narrow=True)
     return f"<figure{label}><div class=wide>{wide}</div><div class=narrow>{narrow}</div>{below}</figure>"
 
 

@@ -19,7 +19,7 @@ NANOSECONDS_A_DAY = 86_400 * 10**9
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean and its 95 % interval.
 
     mean, low, high, standard_error : in the units of the values; the last three NaN below 8 rows.
@@ -39,7 +39,7 @@ class Interval:
     reason: str
 
 
-def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outcome_NK=None) -> Interval:
+def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outcome_NK=None) -> ConfidenceInterval:
     """Return the 95 % interval of the weighted mean of a dependent series, and whether its rows are enough for a
     verdict.
 
@@ -62,31 +62,31 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     values, w = values_N[counted], w_N[counted]
     n, mean = len(values), float(w @ values / w.sum()) if counted.any() else nan
     if n < FEWEST:
-        return Interval(mean, nan, nan, nan, n, nan, False, f"{n} rows, wanted at least {FEWEST}")
+        return ConfidenceInterval(mean, nan, nan, nan, n, nan, False, f"{n} rows, wanted at least {FEWEST}")
     influence = w * (values - mean) / w.mean()  # of the linearised ratio Σwv / Σw
-    squares = cosine_squares(influence)
-    memory = memory_of(influence)
+    squares = squared_cosine_weights(influence)
+    memory = autocorrelation_length(influence)
     if by_outcome_NK is not None:
-        memory = max(memory, memory_of(np.asarray(by_outcome_NK, dtype=np.float64)[counted]))
-    error, factor, freedom = newey_west(influence, horizon)
-    candidates = [(error, factor), cosine_blocks(squares, max(memory, 2 * horizon), n)]
-    weeks = None if times_N is None else week_numbers(times_N)[counted]
+        memory = max(memory, autocorrelation_length(np.asarray(by_outcome_NK, dtype=np.float64)[counted]))
+    error, factor, freedom = newey_west_standard_error(influence, horizon)
+    candidates = [(error, factor), cosine_standard_error(squares, max(memory, 2 * horizon), n)]
+    weeks = None if times_N is None else trading_week_numbers(times_N)[counted]
     if weeks is not None and weeks[0] != weeks[-1]:
-        clustered, count = week_clusters(influence, weeks)
+        clustered, count = week_clustered_standard_error(influence, weeks)
         if clustered**2 > fdtri(count - 1, freedom, 0.9) * error**2:
             candidates.append((clustered, 1.96))
     error, factor = max(candidates, key=lambda pair: pair[0] * pair[1])
     reason = _lacking(n, memory, weeks)
-    return Interval(mean, mean - factor * error, mean + factor * error, error, n, memory, not reason, reason)
+    return ConfidenceInterval(mean, mean - factor * error, mean + factor * error, error, n, memory, not reason, reason)
 
 
-def week_numbers(times_N) -> np.ndarray:
+def trading_week_numbers(times_N) -> np.ndarray:
     """Return the week of each moment, int64 (N,), from Saturday 00:00 UTC: a Sunday evening opening begins a week."""
     days = np.asarray(times_N, dtype="datetime64[ns]").astype(np.int64) // NANOSECONDS_A_DAY
     return (days - 2) // 7  # 1970-01-01 was a Thursday
 
 
-def cosine_squares(x_N: np.ndarray) -> np.ndarray:
+def squared_cosine_weights(x_N: np.ndarray) -> np.ndarray:
     """Return squared weights of the cosines 1 to N - 1, (N - 1,), each an estimate of the squared standard error of the
     mean.
 
@@ -96,7 +96,7 @@ def cosine_squares(x_N: np.ndarray) -> np.ndarray:
     return (dct(x_N, type=2, axis=0)[1:] / (np.sqrt(2) * n)) ** 2
 
 
-def memory_of(x_NK: np.ndarray) -> float:
+def autocorrelation_length(x_NK: np.ndarray) -> float:
     """Return the autocorrelation length 1 + 2 Σ ρ in rows: N times the variance of the mean of x, over the variance of
     x.
 
@@ -119,7 +119,7 @@ def _lowest_cosines(n: int) -> np.ndarray:
     return np.sqrt(2) * np.cos(np.pi / n * np.outer(np.arange(1, LOWEST + 1), np.arange(n) + 0.5))
 
 
-def newey_west(influence: np.ndarray, horizon: int) -> tuple[float, float, float]:
+def newey_west_standard_error(influence: np.ndarray, horizon: int) -> tuple[float, float, float]:
     """Return (standard error, factor of a 95 % interval, degrees of freedom) of the mean, from autocovariances.
 
     Newey and West (1987), Bartlett kernel, with the truncation 1.3 sqrt(N) that Lazarus, Lewis, Stock and Watson (2018)
@@ -136,7 +136,7 @@ def newey_west(influence: np.ndarray, horizon: int) -> tuple[float, float, float
     return float(np.sqrt(variance / n)), 1.96 + 2.9694 * b + 0.4160 * b**2 - 0.5324 * b**3, 1.5 / b
 
 
-def cosine_blocks(squares: np.ndarray, memory: float, n: int) -> tuple[float, float]:
+def cosine_standard_error(squares: np.ndarray, memory: float, n: int) -> tuple[float, float]:
     """Return (standard error, factor) from J cosines: the closed form of blocks of N / J rows, with a t quantile of J.
 
     J = N / memory - 14, from 8 to 128: variation faster than the memory holds less information about the mean.
@@ -145,7 +145,7 @@ def cosine_blocks(squares: np.ndarray, memory: float, n: int) -> tuple[float, fl
     return float(np.sqrt(squares[:count].mean())), float(stdtrit(count, 0.975))
 
 
-def week_clusters(influence: np.ndarray, weeks: np.ndarray) -> tuple[float, int]:
+def week_clustered_standard_error(influence: np.ndarray, weeks: np.ndarray) -> tuple[float, int]:
     """Return (standard error of the mean, weeks) where rows of one week may depend in any way (Liang and Zeger
     1986).
     """
@@ -153,7 +153,7 @@ def week_clusters(influence: np.ndarray, weeks: np.ndarray) -> tuple[float, int]
     return float(np.sqrt(sums @ sums * len(sums) / (len(sums) - 1)) / len(influence)), len(sums)
 
 
-def weeks_spanned(weeks: np.ndarray) -> float:
+def count_spanned_weeks(weeks: np.ndarray) -> float:
     """Return the number of weeks that the rows fill: a week with fewer rows than usual (the median) counts by its
     share.
     """
@@ -178,20 +178,22 @@ def _lacking(n: int, memory: float, weeks: np.ndarray | None) -> str:
     return "; ".join(missing)
 
 
-def weeks_lacking(times_N) -> str:
+def describe_lacking_weeks(times_N) -> str:
     """Describe the weeks that these rows span where they are too few for a verdict; "" for enough.
 
     times_N : datetime64 or DatetimeIndex, when each row is known, in time order.
     """
-    return _weeks_lacking(week_numbers(times_N)) if len(times_N) else f"0 weeks of rows, wanted at least {WEEKS}"
+    return (
+        _weeks_lacking(trading_week_numbers(times_N)) if len(times_N) else f"0 weeks of rows, wanted at least {WEEKS}"
+    )
 
 
 def _weeks_lacking(weeks: np.ndarray) -> str:
-    spanned = weeks_spanned(weeks)
+    spanned = count_spanned_weeks(weeks)
     return f"{spanned:.1f} weeks of rows, wanted at least {WEEKS}" if round(spanned, 1) < WEEKS else ""
 
 
-def fold_interval(block_means) -> Interval:
+def fold_interval(block_means) -> ConfidenceInterval:
     """Return the 95 % interval of the mean over K test blocks of folds: Nadeau and Bengio's (2003) corrected t.
 
     Blocks are dependent: drift lasts longer than a block, and their models share training rows. No unbiased estimate of
@@ -205,7 +207,7 @@ def fold_interval(block_means) -> Interval:
     means = np.asarray(block_means, dtype=np.float64)
     count, mean, nan = len(means), float(np.mean(means)) if len(means) else float("nan"), float("nan")
     if count < 2:
-        return Interval(mean, nan, nan, nan, count, nan, False, f"{count} blocks, wanted at least 2")
+        return ConfidenceInterval(mean, nan, nan, nan, count, nan, False, f"{count} blocks, wanted at least 2")
     error = float(means.std(ddof=1) * np.sqrt(1 / count + 1 / (count - 1)))
     half = float(stdtrit(count - 1, 0.975)) * error
-    return Interval(mean, mean - half, mean + half, error, count, nan, True, "")
+    return ConfidenceInterval(mean, mean - half, mean + half, error, count, nan, True, "")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.evaluation.intervals import Interval, gain_interval
+from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 
@@ -20,7 +20,7 @@ PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table 
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
 
 
-def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return class codes 0..2 (int64), probabilities and weights as float64, all checked.
 
     Raises
@@ -56,7 +56,7 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return y.astype(np.int64) + 1, p_N3, w
 
 
-def restrict_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
+def condition_on_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
     """Return probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
     p_N3 = np.asarray(p_N3, dtype=np.float64)
     if set(classes) == set(CLASSES):
@@ -72,7 +72,7 @@ def log_loss_by_class(p_N3) -> np.ndarray:
 
 def row_log_loss(y, p_N3) -> np.ndarray:
     """Return -log of the probability of the outcome, per row: float64 (N,), in nats."""
-    code, p_N3, _ = checked_rows(y, p_N3)
+    code, p_N3, _ = check_metric_rows(y, p_N3)
     return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
 
 
@@ -94,7 +94,7 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     (balanced_accuracy, auc_ovr), and a mean over no class is NaN. log_loss in nats; brier is the sum of squares over
     the three classes (Brier 1950), from 0 to 2; ece as in `expected_calibration_error`.
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
     total, hit = w.sum(), np.eye(3)[code]
     guess = p_N3.argmax(axis=1)
     yield "log_loss", float(w @ row_log_loss(y, p_N3) / total)
@@ -116,7 +116,7 @@ def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
     """Return the weighted mean over confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq.
     3).
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
     confidence = p_N3.max(axis=1)
     which = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)  # bins (low, high], as there
     miss = np.bincount(which, weights=w * ((p_N3.argmax(axis=1) == code) - confidence), minlength=bins)
@@ -134,7 +134,7 @@ def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int 
     horizon : rows over which one label reaches; overlapping labels are not independent, so a bin counts as
         (Σw)²/Σw²/horizon rows.
     """
-    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = check_metric_rows(y, p_N3, w)
     code, p_N3, w = code[w > 0], p_N3[w > 0], w[w > 0]
     confidence, hit = p_N3.max(axis=1), (p_N3.argmax(axis=1) == code).astype(np.float64)
     edges = np.unique(np.quantile(confidence, np.linspace(0, 1, bins + 1)))
@@ -148,7 +148,7 @@ def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int 
     return float(np.sqrt(max(total @ squared / total.sum(), 0.0)))
 
 
-def interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> Interval:
+def gain_interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return the interval of the mean gain under the outcomes.
 
     gain_N3 : gain of each row under each class.
@@ -162,7 +162,7 @@ def interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def metrics_table(
+def compute_forecast_metrics(
     probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", best: str | None = None,
     horizon: int = 1, effective_rows: float | None = None, times=None,
 ) -> pd.DataFrame:  # fmt: skip
@@ -198,12 +198,12 @@ def metrics_table(
         row = dict(classification_metrics(y, p_N3, weights))
         row["ece_debiased"] = debiased_calibration_error(y, p_N3, weights, horizon=horizon)
         loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
-        gain = interval_by_class(base - loss, y, weights, **options)
+        gain = gain_interval_by_class(base - loss, y, weights, **options)
         row |= {"log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low}
         row["gain_high"] = gain.high
-        over = gain if best == reference else interval_by_class(best_loss - loss, y, weights, **options)
+        over = gain if best == reference else gain_interval_by_class(best_loss - loss, y, weights, **options)
         row |= {"best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high}
-        side = interval_by_class(base_side - side_loss, y, weights, **options)
+        side = gain_interval_by_class(base_side - side_loss, y, weights, **options)
         row |= {"direction_gain": side.mean, "direction_low": side.low, "direction_high": side.high}
         row["rows"] = int((weights > 0).sum())
         row["effective_rows"] = effective_rows

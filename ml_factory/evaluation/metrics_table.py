@@ -22,10 +22,10 @@ class MetricsTable(pd.DataFrame):
         return pd.DataFrame
 
     def __repr__(self) -> str:
-        return metrics_text(self) if {"name", "log_loss", "rows"} <= set(self.columns) else super().__repr__()
+        return format_metrics_table(self) if {"name", "log_loss", "rows"} <= set(self.columns) else super().__repr__()
 
 
-def metrics_text(table: pd.DataFrame) -> str:
+def format_metrics_table(table: pd.DataFrame) -> str:
     """Format the table in at most 80 columns: a block for each split, gains over the best baseline."""
     shown = [name for name in HEADS if name in table.columns]
     blocks = []

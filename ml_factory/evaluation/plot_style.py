@@ -1,6 +1,6 @@
 """Style of all plots: colours, axes, time, and conversion to SVG for a page.
 
-A figure is drawn once, in the colours of a light page. `to_svg` converts it to inline SVG whose colours are CSS
+A figure is drawn once, in the colours of a light page. `figure_to_svg` converts it to inline SVG whose colours are CSS
 variables, so that one drawing serves a light and a dark page, and can lay it out again for a phone.
 """
 
@@ -52,7 +52,9 @@ DASHED = (0, (4, 3))
 BEHIND = {"facecolor": INK["card"], "edgecolor": "none", "alpha": 0.8, "pad": 1.0}  # background of text on lines
 
 
-def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+def new_styled_figure(
+    title: str, height: float, rows: int = 1, columns: int = 1, **options
+) -> tuple[Figure, list[Axes]]:
     """Return a figure `height` inches high, and its rows x columns panels in reading order; `options` go to
     `subplots`.
     """
@@ -69,31 +71,31 @@ def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **opt
     return figure, axes
 
 
-def axis_labels(ax: Axes, x: str = "", y: str = "") -> None:
+def set_axis_labels(ax: Axes, x: str = "", y: str = "") -> None:
     """Set the labels of both axes."""
     ax.set_xlabel(x, fontsize=NORMAL, color=INK["muted"])
     ax.set_ylabel(y, fontsize=NORMAL, color=INK["muted"])
 
 
-def name_lines(owner: Axes | Figure, columns: int, **options) -> None:
+def add_legend_row(owner: Axes | Figure, columns: int, **options) -> None:
     """Add a legend in one row, by default between a panel and the figure's title."""
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
     look = {"frameon": False, "fontsize": NORMAL, "labelcolor": INK["muted"], "handlelength": 1.2}
     owner.legend(ncols=columns, columnspacing=1.2, handletextpad=0.5, **look, **(options or above))
 
 
-def signed(value: float, _=None) -> str:
+def format_signed_tick(value: float, _=None) -> str:
     """Format a tick of an axis through 0: −0.02, 0, +0.02."""
     return "0" if abs(value) < 1e-12 else f"{value:+.10g}".replace("-", "−")
 
 
-def price_ticks(ax: Axes, most: int) -> None:
+def set_price_ticks(ax: Axes, most: int) -> None:
     """Format the y axis as prices, with at most so many steps."""
     ax.yaxis.set_major_locator(MaxNLocator(most))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def lying_rows(ax: Axes, names: Sequence[str]) -> None:
+def set_horizontal_bar_rows(ax: Axes, names: Sequence[str]) -> None:
     """Set up a row per name from top to bottom, for horizontal bars, with vertical grid lines."""
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -101,21 +103,21 @@ def lying_rows(ax: Axes, names: Sequence[str]) -> None:
     ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
 
 
-def day_numbers(index) -> np.ndarray:
+def to_matplotlib_dates(index) -> np.ndarray:
     """Convert moments to matplotlib's day numbers, UTC."""
     moments = pd.DatetimeIndex(index)
     moments = moments.tz_convert("UTC").tz_localize(None) if moments.tz is not None else moments
     return mdates.date2num(moments.to_numpy())
 
 
-def time_axis(ax: Axes) -> None:
+def set_time_axis(ax: Axes) -> None:
     locator = mdates.AutoDateLocator(minticks=3, maxticks=7)
     ax.xaxis.set_major_locator(locator)
     ax.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
     ax.xaxis.get_offset_text().set(fontsize=SMALL, color=INK["muted"])
 
 
-def outline(values: np.ndarray, most: int = POINTS) -> np.ndarray:
+def downsample_line(values: np.ndarray, most: int = POINTS) -> np.ndarray:
     """Return positions of at most `most` values that keep a line's shape: the lowest and highest of each bucket."""
     values = np.asarray(values, dtype=np.float64)
     if len(values) <= most:
@@ -125,7 +127,7 @@ def outline(values: np.ndarray, most: int = POINTS) -> np.ndarray:
     return np.unique(np.concatenate([np.ravel(pairs), [0, len(values) - 1]]))
 
 
-def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+def break_line_at_gaps(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the line with a break (NaN) in every gap longer than `longest`."""
     cuts = np.flatnonzero(np.diff(x) > longest) + 1
     return np.insert(x, cuts, x[cuts]), np.insert(y.astype(np.float64), cuts, np.nan)
@@ -134,7 +136,7 @@ def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarra
 # ---- the form inside a page ------------------------------------------------------------------------------------
 
 
-def to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
+def figure_to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
     """Return the figure as an `<svg>` element for HTML, deterministically.
 
     Parameters

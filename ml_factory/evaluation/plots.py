@@ -1,6 +1,7 @@
 """Plots of trainings and evaluations: each function takes plain data and returns a matplotlib Figure.
 
-No pyplot and no global state: a figure is freed with its last reference. `plot_style.to_svg` converts it for a page.
+No pyplot and no global state: a figure is freed with its last reference. `plot_style.figure_to_svg` converts it for a
+page.
 """
 
 from collections.abc import Mapping
@@ -20,12 +21,12 @@ from ml_factory.evaluation.plot_style import (
     NORMAL,
     SERIES,
     SMALL,
-    axis_labels,
-    lying_rows,
-    name_lines,
-    new_figure,
-    price_ticks,
-    signed,
+    add_legend_row,
+    format_signed_tick,
+    new_styled_figure,
+    set_axis_labels,
+    set_horizontal_bar_rows,
+    set_price_ticks,
 )
 
 REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
@@ -42,7 +43,7 @@ def plot_learning_curves(
 
     prior : weighted loss of the class prior on validation rows; a curve that stays above it has learnt nothing.
     """
-    figure, (ax,) = new_figure(title, 3.1)
+    figure, (ax,) = new_styled_figure(title, 3.1)
     epoch = history["epoch"].to_numpy(dtype=np.float64)
     style = {"linewidth": 1.8, "marker": "o" if len(epoch) < 3 else None, "markersize": 4}
     ax.plot(epoch, history["train_loss"], color=INK["neutral"], label="train", **style)
@@ -63,8 +64,8 @@ def plot_learning_curves(
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.margins(y=0.14)
-    axis_labels(ax, "epoch or booster block", "weighted log loss (nats)")
-    name_lines(ax, 3)
+    set_axis_labels(ax, "epoch or booster block", "weighted log loss (nats)")
+    add_legend_row(ax, 3)
     return figure
 
 
@@ -77,7 +78,7 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
     unit = "fold" if paths is None else "path"
     folds = folds if paths is None else paths.rename(columns={"path": "fold"})
     title = f"Gain over the class prior, {unit} by {unit}"
-    figure, (ax,) = new_figure(title, 3.1)
+    figure, (ax,) = new_styled_figure(title, 3.1)
     names = list(dict.fromkeys(folds["name"])) if "name" in folds.columns else [""]
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
     for number, name in enumerate(names):
@@ -93,9 +94,9 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
             ax.axhline(gain.mean(), color=colour, linewidth=1.1, linestyle=DASHED, alpha=0.8)
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.margins(x=0.08, y=0.12)
-    ax.yaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, "fold (in time order)" if paths is None else unit, "nats per row")
-    name_lines(ax, len(names))
+    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    set_axis_labels(ax, "fold (in time order)" if paths is None else unit, "nats per row")
+    add_legend_row(ax, len(names))
     return figure
 
 
@@ -103,14 +104,16 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
 
 
 def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
-    """Plot the gain of each forecast over the best baseline with its 95 % interval (`metrics_table`); right of 0 is
-    better.
+    """Plot the gain of each forecast over the best baseline with its 95 % interval (`compute_forecast_metrics`); right
+    of 0 is better.
 
     Models are circles; each baseline is a diamond in a colour of its own.
     """
     reference = str(table["best_baseline"].iloc[0])
     rows = table[[str(name) != reference for name in table.index]]
-    figure, (ax,) = new_figure(title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows)))
+    figure, (ax,) = new_styled_figure(
+        title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows))
+    )
     gain, low, high = (rows[key].to_numpy(float) for key in ("gain_best", "gain_best_low", "gain_best_high"))
     ax.axvline(0, color=baseline_color(reference), linewidth=1.4)
     names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
@@ -120,10 +123,12 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
         if np.isfinite([low[place], high[place]]).all():
             ax.hlines(place, low[place], high[place], colors=colour, linewidth=3, alpha=0.45)
         ax.scatter(value, place, color=colour, edgecolors=INK["card"], zorder=3, **mark)
-    lying_rows(ax, [f"{name}\n{value:+.4f}".replace("-", "−") for name, value in zip(names, gain, strict=True)])
+    set_horizontal_bar_rows(
+        ax, [f"{name}\n{value:+.4f}".replace("-", "−") for name, value in zip(names, gain, strict=True)]
+    )
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, f"nats per row; 0 is {reference}. Bars: 95 %")
+    ax.xaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    set_axis_labels(ax, f"nats per row; 0 is {reference}. Bars: 95 %")
     return figure
 
 
@@ -136,12 +141,12 @@ def plot_calibration(
     tables: Mapping[str, pd.DataFrame], title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
 ) -> Figure:
     """Plot reliability diagrams per class: on the diagonal predicted equals observed. `tables`: name →
-    `reliability(…)`.
+    `reliability_table(…)`.
 
     classes : names of the labels, where they are not short, neutral and long.
     """
     classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
-    figure, axes = new_figure(title, 3.3, 1, len(classes))
+    figure, axes = new_styled_figure(title, 3.3, 1, len(classes))
     both = pd.concat(list(tables.values()))
     for ax, (word, code) in zip(axes, classes.items(), strict=True):
         of_class = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
@@ -162,10 +167,10 @@ def plot_calibration(
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4))
             axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis_labels(ax, "predicted", "observed")
+        set_axis_labels(ax, "predicted", "observed")
     if len(tables) > 1:
         handles, names = axes[0].get_legend_handles_labels()
-        name_lines(figure, len(names), handles=handles, labels=names, loc="outside lower left")
+        add_legend_row(figure, len(names), handles=handles, labels=names, loc="outside lower left")
     return figure
 
 
@@ -174,20 +179,20 @@ def plot_barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrie
 
     trials : a row per trial with k_up, k_down, value and kept (bool).
     """
-    figure, (ax,) = new_figure(title, 3.0)
+    figure, (ax,) = new_styled_figure(title, 3.0)
     k, value = trials[["k_up", "k_down"]].mean(axis=1).to_numpy(), trials["value"].to_numpy(dtype=np.float64)
     for kept, name in ((True, "keeps the balance"), (False, "breaks the balance")):
         at = trials["kept"].to_numpy() == kept
         face = INK["accent"] if kept else "none"
         ax.scatter(k[at], value[at], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
     ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK["muted"])
-    axis_labels(ax, "barrier, in sigma * sqrt(horizon)", "bits a training row")
+    set_axis_labels(ax, "barrier, in sigma * sqrt(horizon)", "bits a training row")
     return figure
 
 
 def plot_stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
     """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
-    figure, (ax,) = new_figure(title, 1.0 + 0.42 * len(weights))
+    figure, (ax,) = new_styled_figure(title, 1.0 + 0.42 * len(weights))
     values, place = weights["weight"].to_numpy(dtype=np.float64), np.arange(len(weights))
     ax.barh(place, values, height=0.6, color=INK["accent"])
     for row, value in enumerate(values):
@@ -201,20 +206,20 @@ def plot_stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack
 
 
 def plot_importances(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
-    """Plot `importance_table`, largest first: log loss added by permutation, with two standard deviations.
+    """Plot `feature_importance_table`, largest first: log loss added by permutation, with two standard deviations.
 
     The share of gain follows each name.
     """
     table = table.sort_values("permuted", ascending=False, kind="stable")
-    figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(table))
+    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(table))
     place, (rise, spread) = np.arange(len(table)), (table[key].to_numpy(dtype=float) for key in ("permuted", "spread"))
     ax.axvline(0, color=INK["muted"], linewidth=1.1)
     ax.barh(place, rise, height=0.62, color=INK["accent"])
     ax.hlines(place, rise - 2 * spread, rise + 2 * spread, color=INK["muted"], linewidth=1.4)
-    lying_rows(ax, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
+    set_horizontal_bar_rows(ax, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, "log loss added when permuted, nats per row\n(behind the names: share of gain)")
+    ax.xaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    set_axis_labels(ax, "log loss added when permuted, nats per row\n(behind the names: share of gain)")
     return figure
 
 
@@ -223,7 +228,7 @@ def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of
 
     table : as of `deciles.DecileReturns`.
     """
-    figure, (ax,) = new_figure(title, 2.9)
+    figure, (ax,) = new_styled_figure(title, 2.9)
     place, ret = table.index.to_numpy(), table["ret_bp"].to_numpy(dtype=np.float64)
     colours = [INK["long"] if value >= 0 else INK["short"] for value in ret]
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
@@ -231,8 +236,8 @@ def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of
     ax.vlines(place, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)
     ax.set_xticks(place)
     ax.yaxis.set_major_locator(MaxNLocator(5))
-    ax.yaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
+    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    set_axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
     return figure
 
 
@@ -252,10 +257,10 @@ def plot_probabilities(
     )
     p_NC = part[list(answers.values())].to_numpy(dtype=np.float64)
     colours = [INK[LABEL_INK.get(name, name)] for name in answers]
-    figure, (top, bottom) = new_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
+    figure, (top, bottom) = new_styled_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
     x = np.arange(len(part))
     top.plot(x, price, color=INK["ink"], linewidth=1.1)
-    price_ticks(top, 4)
+    set_price_ticks(top, 4)
     bottom.stackplot(x, p_NC.T, colors=colours, labels=list(answers), linewidth=0)
     bottom.set_ylim(0, 1)
     bottom.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
@@ -264,5 +269,5 @@ def plot_probabilities(
     bottom.set_xticks(ticks, [part.index[i].strftime("%d %b %Y\n%H:%M") for i in ticks])
     bottom.margins(x=0)
     handles, names = bottom.get_legend_handles_labels()
-    name_lines(top, len(names), handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
+    add_legend_row(top, len(names), handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure

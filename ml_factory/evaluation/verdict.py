@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.intervals import Interval, fold_interval
-from ml_factory.evaluation.metrics import direction_loss_by_class, interval_by_class, log_loss_by_class
+from ml_factory.evaluation.intervals import ConfidenceInterval, fold_interval
+from ml_factory.evaluation.metrics import direction_loss_by_class, gain_interval_by_class, log_loss_by_class
 
 BEATS, DOES_NOT_BEAT, NOT_ENOUGH = ("beats", "does not beat", "not enough data")
 ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
@@ -100,30 +100,32 @@ class ModelVerdict:
 
 
 @dataclass(frozen=True)
-class Gains:
+class VerdictGains:
     """A model's gains over every baseline: name -> interval, of the whole log loss and of its two parts."""
 
-    whole: Mapping[str, Interval]
-    touch: Mapping[str, Interval]
-    side: Mapping[str, Interval]
+    whole: Mapping[str, ConfidenceInterval]
+    touch: Mapping[str, ConfidenceInterval]
+    side: Mapping[str, ConfidenceInterval]
 
 
-def row_gains(y, p_N3, baselines: Mapping[str, np.ndarray], w=None, *, horizon: int, times_N=None) -> Gains:
+def verdict_gains_of_rows(
+    y, p_N3, baselines: Mapping[str, np.ndarray], w=None, *, horizon: int, times_N=None
+) -> VerdictGains:
     """Return the gains of the forecasts over each baseline's on the same N rows, in time order.
 
     baselines : name -> (N, 3).
     w, horizon, times_N : as of `intervals.gain_interval`.
     """
     loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
-    found: dict[str, dict[str, Interval]] = {"whole": {}, "touch": {}, "side": {}}
+    found: dict[str, dict[str, ConfidenceInterval]] = {"whole": {}, "touch": {}, "side": {}}
     for name, other in baselines.items():
         whole, side = log_loss_by_class(other) - loss, direction_loss_by_class(other) - side_loss
         for part, gain_N3 in {"whole": whole, "touch": whole - side, "side": side}.items():
-            found[part][name] = interval_by_class(gain_N3, y, w, horizon=horizon, times_N=times_N)
-    return Gains(**found)
+            found[part][name] = gain_interval_by_class(gain_N3, y, w, horizon=horizon, times_N=times_N)
+    return VerdictGains(**found)
 
 
-def block_gains(table: pd.DataFrame, model: str) -> Gains:
+def verdict_gains_of_folds(table: pd.DataFrame, model: str) -> VerdictGains:
     """Return gains over each baseline from a table of folds: a row per fold, block and forecast.
 
     A block that several folds test counts once, with the mean of their gains.
@@ -133,15 +135,16 @@ def block_gains(table: pd.DataFrame, model: str) -> Gains:
     found = {}
     for part, gains in {"whole": whole, "touch": whole - side, "side": side}.items():
         found[part] = {name: _over_blocks(gains[model] - gains[name]) for name in BASELINES}
-    return Gains(**found)
+    return VerdictGains(**found)
 
 
-def _over_blocks(gains: pd.Series) -> Interval:
+def _over_blocks(gains: pd.Series) -> ConfidenceInterval:
     return fold_interval(gains.groupby("block").mean().to_numpy())
 
 
 def model_verdict(
-    model: str, gains: Gains, best: str | Interval, *, best_name: str = "", rows: int, effective_rows: float,
+    model: str, gains: VerdictGains, best: str | ConfidenceInterval, *, best_name: str = "", rows: int,
+    effective_rows: float,
     kind: str = "triple_barrier", lacking: str = "",
 ) -> ModelVerdict:  # fmt: skip
     """Return the verdict that these gains support.
@@ -150,7 +153,7 @@ def model_verdict(
     ----------
     best : name of the best baseline; or, of folds that each chose one, the interval of the gains over these, whose
         names are `best_name`.
-    lacking : classes or weeks that the data lack for any verdict, as of `missing_classes`; "" for nothing.
+    lacking : classes or weeks that the data lack for any verdict, as of `describe_missing_classes`; "" for nothing.
     """
     gain = gains.whole[best] if isinstance(best, str) else best
     unbeaten = [name for name, over in gains.whole.items() if not over.low > ROUNDING]
@@ -169,12 +172,12 @@ def model_verdict(
     )  # fmt: skip
 
 
-def _shown(over: Mapping[str, Interval]) -> bool:
+def _shown(over: Mapping[str, ConfidenceInterval]) -> bool:
     """Return True where the gain is above zero over every baseline, on enough rows."""
     return all(one.low > ROUNDING and one.enough for one in over.values())
 
 
-def missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> str:
+def describe_missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> str:
     """Describe the classes that the labels of each part lack; "" for none.
 
     parts : name -> labels of its evaluated rows.

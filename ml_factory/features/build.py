@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import BARS
-from ml_factory.data.activity_bars import KINDS, base_and_frames, with_bar_size
-from ml_factory.data.resample import Frame, asof_rows, roll_adjusted, segments_between_rolls
+from ml_factory.data.activity_bars import KINDS, build_base_bars_and_frames, resolve_activity_bar_size
+from ml_factory.data.resample import ResampledBars, apply_roll_adjustment, asof_rows, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -25,10 +25,10 @@ from ml_factory.features import (
     volume,
     wavelet,
 )
-from ml_factory.features.engine import FeatureFamily, FrameFeatures, columns, gather_rows
-from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
+from ml_factory.features.engine import FeatureEngine, FeatureFamily, compute_family_columns, take_feature_rows
+from ml_factory.features.multi_timeframe import timeframe_column_name, timeframe_name, timeframe_staleness
 from ml_factory.hardware import cores
-from ml_factory.progress import phase
+from ml_factory.progress import progress_phase
 
 FAMILIES: dict[str, FeatureFamily] = {
     "momentum": momentum.FAMILY,
@@ -82,7 +82,7 @@ class FeatureSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
-        object.__setattr__(self, "custom", tuple(custom.with_signature(name) for name in self.custom))
+        object.__setattr__(self, "custom", tuple(custom.signed_custom_feature_name(name) for name in self.custom))
         if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
@@ -114,7 +114,7 @@ class FeatureSpec:
 
     @property
     def base(self) -> int | str:
-        """The base bars: minutes, or the activity kind, as `data.activity_bars.base_bars` takes it."""
+        """The base bars: minutes, or the activity kind, as `data.activity_bars.build_base_bars` takes it."""
         return self.base_minutes if self.bars in (None, "time") else self.bars
 
     @property
@@ -124,7 +124,9 @@ class FeatureSpec:
 
     def with_bar_size(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
         """Return the market with the size of its activity bars, estimated from `bars` where not given."""
-        return market if isinstance(self.base, int) else with_bar_size(market, self.base, self.bar_size, bars)
+        return (
+            market if isinstance(self.base, int) else resolve_activity_bar_size(market, self.base, self.bar_size, bars)
+        )
 
     @property
     def warmup_bars(self) -> int:
@@ -138,13 +140,13 @@ class FeatureSpec:
                 next_step="push the bars from the first one on, or load the state of a stream that has seen them",
             )  # fmt: skip
         longest = max(self.frames, default=0)
-        coarse = (MEMORY_BARS[self.on_frames] + 1) * -(-longest // self.base_minutes) if longest else 0
+        coarse = (MEMORY_BARS[self.coarse_frame_columns] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
-        own = max((custom.registered(name).memory for name in self.custom), default=0)
+        own = max((custom.get_custom_feature(name).memory for name in self.custom), default=0)
         return max(MEMORY_BARS["base"], coarse, session, own)
 
     @property
-    def on_frames(self) -> str:
+    def coarse_frame_columns(self) -> str:
         """List of columns, and so warm-up, of the coarse frames: "base" or "coarse"."""
         return "base" if self.full_frames else "coarse"
 
@@ -178,9 +180,9 @@ class FeatureMatrix:
     segment: np.ndarray
     close: np.ndarray
     frame_staleness: dict[str, dict[str, float]]
-    base: Frame
+    base: ResampledBars
     first: int
-    engines: tuple[tuple[int, FrameFeatures, int], ...] = ()
+    engines: tuple[tuple[int, FeatureEngine, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -217,16 +219,16 @@ def build_features(
     """
     spec = spec or FeatureSpec()
     threads = threads or min(2, cores())
-    made = joined_frames(bars, market, spec, threads)
+    made = _build_feature_frames(bars, market, spec, threads)
     base, first, joins, names = made.base, made.first, made.joins, made.names
     values = np.empty((len(base) - first, len(names)), dtype=dtype)
-    with phase("features", len(values)) as done:
+    with progress_phase("features", len(values)) as done:
         with ThreadPoolExecutor(threads) as pool:
             tasks = list(_tasks(made, market, spec, values))
             for task in as_completed([pool.submit(*one) for one in tasks]):
                 done(task.result() * len(values) // len(names))
         for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
-            custom.fill(name, base, first, column)  # user code runs in the caller's thread
+            custom.fill_custom_feature(name, base, first, column)  # user code runs in the caller's thread
     return FeatureMatrix(
         values=values,
         names=names,
@@ -235,7 +237,9 @@ def build_features(
         segment=(segments_between_rolls(made.unadjusted) if spec.spans else base.segment)[first:],
         close=made.unadjusted.close[first:],
         frame_staleness={
-            frame_name(minutes): staleness(base.known_at[first:], made.frames[minutes].known_at, rows[first:])
+            timeframe_name(minutes): timeframe_staleness(
+                base.known_at[first:], made.frames[minutes].known_at, rows[first:]
+            )
             for minutes, rows in joins.items()
         },
         base=made.unadjusted,
@@ -245,7 +249,7 @@ def build_features(
 
 
 @dataclass(frozen=True)
-class JoinedFrames:
+class _FeatureFrames:
     """Frames ready for their columns.
 
     unadjusted : the base frame at traded prices
@@ -255,46 +259,49 @@ class JoinedFrames:
     names : the columns to compute
     """
 
-    unadjusted: Frame
-    base: Frame
-    frames: dict[int, Frame]
+    unadjusted: ResampledBars
+    base: ResampledBars
+    frames: dict[int, ResampledBars]
     joins: dict[int, np.ndarray]
     first: int
     names: list[str]
 
 
-def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> JoinedFrames:
+def _build_feature_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> _FeatureFrames:
     """Return the frames of `spec`; raise BarsError where too few bars are left after warm-up."""
     market = spec.with_bar_size(market, bars)
-    with phase("frames", len(bars)):  # the base at traded prices; features use roll-adjusted ones
-        unadjusted, frames = base_and_frames(bars, market, spec.base, spec.frames, threads=threads)
-    base, frames = roll_adjusted(unadjusted), {minutes: roll_adjusted(frame) for minutes, frame in frames.items()}
+    with progress_phase("frames", len(bars)):  # the base at traded prices; features use roll-adjusted ones
+        unadjusted, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames, threads=threads)
+    base, frames = (
+        apply_roll_adjustment(unadjusted),
+        {minutes: apply_roll_adjustment(frame) for minutes, frame in frames.items()},
+    )
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
-    first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
+    first = _first_row(base, joins, FIRST_BARS[spec.coarse_frame_columns])
     if first >= len(base):
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
             got=f"{len(base)} bars of {spec.base_description}",
-            wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.on_frames]} of each frame of {spec.frames}, "
-            "reaching into a second session",
+            wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.coarse_frame_columns]} of each frame of "
+            f"{spec.frames}, reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
-    return JoinedFrames(unadjusted, base, frames, joins, first, column_names(market, spec))
+    return _FeatureFrames(unadjusted, base, frames, joins, first, feature_column_names(market, spec))
 
 
-def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
+def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """Return the columns of `spec` for this market, in order, without reading any file."""
     spec = spec or FeatureSpec()
     families = spec.families_of(market).values()
     own, coarse = (
         [name for f in families for name in f.names(market, short)] for short in (False, not spec.full_frames)
     )
-    on_frames = [column_at(name, minutes) for minutes in spec.frames for name in coarse]
-    return own + on_frames + [custom.registered(name).name for name in spec.custom]
+    on_frames = [timeframe_column_name(name, minutes) for minutes in spec.frames for name in coarse]
+    return own + on_frames + [custom.get_custom_feature(name).name for name in spec.custom]
 
 
-def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
+def build_feature_column(base: ResampledBars, market: MarketSpec, name: str) -> np.ndarray:
     """Compute one column of the built-in families on the base bars, float64[N], NaN until its window is full.
 
     base : at traded prices. Raises SettingsError for an unknown column
@@ -303,10 +310,10 @@ def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
     if name not in known:
         step = did_you_mean(name, known) or "give a column of the base bars, such as macd_12_26"
         raise SettingsError("No such column", where=f"columns of {market.symbol}", got=repr(name), next_step=step)
-    return columns(known[name], roll_adjusted(base), market, coarse=False)[name]
+    return compute_family_columns(known[name], apply_roll_adjustment(base), market, coarse=False)[name]
 
 
-def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
+def _first_row(base: ResampledBars, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
     """Return the first base bar whose session began inside the file and whose frames are all warmed up."""
     second_session = np.flatnonzero(np.diff(base.session))
     begun = int(second_session[0]) + 1 if len(second_session) else len(base)
@@ -314,22 +321,22 @@ def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> i
     return max([FIRST_BARS["base"], begun, *warm])
 
 
-def _tasks(made: JoinedFrames, market: MarketSpec, spec: FeatureSpec, values: np.ndarray) -> Iterator[tuple]:
+def _tasks(made: _FeatureFrames, market: MarketSpec, spec: FeatureSpec, values: np.ndarray) -> Iterator[tuple]:
     """Calls that each fill their own columns of `values` and return how many: base families in two groups, frames."""
     place = 0
-    for group in base_groups(market, spec):
-        engine = FrameFeatures(market, group, coarse=False)
+    for group in _split_feature_families(market, spec):
+        engine = FeatureEngine(market, group, coarse=False)
         stop = place + len(engine.names)
         yield _own, engine, made.base, made.first, values[:, place:stop]
         place = stop
     for minutes, frame in made.frames.items():
-        engine = FrameFeatures(market, spec.families_of(market), coarse=not spec.full_frames)
+        engine = FeatureEngine(market, spec.families_of(market), coarse=not spec.full_frames)
         stop = place + len(engine.names)
         yield _join, engine, frame, made.joins[minutes][made.first :], values[:, place:stop]
         place = stop
 
 
-def base_groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, FeatureFamily]]:
+def _split_feature_families(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, FeatureFamily]]:
     """The base frame's families in two groups of about as many columns, in order."""
     families = spec.families_of(market)
     counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
@@ -338,15 +345,15 @@ def base_groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, Feature
     return [dict(group) for group in (items[:half], items[half:]) if group]
 
 
-def _own(engine: FrameFeatures, base: Frame, first: int, out: np.ndarray) -> int:
+def _own(engine: FeatureEngine, base: ResampledBars, first: int, out: np.ndarray) -> int:
     """The base frame's columns, of the rows after the warm-up."""
     engine.push(base, out, first)
     return out.shape[1]
 
 
-def _join(engine: FrameFeatures, frame: Frame, rows: np.ndarray, out: np.ndarray) -> int:
+def _join(engine: FeatureEngine, frame: ResampledBars, rows: np.ndarray, out: np.ndarray) -> int:
     """The coarse frame's columns as each base row saw them."""
     values = np.empty((len(frame), len(engine.names)), out.dtype)
     engine.push(frame, values, 0)
-    gather_rows(values, rows, out)
+    take_feature_rows(values, rows, out)
     return out.shape[1]

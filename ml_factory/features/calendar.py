@@ -9,7 +9,7 @@ import math
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, ratio
+from ml_factory.features.rolling import HISTORY, safe_ratio
 
 BASE = (
     "session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine", "session_move", "session_place",
@@ -30,9 +30,9 @@ def _kernel(b, state, out, coarse):
     if coarse:
         return
     clock(b, out[0], out[1], out[2], out[3], out[4])
-    so_far(b, state, out[5], out[6], out[7], out[8], out[9])
+    session_so_far_features(b, state, out[5], out[6], out[7], out[8], out[9])
     if len(out) > len(BASE):
-        overnight_gap(b, state[2], out[len(BASE)])
+        overnight_gap_feature(b, state[2], out[len(BASE)])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3, clock=True)
@@ -55,7 +55,7 @@ def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
+def session_so_far_features(b, state, out_move, out_place, out_range, out_high, out_low):
     """The session so far: move from its open and range, both in ATRs of as many bars; place in the range less 1/2.
 
     And how long ago its high and its low stood, as a share of its bars; the latest of equals.
@@ -73,7 +73,7 @@ def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
         bars += 1.0
         row, usual = i - HISTORY, b.atr[i] * math.sqrt(bars)
         out_move[row] = (b.close[i] - opened) / usual
-        out_place[row] = ratio(b.close[i] - bottom, top - bottom, 0.5) - 0.5
+        out_place[row] = safe_ratio(b.close[i] - bottom, top - bottom, 0.5) - 0.5
         out_range[row] = math.log((top - bottom) / usual + 0.01)
         out_high[row] = (bars - 1.0 - high_at) / bars
         out_low[row] = (bars - 1.0 - low_at) / bars
@@ -82,7 +82,7 @@ def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def overnight_gap(b, state, out):
+def overnight_gap_feature(b, state, out):
     """The session's first open less the close before it, in ATRs; nothing is known in the file's first session."""
     gap = state[0] if b.t0 > 0 else math.nan
     for i in range(HISTORY, len(b.close)):

@@ -4,9 +4,10 @@
     def close_over_mean(bars):
         return bars.close / bars.close.rolling(96).mean() - 1
 
-The function gets a Frame (columns open, high, low, close, volume as float64, session, known_at; each a `Column`) and
-returns one number a bar. `memory` is the number of bars on which a value may depend. The proof perturbs random bars and
-compares; the feature is proved again on the user's own bars when they are prepared and audited.
+The function gets a Frame (columns open, high, low, close, volume as float64, session, known_at; each a
+`CustomFeatureInput`) and returns one number a bar. `memory` is the number of bars on which a value may depend. The
+proof perturbs random bars and compares; the feature is proved again on the user's own bars when they are prepared and
+audited.
 """
 
 import inspect
@@ -20,12 +21,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.code_fingerprint import user_code_hash
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.stateless_copy import clone_isolated
-from ml_factory.seeding import generator
+from ml_factory.features.stateless_copy import make_stateless_copy
+from ml_factory.seeding import seeded_generator
 
-Function = TypeVar("Function", bound=Callable[[Frame], np.ndarray])
+Function = TypeVar("Function", bound=Callable[[ResampledBars], np.ndarray])
 _FEATURES: dict[str, "CustomFeature"] = {}
 _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 
@@ -42,10 +43,10 @@ class CustomFeature:
     """
 
     name: str
-    function: Callable[[Frame], np.ndarray]
+    function: Callable[[ResampledBars], np.ndarray]
     memory: int
     signature: str
-    original: Callable[[Frame], np.ndarray]
+    original: Callable[[ResampledBars], np.ndarray]
 
 
 @overload
@@ -72,13 +73,13 @@ def feature(
     if isinstance(memory, bool) or not isinstance(memory, int) or not 1 <= memory <= _PROOF_BARS // 3:
         wanted = f"a whole number of bars from 1 to {_PROOF_BARS // 3}"
         raise SettingsError("No such memory of a feature", where=name, got=repr(memory), wanted=wanted)
-    made = CustomFeature(name, function, memory, _signature(function, memory), clone_isolated(function))
-    prove(made, random_bars(_PROOF_BARS))
+    made = CustomFeature(name, function, memory, _signature(function, memory), make_stateless_copy(function))
+    prove_custom_feature(made, custom_feature_proof_bars(_PROOF_BARS))
     _FEATURES[name] = made
     return function
 
 
-class Column(np.ndarray):
+class CustomFeatureInput(np.ndarray):
     """A column of bars: a NumPy array with the methods of a pandas Series too (rolling, shift, ewm, diff, ...).
 
     Arithmetic, slices and methods that both have (mean, std) are NumPy's; rows are numbered from 0.
@@ -91,26 +92,28 @@ class Column(np.ndarray):
 
 
 @contextmanager
-def fresh_instances() -> Iterator[None]:
+def fresh_custom_features() -> Iterator[None]:
     """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
     A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
     every cut. (`features.stateless_copy` defines what is copied.)
     """
     called = dict(_FEATURES)
-    _FEATURES.update({name: replace(made, function=clone_isolated(made.original)) for name, made in called.items()})
+    _FEATURES.update(
+        {name: replace(made, function=make_stateless_copy(made.original)) for name, made in called.items()}
+    )
     try:
         yield
     finally:
         _FEATURES.update(called)
 
 
-def with_signature(name: str) -> str:
+def signed_custom_feature_name(name: str) -> str:
     """Return "name#source hash" of a registered feature; a name with a hash is unchanged."""
-    return name if "#" in name else f"{name}#{registered(name).signature}"
+    return name if "#" in name else f"{name}#{get_custom_feature(name).signature}"
 
 
-def registered(name: str) -> CustomFeature:
+def get_custom_feature(name: str) -> CustomFeature:
     """Return the registered feature; raise SettingsError if it is unknown or its source differs from the hash."""
     plain, _, signature = name.partition("#")
     if plain not in _FEATURES:
@@ -125,10 +128,10 @@ def registered(name: str) -> CustomFeature:
     return found
 
 
-def fill(name: str, bars: Frame, first: int, out: np.ndarray) -> None:
+def fill_custom_feature(name: str, bars: ResampledBars, first: int, out: np.ndarray) -> None:
     """Write the feature's values from bar `first` on; raise SettingsError for values that are not finite."""
-    made = registered(name)
-    values = compute(made, bars)[first:]
+    made = get_custom_feature(name)
+    values = compute_custom_feature(made, bars)[first:]
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise SettingsError(
@@ -139,7 +142,7 @@ def fill(name: str, bars: Frame, first: int, out: np.ndarray) -> None:
     out[:] = values
 
 
-def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
+def compute_custom_feature(made: CustomFeature, bars: ResampledBars) -> np.ndarray:
     """Compute the function's values, float64[N]; raise SettingsError for another length."""
     values = np.asarray(made.function(_read_only(bars)), dtype=np.float64)
     if values.shape != (len(bars),):
@@ -149,7 +152,7 @@ def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
     return values
 
 
-def prove(made: CustomFeature, bars: Frame) -> None:
+def prove_custom_feature(made: CustomFeature, bars: ResampledBars) -> None:
     """Raise LookAheadError if a bar's value depends on later bars, or on more than `memory` bars.
 
     The bars are cut, at random and at the ends of sessions, and the bars after a cut are perturbed or lose the first:
@@ -157,24 +160,26 @@ def prove(made: CustomFeature, bars: Frame) -> None:
     the `memory` bars from it on may change, so a look ahead in one row of a thousand is detected. And the last `memory`
     bars alone must give the value that all bars give.
     """
-    random = generator(0, "custom feature", made.name)
+    random = seeded_generator(0, "custom feature", made.name)
     ends = np.flatnonzero(np.diff(bars.session)) + 1
     ends = random.permutation(ends[ends > made.memory])[: 2 * _PROOF_CUTS]
     cuts = np.unique(np.append(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS), ends)).tolist()
     # The shortest past comes first: a function that caches bars has not seen the future yet.
-    heads = [compute(made, head(bars, cut)) for cut in cuts]
-    whole = compute(made, bars)
+    heads = [compute_custom_feature(made, head_bars(bars, cut)) for cut in cuts]
+    whole = compute_custom_feature(made, bars)
     for cut, from_head in zip(cuts, heads, strict=True):
         after = np.arange(len(bars)) >= cut
         _raise_look_ahead(made, _unequal(from_head, whole[:cut]), f"the bars from {cut} on were cut off")
         for how, other in (
-            ("were disturbed", perturb_rows(bars, after, random)),
-            ("lost the first", delete_row(bars, cut)),
+            ("were disturbed", _perturb_bars(bars, after, random)),
+            ("lost the first", _drop_bar(bars, cut)),
         ):
-            _raise_look_ahead(made, _unequal(compute(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}")
+            _raise_look_ahead(
+                made, _unequal(compute_custom_feature(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}"
+            )
         _check_memory(made, bars, whole, cut)
     _perturb_single_bars(made, bars, whole, random)
-    _raise_look_ahead(made, _unequal(compute(made, bars), whole), "the same bars came once more")
+    _raise_look_ahead(made, _unequal(compute_custom_feature(made, bars), whole), "the same bars came once more")
 
 
 def _unequal(values: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -182,12 +187,14 @@ def _unequal(values: np.ndarray, before: np.ndarray) -> np.ndarray:
     return np.flatnonzero((values != before) & ~(np.isnan(values) & np.isnan(before)))
 
 
-def _perturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
+def _perturb_single_bars(
+    made: CustomFeature, bars: ResampledBars, whole: np.ndarray, random: np.random.Generator
+) -> None:
     spacing = made.memory + _ROWS_BEFORE
     number, allowed = np.arange(len(bars)), 1e-6 * _spread(whole)
     for offset in range(spacing):
         place = (number - offset) % spacing  # 0 is a disturbed bar
-        values = compute(made, perturb_rows(bars, place == 0, random))
+        values = compute_custom_feature(made, _perturb_bars(bars, place == 0, random))
         moved = ~np.isclose(values, whole, rtol=0.0, atol=allowed, equal_nan=True)
         untouched = (place >= made.memory) | (number < offset)
         _raise_look_ahead(
@@ -209,8 +216,11 @@ def _raise_look_ahead(made: CustomFeature, wrong: np.ndarray, when: str) -> None
         )  # fmt: skip
 
 
-def _check_memory(made: CustomFeature, bars: Frame, whole: np.ndarray, cut: int) -> None:
-    alone, all_ = float(compute(made, tail(head(bars, cut), made.memory))[-1]), float(whole[cut - 1])
+def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, cut: int) -> None:
+    alone, all_ = (
+        float(compute_custom_feature(made, tail(head_bars(bars, cut), made.memory))[-1]),
+        float(whole[cut - 1]),
+    )
     if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
         raise LookAheadError(
             "A feature needs more bars than its memory", where=made.name,
@@ -219,27 +229,27 @@ def _check_memory(made: CustomFeature, bars: Frame, whole: np.ndarray, cut: int)
         )  # fmt: skip
 
 
-def head(bars: Frame, stop: int) -> Frame:
+def head_bars(bars: ResampledBars, stop: int) -> ResampledBars:
     """Return the first `stop` bars."""
     return _map_columns(bars, lambda column: column[:stop])
 
 
-def tail(bars: Frame, count: int) -> Frame:
+def tail(bars: ResampledBars, count: int) -> ResampledBars:
     """Return the last `count` bars."""
     return _map_columns(bars, lambda column: column[len(column) - min(count, len(column)) :])
 
 
-def slice_bars(bars: Frame, first: int, stop: int) -> Frame:
+def slice_bars(bars: ResampledBars, first: int, stop: int) -> ResampledBars:
     """Return the bars from position `first` to before `stop`."""
     return _map_columns(bars, lambda column: column[first:stop])
 
 
-def delete_row(bars: Frame, row: int) -> Frame:
+def _drop_bar(bars: ResampledBars, row: int) -> ResampledBars:
     """Return the bars without one."""
     return _map_columns(bars, lambda column: np.delete(column, row))
 
 
-def concatenate(bars: Frame, later: Frame) -> Frame:
+def concat_bars(bars: ResampledBars, later: ResampledBars) -> ResampledBars:
     """Return the bars of both, in time order."""
     columns: dict[str, Any] = {
         name: None if column is None else np.concatenate([column, getattr(later, name)])
@@ -248,16 +258,16 @@ def concatenate(bars: Frame, later: Frame) -> Frame:
     return replace(bars, **columns)
 
 
-def perturb_rows(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Frame:
+def _perturb_bars(bars: ResampledBars, where: np.ndarray, random: np.random.Generator) -> ResampledBars:
     """Return the bars with other prices and volumes where bool[N] `where` is True."""
     factor = np.where(where, np.exp(random.normal(0.0, 0.5, len(bars))), 1.0)
     columns = {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
     return replace(bars, **{name: column * factor for name, column in columns.items() if column is not None})
 
 
-def random_bars(count: int) -> Frame:
+def custom_feature_proof_bars(count: int) -> ResampledBars:
     """Return five-minute bars of a random walk on a tick, 60 to a session: some absent, some flat."""
-    random = generator(0, "custom feature", "bars")
+    random = seeded_generator(0, "custom feature", "bars")
     unchanged = random.random(count) < 0.03
     close = 100.0 + np.cumsum(np.where(unchanged, 0, random.integers(-3, 4, count))) * 0.25 + 0.002 * count
     close = np.maximum(close, 1.0)
@@ -270,24 +280,24 @@ def random_bars(count: int) -> Frame:
     high, low = np.maximum(opens, close) + wicks[0], np.minimum(opens, close) - np.minimum(wicks[1], 0.25)
     session = (19_723 + day).astype(np.int32)
     volume = np.where(unchanged, 0.0, np.floor(random.lognormal(4.0, 2.0, count)))
-    return Frame(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
+    return ResampledBars(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
 
 
-def _columns(bars: Frame) -> dict[str, np.ndarray | None]:
+def _columns(bars: ResampledBars) -> dict[str, np.ndarray | None]:
     return {field.name: getattr(bars, field.name) for field in fields(bars) if field.name != "minutes"}
 
 
-def _map_columns(bars: Frame, change: Callable) -> Frame:
+def _map_columns(bars: ResampledBars, change: Callable) -> ResampledBars:
     columns = _columns(bars).items()
     changed: dict[str, Any] = {name: None if column is None else change(column) for name, column in columns}
     return replace(bars, **changed)
 
 
-def _read_only(bars: Frame) -> Frame:
+def _read_only(bars: ResampledBars) -> ResampledBars:
     """Return read-only views of the bars, so that a function cannot change them."""
 
     def frozen(column: np.ndarray) -> np.ndarray:
-        view = column.view(Column)
+        view = column.view(CustomFeatureInput)
         view.flags.writeable = False
         return view
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec, sessions_of
-from ml_factory.features.ewm import recursive_means
-from ml_factory.features.rolling import FLOOR, HISTORY, Block
-from ml_factory.features.vector_log import logarithms
+from ml_factory.data.resample import ResampledBars
+from ml_factory.data.sessions import MarketSpec, assign_sessions
+from ml_factory.features.ewm import ewm_means
+from ml_factory.features.rolling import FLOOR, HISTORY, RollingBlock
+from ml_factory.features.vector_log import vectorized_log
 
 CHUNK = 8192
 """Rows passed to the kernels at once: a column of that many stays in the processor's cache, and the HISTORY rows that
 warm up every window cost little in comparison."""
 STATE_NUMBERS = 4
-_SERIES = Block._fields[1:6] + Block._fields[7:]  # all but t0 and session
+_SERIES = RollingBlock._fields[1:6] + RollingBlock._fields[7:]  # all but t0 and session
 _ATR_BARS = 14.0
 
 
@@ -40,7 +40,7 @@ class FeatureFamily:
     clock: bool = False
 
 
-class FrameFeatures:
+class FeatureEngine:
     """The columns of some families on one frame.
 
     push : bars -> float64[n, F] (or into `out`), one row a bar, past only; NaN until a column's window is full
@@ -60,7 +60,7 @@ class FrameFeatures:
         self._atr = np.zeros((1, STATE_NUMBERS))
         self._state = {name: np.zeros((max(f.recursions, 1), STATE_NUMBERS)) for name, f in families.items()}
 
-    def push(self, bars: Frame, out: np.ndarray | None = None, skip: int = 0) -> np.ndarray:
+    def push(self, bars: ResampledBars, out: np.ndarray | None = None, skip: int = 0) -> np.ndarray:
         """Return values of the new bars, which follow those pushed before.
 
         out : [n - skip, F] of float32 or float64 to write into, without the first `skip` rows
@@ -106,7 +106,7 @@ class FrameFeatures:
         for name, numbers in state["families"].items():
             self._state[name][:] = numbers
 
-    def _take(self, bars: Frame, rows: slice) -> Block:
+    def _take(self, bars: ResampledBars, rows: slice) -> RollingBlock:
         """Return the block of these rows: after the history, with the series that every family shares."""
         stop = HISTORY + rows.stop - rows.start
         series = self._history[:, :stop]
@@ -114,10 +114,10 @@ class FrameFeatures:
             series[place, HISTORY:] = getattr(bars, name)[rows]
         series[4, HISTORY:] = np.nan if bars.volume is None else bars.volume[rows]
         if any(family.clock for family in self.families.values()):
-            series[5, HISTORY:] = session_progress(bars.start[rows], bars.known_at[rows], self.market.calendar)
+            series[5, HISTORY:] = elapsed_session_share(bars.start[rows], bars.known_at[rows], self.market.calendar)
         self._session[HISTORY:stop] = bars.session[rows]
         _derive(series, self._atr)
-        return Block(self.rows, *series[:5], self._session[:stop], *series[5:])
+        return RollingBlock(self.rows, *series[:5], self._session[:stop], *series[5:])
 
     def _keep(self, count: int) -> None:
         self._history[:, :HISTORY] = self._history[:, count : count + HISTORY]
@@ -125,15 +125,17 @@ class FrameFeatures:
         self.rows += count
 
 
-def columns(family: FeatureFamily, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
+def compute_family_columns(
+    family: FeatureFamily, bars: ResampledBars, market: MarketSpec, coarse: bool
+) -> dict[str, np.ndarray]:
     """Return column name -> float64[N] of one family on a whole frame."""
-    engine = FrameFeatures(market, {"": family}, coarse=coarse)
+    engine = FeatureEngine(market, {"": family}, coarse=coarse)
     return dict(zip(engine.names, engine.push(bars).T, strict=True))
 
 
-def session_progress(start: np.ndarray, known_at: np.ndarray, calendar: str) -> np.ndarray:
+def elapsed_session_share(start: np.ndarray, known_at: np.ndarray, calendar: str) -> np.ndarray:
     """Return the elapsed share of the session at `known_at`, 0 to 1; early closes count as announced."""
-    edges = sessions_of(start, calendar)
+    edges = assign_sessions(start, calendar)
     return (known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
 
 
@@ -141,7 +143,7 @@ def session_progress(start: np.ndarray, known_at: np.ndarray, calendar: str) -> 
 def _derive(series, atr_state):
     """Fill the derived series: logs, return, true range and ATR of the rows after the history."""
     for k in range(4):
-        logarithms(series[k, HISTORY:], series[6 + k, HISTORY:])
+        vectorized_log(series[k, HISTORY:], series[6 + k, HISTORY:])
     high, low, close, before = series[1, HISTORY:], series[2, HISTORY:], series[3, HISTORY:], series[3, HISTORY - 1 :]
     log_close, log_before = series[9, HISTORY:], series[9, HISTORY - 1 :]
     ret, span, atr = series[10, HISTORY:], series[11, HISTORY:], series[12, HISTORY:]
@@ -150,7 +152,7 @@ def _derive(series, atr_state):
         # A missing close before the first bar makes the true range missing too.
         span[i] = max(high[i], before[i]) - min(low[i], before[i]) + 0.0 * before[i]
         atr[i] = span[i]
-    recursive_means(series[12:13], np.full(1, _ATR_BARS), np.full(1, 1.0 / _ATR_BARS), atr_state)
+    ewm_means(series[12:13], np.full(1, _ATR_BARS), np.full(1, 1.0 / _ATR_BARS), atr_state)
     for i in range(len(atr)):
         atr[i] = max(atr[i], FLOOR * close[i]) + 0.0 * atr[i]
 
@@ -173,7 +175,7 @@ def _store(values_FC, out_CF):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gather_rows(values, rows, out):
+def take_feature_rows(values, rows, out):
     """Set out[i] = values[rows[i]], a whole row at a time."""
     for i in range(len(rows)):
         for f in range(values.shape[1]):

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, deviation
+from ml_factory.features.rolling import HISTORY, window_return_std
 
 COARSE = ("entropy_48",)
 BASE = (
@@ -31,28 +31,28 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    table = weights_of_counts(96)
-    window_entropy(orders_of_three(b.close), 48, math.log(6.0), table, b.log_close[HISTORY - 49 :], out[0])
+    table = _entropy_count_table(96)
+    window_entropy(ordinal_patterns_of_three(b.close), 48, math.log(6.0), table, b.log_close[HISTORY - 49 :], out[0])
     if coarse:
         return
-    words = sign_words(b.close, HISTORY - 96)
-    window_entropy(orders_of_four(b.close), 96, math.log(24.0), table, b.log_close[HISTORY - 98 :], out[1])
-    sigma, oldest = sigma_codes(b.ret, b.t0, HISTORY - 48), b.ret[HISTORY - 47 - 96 :]
+    words = binary_encode_moves(b.close, HISTORY - 96)
+    window_entropy(ordinal_patterns_of_four(b.close), 96, math.log(24.0), table, b.log_close[HISTORY - 98 :], out[1])
+    sigma, oldest = sigma_encode_returns(b.ret, b.t0, HISTORY - 48), b.ret[HISTORY - 47 - 96 :]
     window_entropy(sigma, 48, math.log(SIGMA_BINS), table, oldest, out[2])
     oldest = b.ret[HISTORY - 98 :]
-    window_entropy(last_bits(words, 4), 96, 4.0 * math.log(2.0), table, oldest, out[3])
-    window_entropy(last_bits(words, 3), 96, math.log(2.0), table, oldest, out[4])
+    window_entropy(_last_move_bits(words, 4), 96, 4.0 * math.log(2.0), table, oldest, out[3])
+    window_entropy(_last_move_bits(words, 3), 96, math.log(2.0), table, oldest, out[4])
     for i in range(out.shape[1]):
         out[4, i] = 4.0 * out[3, i] - out[4, i]
-    lempel_ziv(words, 48, b.ret[HISTORY - 47 :], out[5])
-    match_entropy(words, 32, 48, b.ret[HISTORY - 47 - 63 :], out[6])
+    lempel_ziv_complexity(words, 48, b.ret[HISTORY - 47 :], out[5])
+    match_length_entropy(words, 32, 48, b.ret[HISTORY - 47 - 63 :], out[6])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def weights_of_counts(n):
+def _entropy_count_table(n):
     """Return int64[n + 1]: c log c of the counts 0 to n, in units of 1 / _ONE."""
     table = np.zeros(n + 1, np.int64)
     for count in range(1, n + 1):
@@ -82,7 +82,7 @@ def _put(counts, code, step, table):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def orders_of_three(x):
+def ordinal_patterns_of_three(x):
     """Return a number for the order of each three successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
     x0, x1, x2, rows = x[:-2], x[1:-1], x[2:], out[2:]
@@ -92,10 +92,10 @@ def orders_of_three(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def orders_of_four(x):
+def ordinal_patterns_of_four(x):
     """Return a number for the order of each four successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
-    three = orders_of_three(x)
+    three = ordinal_patterns_of_three(x)
     oldest, newest, before, now, rows = x[:-3], x[3:], three[2:-1], three[3:], out[3:]
     for i in range(len(rows)):
         # Not given by the newest three: the rank of the oldest among them.
@@ -105,10 +105,10 @@ def orders_of_four(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sigma_codes(ret, t0, first):
+def sigma_encode_returns(ret, t0, first):
     """Return the bin of each return from row `first` on, in SIGMA_WIDTH deviations of the previous 96."""
     out = np.zeros(len(ret), np.int64)
-    spread = deviation(ret, 96, t0, first - 1)[first - 1 :]
+    spread = window_return_std(ret, 96, t0, first - 1)[first - 1 :]
     ret, rows = ret[first:], out[first:]
     for i in range(len(rows)):
         place = ret[i] / (SIGMA_WIDTH * spread[i]) + SIGMA_BINS // 2
@@ -117,7 +117,7 @@ def sigma_codes(ret, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sign_words(close, first):
+def binary_encode_moves(close, first):
     """Return int64[M], from row `first` on: the last 64 moves as bits, the newest lowest; 1 where the close rose."""
     out = np.zeros(len(close), np.int64)
     before, now, rows = close[first - 64 : -1], close[first - 63 :], out[first - 63 :]
@@ -129,13 +129,13 @@ def sign_words(close, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def last_bits(words, n):
+def _last_move_bits(words, n):
     """Return the last n moves of each row as a number."""
     return words & ((1 << n) - 1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def lempel_ziv(words, n, oldest, out):
+def lempel_ziv_complexity(words, n, oldest, out):
     """Compute Lempel and Ziv's (1976) number of new phrases in n signs, over n / log2(n), the value of a fair coin.
 
     A phrase ends where it was not seen before. All earlier positions of the current phrase are stored as bits of one
@@ -162,7 +162,7 @@ def lempel_ziv(words, n, oldest, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def match_entropy(words, n, mean_of, oldest, out):
+def match_length_entropy(words, n, mean_of, oldest, out):
     """Compute the mean over `mean_of` rows of log2(n) / L, bits a sign (Kontoyiannis et al. 1998, eq. 6, reversed).
 
     L : 1 + length of the longest run of signs up to the row, n at most, that also ends at one of the previous n rows

@@ -12,7 +12,7 @@ from ml_factory.features.rolling import HISTORY
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def recursive_means(x_KM, n_K, alpha_K, state_KS):
+def ewm_means(x_KM, n_K, alpha_K, state_KS):
     """Compute exponential means of K series in place; each starts at the mean of its first n values.
 
     A missing value is skipped: one 0/0 must not make the rest of the file missing.

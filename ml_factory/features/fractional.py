@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, deviation, weighted_sum
+from ml_factory.features.rolling import HISTORY, window_return_std, window_weighted_sum
 
 ORDERS = (0.2, 0.4, 0.6, 0.8)
 WINDOW = 96
@@ -23,9 +23,9 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if coarse:
         return
-    spread = deviation(b.ret, WINDOW, b.t0, HISTORY)
+    spread = window_return_std(b.ret, WINDOW, b.t0, HISTORY)
     for place, order in enumerate(ORDERS):
-        difference = weighted_sum(b.ret, return_weights(order, WINDOW), HISTORY)
+        difference = window_weighted_sum(b.ret, fractional_return_weights(order, WINDOW), HISTORY)
         for i in range(HISTORY, len(difference)):
             out[place, i - HISTORY] = difference[i] / spread[i]
 
@@ -34,7 +34,7 @@ FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def fractional_weights(order, n):
+def fractional_difference_weights(order, n):
     """Return the weights of (1 - L)^order, newest first, for n terms (Hosking 1981, eq. 2.3)."""
     weights = np.ones(n)
     for k in range(1, n):
@@ -43,14 +43,14 @@ def fractional_weights(order, n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def return_weights(order, n):
+def fractional_return_weights(order, n):
     """Return weights of the newest n returns in (1 - L)^order of n + 1 log prices relative to the newest one.
 
     The truncated weights do not sum to 0, so the direct form would include the price's level; relative to the newest
     price it does not. The return k bars ago lies between the newest price and all older than k: its weight is minus
     their sum.
     """
-    prices = fractional_weights(order, n + 1)
+    prices = fractional_difference_weights(order, n + 1)
     older = np.empty(n)
     total = 0.0
     for k in range(n, 0, -1):

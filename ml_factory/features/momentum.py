@@ -12,20 +12,20 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.ewm import recursive_means
+from ml_factory.features.ewm import ewm_means
 from ml_factory.features.rolling import (
     HISTORY,
-    bars_since_max,
-    doubled,
+    bars_since_window_max,
+    doubled_window_sum,
+    elementwise_abs,
     lag,
-    ratio,
-    sizes,
+    safe_ratio,
     subtract,
     window_max,
     window_min,
     window_sum,
 )
-from ml_factory.features.rolling_std_slope import deviation_48, line_24
+from ml_factory.features.rolling_std_slope import rolling_slope_sums_24, rolling_std_48
 
 COARSE = (
     "return_1", "return_4", "return_12", "rsi_14", "macd_12_26", "macd_histogram_9", "adx_14", "di_14", "cci_20",
@@ -50,35 +50,35 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     x = _means(b, state[:_MEANS])
     # One division each instead of six: rows times these are returns in deviations and prices in ATRs.
-    per_spread, per_atr = inverses(deviation_48(b.ret, HISTORY)), inverses(b.atr)
+    per_spread, per_atr = _inverse_after_history(rolling_std_48(b.ret, HISTORY)), _inverse_after_history(b.atr)
     for place, n in enumerate((1, 4, 12)):
-        normal_return(b.log_close, per_spread, n, out[place])
+        volatility_scaled_momentum(b.log_close, per_spread, n, out[place])
     rsi(x[_GAIN_14], x[_LOSS_14], out[3])
     second = _means_of_means(x, state[_MEANS : _MEANS + 2])
     macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], per_atr, out[4], out[5])
     out[6] = second[_DX, HISTORY:]  # ADX 14, in points of 100; 0 where nothing moved (TA-Lib ADX)
-    directional(x[_PLUS], x[_MINUS], per_atr, out[7])
+    directional_indicator_difference(x[_PLUS], x[_MINUS], per_atr, out[7])
     cci(b.high, b.low, b.close, 20, b.t0, out[8])
-    place_14 = stochastic(b, 14, HISTORY - 8)
+    place_14 = stochastic_oscillator(b, 14, HISTORY - 8)
     out[9] = place_14[HISTORY:]
-    efficiency(b.close, 24, b.t0, out[10])
-    vortex(b, 14, out[11])
+    kaufman_efficiency_ratio(b.close, 24, b.t0, out[10])
+    vortex_indicator(b, 14, out[11])
     if coarse:
         return
     for place, n in enumerate((2, 24, 48)):
-        normal_return(b.log_close, per_spread, n, out[12 + place])
+        volatility_scaled_momentum(b.log_close, per_spread, n, out[12 + place])
     rsi(x[_GAIN_5], x[_LOSS_5], out[15])
     out[16] = window_sum(place_14, 3, b.t0, HISTORY)[HISTORY:] / 3.0
-    out[17] = stochastic(b, 48, HISTORY)[HISTORY:]
-    ultimate(b, out[18])
+    out[17] = stochastic_oscillator(b, 48, HISTORY)[HISTORY:]
+    ultimate_oscillator(b, out[18])
     aroon(b, 25, out[19])
-    regression(b.close, per_atr, out[20], out[21])
+    linear_trend_slope_and_fit(b.close, per_atr, out[20], out[21])
     close, ema_20, ema_50 = b.close[HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
     gap, trend = out[22], out[23]
     for i in range(len(close)):
         gap[i] = (close[i] - ema_20[i]) * per_atr[i]
         trend[i] = (ema_20[i] - ema_50[i]) * per_atr[i]
-    streak(b.close, state[_STREAK], out[24])
+    close_streak(b.close, state[_STREAK], out[24])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=13)
@@ -104,7 +104,7 @@ def _means(b, state):
     x[_EMA_12], x[_EMA_26], x[_EMA_20], x[_EMA_50] = b.close, b.close, b.close, b.close
     n = np.array([14.0, 14.0, 14.0, 14.0, 5.0, 5.0, 12.0, 26.0, 20.0, 50.0])
     alpha = np.append(1.0 / n[:_EMA_12], 2.0 / (n[_EMA_12:] + 1.0))
-    recursive_means(x, n, alpha, state)
+    ewm_means(x, n, alpha, state)
     return x
 
 
@@ -115,14 +115,14 @@ def _means_of_means(x, state):
     plus, minus, fast, slow = x[_PLUS, HISTORY:], x[_MINUS, HISTORY:], x[_EMA_12, HISTORY:], x[_EMA_26, HISTORY:]
     index, line = second[_DX, HISTORY:], second[_SIGNAL, HISTORY:]
     for i in range(len(index)):
-        index[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
+        index[i] = 100.0 * safe_ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
         line[i] = fast[i] - slow[i]
-    recursive_means(second, np.array([14.0, 9.0]), np.array([1.0 / 14.0, 0.2]), state)
+    ewm_means(second, np.array([14.0, 9.0]), np.array([1.0 / 14.0, 0.2]), state)
     return second
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def inverses(x):
+def _inverse_after_history(x):
     """1 / x of the rows after the history."""
     x = x[HISTORY:]
     out = np.empty(len(x))
@@ -132,7 +132,7 @@ def inverses(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def normal_return(log_close, per_spread, n, out):
+def volatility_scaled_momentum(log_close, per_spread, n, out):
     """Log return over n bars in units of what n bars of the last 48 bars' deviation would give."""
     scale, now, before = 1.0 / math.sqrt(n), log_close[HISTORY:], log_close[HISTORY - n :]
     for i in range(len(out)):
@@ -144,7 +144,7 @@ def rsi(gain, loss, out):
     """Relative strength index, 0 to 100, from Wilder's means; 50 where nothing moved (TA-Lib RSI)."""
     gain, loss = gain[HISTORY:], loss[HISTORY:]
     for i in range(len(out)):
-        out[i] = 100.0 * ratio(gain[i], gain[i] + loss[i], 0.5)
+        out[i] = 100.0 * safe_ratio(gain[i], gain[i] + loss[i], 0.5)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -158,7 +158,7 @@ def macd(fast, slow, signal, per_atr, out_line, out_histogram):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def directional(plus, minus, per_atr, out):
+def directional_indicator_difference(plus, minus, per_atr, out):
     """+DI minus -DI in points of 100; 0 where nothing moved (TA-Lib PLUS_DI, MINUS_DI)."""
     plus, minus = plus[HISTORY:], minus[HISTORY:]
     for i in range(len(out)):
@@ -195,26 +195,26 @@ def cci(high, low, close, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def stochastic(b, n, first):
+def stochastic_oscillator(b, n, first):
     """Place of the close in the last n bars' range, 0 to 100; 50 where there is none (TA-Lib STOCHF %K)."""
     out = window_min(b.low, n, b.t0, first)
     top, rows, close = window_max(b.high, n, b.t0, first)[first:], out[first:], b.close[first:]
     for i in range(len(rows)):
-        rows[i] = 100.0 * ratio(close[i] - rows[i], top[i] - rows[i], 0.5)
+        rows[i] = 100.0 * safe_ratio(close[i] - rows[i], top[i] - rows[i], 0.5)
     return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def efficiency(close, n, t0, out):
+def kaufman_efficiency_ratio(close, n, t0, out):
     """Kaufman's efficiency ratio with its sign: net move over path length, -1 to 1."""
-    step = sizes(subtract(close, lag(close)))
+    step = elementwise_abs(subtract(close, lag(close)))
     path, now, before = window_sum(step, n, t0, HISTORY)[HISTORY:], close[HISTORY:], close[HISTORY - n :]
     for i in range(len(out)):
-        out[i] = ratio(now[i] - before[i], path[i], 0.0)
+        out[i] = safe_ratio(now[i] - before[i], path[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vortex(b, n, out):
+def vortex_indicator(b, n, out):
     """Positive minus negative vortex: (sum |high - low before| - sum |low - high before|) / sum of true ranges."""
     moved = np.full(len(b.close), np.nan)
     high, low, high_before, low_before, rows = b.high[1:], b.low[1:], b.high[:-1], b.low[:-1], moved[1:]
@@ -222,48 +222,51 @@ def vortex(b, n, out):
         rows[i] = abs(high[i] - low_before[i]) - abs(low[i] - high_before[i])
     moved, path = window_sum(moved, n, b.t0, HISTORY)[HISTORY:], window_sum(b.span, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(moved[i], path[i], 0.0)
+        out[i] = safe_ratio(moved[i], path[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ultimate(b, out):
+def ultimate_oscillator(b, out):
     """Williams' ultimate oscillator of 7, 14 and 28 bars, 0 to 100 (TA-Lib ULTOSC)."""
     pressure = np.full(len(b.close), np.nan)
     close, low, before, rows = b.close[1:], b.low[1:], b.close[:-1], pressure[1:]
     for i in range(len(rows)):
         rows[i] = close[i] - min(low[i], before[i]) + 0.0 * before[i]
     bought_7, path_7 = window_sum(pressure, 7, b.t0, HISTORY - 21), window_sum(b.span, 7, b.t0, HISTORY - 21)
-    bought_14, path_14 = doubled(bought_7, 7, HISTORY - 14), doubled(path_7, 7, HISTORY - 14)
-    bought_28, path_28 = doubled(bought_14, 14, HISTORY)[HISTORY:], doubled(path_14, 14, HISTORY)[HISTORY:]
+    bought_14, path_14 = doubled_window_sum(bought_7, 7, HISTORY - 14), doubled_window_sum(path_7, 7, HISTORY - 14)
+    bought_28, path_28 = (
+        doubled_window_sum(bought_14, 14, HISTORY)[HISTORY:],
+        doubled_window_sum(path_14, 14, HISTORY)[HISTORY:],
+    )
     bought_7, path_7, bought_14, path_14 = bought_7[HISTORY:], path_7[HISTORY:], bought_14[HISTORY:], path_14[HISTORY:]
     for i in range(len(out)):
-        short, middle = ratio(bought_7[i], path_7[i], 0.5), ratio(bought_14[i], path_14[i], 0.5)
-        out[i] = (100.0 / 7.0) * (4.0 * short + 2.0 * middle + ratio(bought_28[i], path_28[i], 0.5))
+        short, middle = safe_ratio(bought_7[i], path_7[i], 0.5), safe_ratio(bought_14[i], path_14[i], 0.5)
+        out[i] = (100.0 / 7.0) * (4.0 * short + 2.0 * middle + safe_ratio(bought_28[i], path_28[i], 0.5))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def aroon(b, n, out):
     """Aroon up minus down over n + 1 bars, -100 to 100 (TA-Lib AROONOSC)."""
-    since_low = bars_since_max(-b.low, n + 1, b.t0, HISTORY)[HISTORY:]
-    since_high = bars_since_max(b.high, n + 1, b.t0, HISTORY)[HISTORY:]
+    since_low = bars_since_window_max(-b.low, n + 1, b.t0, HISTORY)[HISTORY:]
+    since_high = bars_since_window_max(b.high, n + 1, b.t0, HISTORY)[HISTORY:]
     scale = 100.0 / n
     for i in range(len(out)):
         out[i] = scale * (since_low[i] - since_high[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def regression(close, per_atr, out_slope, out_fit):
+def linear_trend_slope_and_fit(close, per_atr, out_slope, out_fit):
     """(slope per bar in ATRs, signed share of variance explained) of a line through 24 closes."""
-    rise, _, spread = line_24(close, HISTORY)
+    rise, _, spread = rolling_slope_sums_24(close, HISTORY)
     rise, spread, times = rise[HISTORY:], spread[HISTORY:], 24.0 * (24.0 * 24.0 - 1.0) / 12.0
     for i in range(len(out_slope)):
         out_slope[i] = rise[i] * (1.0 / times) * per_atr[i]
-        explained = ratio(rise[i] * abs(rise[i]), times * spread[i], 0.0)
+        explained = safe_ratio(rise[i] * abs(rise[i]), times * spread[i], 0.0)
         out_fit[i] = min(max(explained, -1.0), 1.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def streak(close, state, out):
+def close_streak(close, state, out):
     """Closes in a row that rose (positive) or fell (negative); 0 after an unchanged one."""
     run = state[0]
     for i in range(HISTORY, len(close)):

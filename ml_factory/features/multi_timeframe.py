@@ -8,17 +8,17 @@ CHUNK = 65_536
 _LONG = {240: "4h", 1440: "1d"}
 
 
-def frame_name(length: int | str) -> str:
+def timeframe_name(length: int | str) -> str:
     """Return the name of a frame: 60m, 4h, 1d; activity bars by their kind."""
     return _LONG.get(length, f"{length}m") if isinstance(length, int) else length
 
 
-def column_at(name: str, minutes: int) -> str:
+def timeframe_column_name(name: str, minutes: int) -> str:
     """Return the name of a column of a coarse frame: `rsi_14@60m`, `rsi_14@4h`, `rsi_14@1d`."""
-    return f"{name}@{frame_name(minutes)}"
+    return f"{name}@{timeframe_name(minutes)}"
 
 
-def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+def timeframe_staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.ndarray) -> dict[str, float]:
     """Return the age of the joined coarse bars, in minutes: mean, median, 99th percentile and maximum.
 
     In a session every age is below the frame's length; the first rows of a session see the last session's bar.

@@ -13,11 +13,11 @@ from numba import njit
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
-    deviation,
-    ratio,
+    safe_ratio,
     window_covariance,
     window_max,
     window_min,
+    window_return_std,
 )
 
 COARSE = ("wild_probability", "variance_ratio_4_48", "trend_probability")
@@ -39,26 +39,26 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    surprise = surprises(b)
-    wild_probability(surprise, state[0], out[0])
+    surprise = standardized_returns(b)
+    volatile_state_probability(surprise, state[0], out[0])
     variance_ratio(b, 4, 48, out[1])
-    trend_probability(surprise, state[1], out[2])
+    trend_state_probability(surprise, state[1], out[2])
     if coarse:
         return
     variance_ratio(b, 12, 96, out[3])
-    deviation_place(b, 24, 192, out[4])
+    volatility_regime_position(b, 24, 192, out[4])
     drawdown(b, 192, out[5])
     cusum(surprise, 0.25, 12.0, state[2], out[6])
-    change_point(surprise, state[3:], out[7], out[8])
+    bayesian_change_point(surprise, state[3:], out[7], out[8])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3 + RUNS)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def surprises(b):
+def standardized_returns(b):
     """Log returns in deviations of the 96 bars before each."""
-    spread = deviation(b.ret, 96, b.t0, HISTORY - 1)
+    spread = window_return_std(b.ret, 96, b.t0, HISTORY - 1)
     out = np.full(len(spread), np.nan)
     for i in range(HISTORY, len(spread)):
         out[i] = b.ret[i] / spread[i - 1]
@@ -83,12 +83,12 @@ def variance_ratio(b, q, n, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def deviation_place(b, n, window, out):
+def volatility_regime_position(b, n, window, out):
     """Place of the deviation of n bars between its own lowest and highest of `window` bars, less 1/2."""
-    spread = deviation(b.ret, n, b.t0, HISTORY - 2 * window)
+    spread = window_return_std(b.ret, n, b.t0, HISTORY - 2 * window)
     bottom, top = window_min(spread, window, b.t0, HISTORY), window_max(spread, window, b.t0, HISTORY)
     for i in range(HISTORY, len(spread)):
-        out[i - HISTORY] = ratio(spread[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
+        out[i - HISTORY] = safe_ratio(spread[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -100,7 +100,7 @@ def drawdown(b, n, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def wild_probability(surprise, state, out):
+def volatile_state_probability(surprise, state, out):
     """Probability of the wild of two states after each bar, by Hamilton's forward filter.
 
     The surprise is normal with deviation CALM or WILD. The filter works on log odds, so that no move is too large for
@@ -122,7 +122,7 @@ def wild_probability(surprise, state, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def trend_probability(surprise, state, out):
+def trend_state_probability(surprise, state, out):
     """Probability of the rising less that of the falling of three states, by Hamilton's forward filter.
 
     The surprise is normal with deviation 1 and mean DRIFT, 0 or -DRIFT; even odds at the first number.
@@ -162,7 +162,7 @@ def cusum(surprise, allowance, limit, state, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def change_point(surprise, state, out_change, out_run):
+def bayesian_change_point(surprise, state, out_change, out_run):
     """(Probability that the mean surprise changed within the last 2 bars, mean run length as a share of RUNS less 1/2).
 
     Adams and MacKay's recursion for normal surprises of deviation 1 whose mean is drawn from N(0, 1) at a change.

@@ -24,7 +24,7 @@ FLOOR = 1e-6
 """Smallest range or deviation, as a share of the price, to divide by: a stale feed gives 0 and not infinity."""
 
 
-class Block(NamedTuple):
+class RollingBlock(NamedTuple):
     """The HISTORY previous rows, then the rows to write; series are float64[M] and NaN before the first bar.
 
     t0 : absolute number of row HISTORY
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def ratio(a, b, empty):
+def safe_ratio(a, b, empty):
     """a / b of two numbers, `empty` where b is 0 (nothing traded, nothing moved); NaN only where a or b is."""
     return a / b if b != 0.0 else (a if math.isnan(a) else empty)
 
@@ -69,7 +69,7 @@ def lag(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sizes(x):
+def elementwise_abs(x):
     """|x|, row by row. Loops of their own, here and below: an array expression takes far longer to compile."""
     out = np.empty(len(x))
     for i in range(len(x)):
@@ -78,7 +78,7 @@ def sizes(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def products(x, y):
+def elementwise_product(x, y):
     """x times y, row by row."""
     out = np.empty(len(x))
     for i in range(len(x)):
@@ -128,7 +128,7 @@ def window_sum(x, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def doubled(total, n, first):
+def doubled_window_sum(total, n, first):
     """Sums of 2 n values from sums of n."""
     out = np.empty(len(total))
     rows, newer, older = out[first:], total[first:], total[first - n :]
@@ -243,7 +243,7 @@ def window_std(x, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def deviation(ret, n, t0, first):
+def window_return_std(ret, n, t0, first):
     """Population standard deviation of the last n log returns, at least FLOOR."""
     out = window_std(ret, n, t0, first)
     rows = out[first:]
@@ -291,12 +291,12 @@ def _correlate(out, sum_x, sum_y, sum_xx, sum_yy, n):
         spread_x, spread_y = sum_xx[i] - sum_x[i] * sum_x[i] / n, sum_yy[i] - sum_y[i] * sum_y[i] / n
         sum_xx[i] = (0.0 if spread_x < 0.0 else spread_x) * (0.0 if spread_y < 0.0 else spread_y)
     for i in range(len(out)):
-        together = ratio(out[i] - sum_x[i] * sum_y[i] / n, math.sqrt(sum_xx[i]), 0.0)
+        together = safe_ratio(out[i] - sum_x[i] * sum_y[i] / n, math.sqrt(sum_xx[i]), 0.0)
         out[i] = min(max(together, -1.0), 1.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def weighted_sum(x, weights, first):
+def window_weighted_sum(x, weights, first):
     """Sum of weights[k] * x k rows ago: a fixed causal filter, by the definition (an FFT would mix in the future).
 
     weights : their number is a multiple of 4, newest first.
@@ -313,7 +313,7 @@ def weighted_sum(x, weights, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bars_since_max(x, n, t0, first):
+def bars_since_window_max(x, n, t0, first):
     """Number of rows since the largest of the last n values, the latest of equals (TA-Lib AROON)."""
     size = len(x)
     out = np.empty(size)

@@ -14,7 +14,7 @@ from ml_factory.features.rolling import FLOOR
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def moments_of_three(x, first):
+def rolling_moments_of_three(x, first):
     """Return (mean, sum of squared distances) of the last 3 values; equal values give exactly (value, 0)."""
     mean, spread = np.empty(len(x)), np.empty(len(x))
     oldest, older, newest, means, spreads = x[first - 2 :], x[first - 1 :], x[first:], mean[first:], spread[first:]
@@ -27,7 +27,7 @@ def moments_of_three(x, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def moments_of_twice(mean, spread, n, first):
+def double_rolling_moments(mean, spread, n, first):
     """Return the moments of 2 n values from those of n (Chan, Golub and LeVeque 1979)."""
     double_mean, double_spread = np.empty(len(mean)), np.empty(len(mean))
     newer, older, means = mean[first:], mean[first - n :], double_mean[first:]
@@ -40,7 +40,7 @@ def moments_of_twice(mean, spread, n, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def deviation_of(spread, n, first):
+def rolling_std_from_moments(spread, n, first):
     """Population deviation of n values whose squared distances from their mean sum to `spread`, at least FLOOR."""
     out = np.empty(len(spread))
     rows, spread, share = out[first:], spread[first:], 1.0 / n
@@ -51,35 +51,35 @@ def deviation_of(spread, n, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def deviation_48(ret, first):
+def rolling_std_48(ret, first):
     """`deviation` of 48, from 3 values by doubling."""
-    mean, spread = moments_of_three(ret, first - 45)
+    mean, spread = rolling_moments_of_three(ret, first - 45)
     n = 3
     while n < 48:
-        mean, spread = moments_of_twice(mean, spread, n, first - 48 + 2 * n)
+        mean, spread = double_rolling_moments(mean, spread, n, first - 48 + 2 * n)
         n *= 2
-    return deviation_of(spread, 48, first)
+    return rolling_std_from_moments(spread, 48, first)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def line_24(x, first):
+def rolling_slope_sums_24(x, first):
     """Return (sum of products of 24 values' and times' distances from their means, mean, sum of squares)."""
     n, back = 3, 21
-    mean, spread = moments_of_three(x, first - back)
+    mean, spread = rolling_moments_of_three(x, first - back)
     rise = np.empty(len(x))
     rows, oldest, newest = rise[first - back :], x[first - back - 2 :], x[first - back :]
     for i in range(len(rows)):
         rows[i] = newest[i] - oldest[i]
     while n < 24:
         back = 24 - 2 * n
-        rise = rise_of_twice(rise, mean, n, first - back)
-        mean, spread = moments_of_twice(mean, spread, n, first - back)
+        rise = double_rolling_slope_sums(rise, mean, n, first - back)
+        mean, spread = double_rolling_moments(mean, spread, n, first - back)
         n *= 2
     return rise, mean, spread
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def rise_of_twice(rise, mean, n, first):
+def double_rolling_slope_sums(rise, mean, n, first):
     """Return the products of 2 n values and their times from those of n; the newer half's mean time is n later."""
     out = np.empty(len(rise))
     newer, older, newer_mean, older_mean = rise[first:], rise[first - n :], mean[first:], mean[first - n :]

@@ -13,7 +13,7 @@ from types import CellType, FunctionType, ModuleType
 from ml_factory.code_fingerprint import is_the_users, referenced_globals
 
 
-def clone_isolated(function: Callable) -> Callable:
+def make_stateless_copy(function: Callable) -> Callable:
     """Return a function of the same code that shares nothing a call may change; uncopyable values are shared."""
     return _FunctionCloner().of(function)
 

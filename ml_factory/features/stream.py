@@ -6,17 +6,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import make_bar_stream
-from ml_factory.data.resample import Chunk, Frame, asof_rows, roll_adjusted, segments_between_rolls, to_chunk
+from ml_factory.data.activity_bars import make_base_bar_stream
+from ml_factory.data.resample import (
+    BarChunk,
+    ResampledBars,
+    apply_roll_adjustment,
+    asof_rows,
+    segments_between_rolls,
+    to_bar_chunk,
+)
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FIRST_BARS, FeatureMatrix, FeatureSpec, column_names
-from ml_factory.features.engine import FrameFeatures
+from ml_factory.features.build import FIRST_BARS, FeatureMatrix, FeatureSpec, feature_column_names
+from ml_factory.features.engine import FeatureEngine
 
 
 @dataclass(frozen=True)
-class FeatureRows:
+class StreamedFeatureRows:
     """Rows as they became known, in time order.
 
     values : [n, F] float32
@@ -51,17 +58,17 @@ class FeatureStream:
         self.spec, self.cold = spec or FeatureSpec(), cold
         self.market = market = self.spec.with_bar_size(market)
         self._warm = self.spec.warmup_bars if cold else 0
-        self.names = column_names(market, self.spec)
+        self.names = feature_column_names(market, self.spec)
         families = self.spec.families_of(market)
         lengths = (self.spec.base, *self.spec.frames)
-        self._frames = {length: make_bar_stream(market, length) for length in lengths}
+        self._frames = {length: make_base_bar_stream(market, length) for length in lengths}
         self._engines = {
-            length: FrameFeatures(market, families, coarse=length != self.spec.base and not self.spec.full_frames)
+            length: FeatureEngine(market, families, coarse=length != self.spec.base and not self.spec.full_frames)
             for length in lengths
         }
-        first = FIRST_BARS[self.spec.on_frames]
+        first = FIRST_BARS[self.spec.coarse_frame_columns]
         self._coarse = {minutes: _LatestRow(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
-        self._custom = {name: _RecentBars(custom.registered(name).memory) for name in self.spec.custom}
+        self._custom = {name: _RecentBars(custom.get_custom_feature(name).memory) for name in self.spec.custom}
         self._rows, self._second = 0, False
         self._first_session: int | None = None
         self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
@@ -71,7 +78,7 @@ class FeatureStream:
         cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec
     ) -> "FeatureStream":
         """Return the stream in its state after these bars, from which `build_features` made the matrix."""
-        stream, chunk = cls(market, spec), to_chunk(bars, market)
+        stream, chunk = cls(market, spec), to_bar_chunk(bars, market)
         for frame in stream._frames.values():
             frame.push(chunk)
         for minutes, engine, known_at in matrix.engines:
@@ -80,17 +87,17 @@ class FeatureStream:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
         for name, tail in stream._custom.items():
-            tail.bars = custom.tail(roll_adjusted(matrix.base), custom.registered(name).memory)
+            tail.bars = custom.tail(apply_roll_adjustment(matrix.base), custom.get_custom_feature(name).memory)
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
         stream._stretches(matrix.base)
         return stream
 
-    def push(self, bars: pd.DataFrame | Chunk) -> FeatureRows:
+    def push(self, bars: pd.DataFrame | BarChunk) -> StreamedFeatureRows:
         """Rows that these checked bars complete; all bars later than those before."""
-        chunk = bars if isinstance(bars, Chunk) else to_chunk(bars, self.market)
+        chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
         return self._next({minutes: frame.push(chunk) for minutes, frame in self._frames.items()})
 
-    def advance(self, now_ns: int) -> FeatureRows:
+    def advance(self, now_ns: int) -> StreamedFeatureRows:
         """Rows that are complete by the clock (UTC ns), once all bars up to then are in."""
         return self._next({minutes: frame.advance(now_ns) for minutes, frame in self._frames.items()})
 
@@ -127,9 +134,9 @@ class FeatureStream:
     def _settings(self) -> dict:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
-    def _next(self, new: dict[int | str, Frame]) -> FeatureRows:
+    def _next(self, new: dict[int | str, ResampledBars]) -> StreamedFeatureRows:
         unadjusted = new[self.spec.base]
-        new = {minutes: roll_adjusted(frame) for minutes, frame in new.items()}
+        new = {minutes: apply_roll_adjustment(frame) for minutes, frame in new.items()}
         base = new[self.spec.base]
         values = np.empty((len(base), len(self.names)), np.float32)
         place = len(self._engines[self.spec.base].names)
@@ -141,15 +148,15 @@ class FeatureStream:
             ready &= newest.join(base.known_at, new[minutes].known_at, coarse, values[:, place:stop])
             place = stop
         for name, tail in self._custom.items():
-            values[:, place] = tail.values(custom.registered(name), base)
+            values[:, place] = tail.values(custom.get_custom_feature(name), base)
             place += 1
         segment = self._stretches(unadjusted) if self.spec.spans else base.segment
         values, known_at, session, segment, close = (
             column[ready] for column in (values, base.known_at, base.session, segment, unadjusted.close)
         )
-        return FeatureRows(values, known_at, session, segment, close, exact=not (self.cold or self._custom))
+        return StreamedFeatureRows(values, known_at, session, segment, close, exact=not (self.cold or self._custom))
 
-    def _stretches(self, unadjusted: Frame) -> np.ndarray:
+    def _stretches(self, unadjusted: ResampledBars) -> np.ndarray:
         """Return `segments_between_rolls` of the next bars, at traded prices."""
         found = segments_between_rolls(unadjusted, (self._chain, self._stretch))
         if len(unadjusted):
@@ -157,7 +164,7 @@ class FeatureStream:
             self._stretch = int(found[-1])
         return found
 
-    def _ready(self, base: Frame) -> np.ndarray:
+    def _ready(self, base: ResampledBars) -> np.ndarray:
         """Return bool[n]: rows whose base frame is warmed up and whose session began after the stream."""
         if self._first_session is None and len(base):
             self._first_session = int(base.session[0])
@@ -200,15 +207,15 @@ class _RecentBars:
 
     def __init__(self, memory: int):
         self.memory = memory
-        self.bars: Frame | None = None
+        self.bars: ResampledBars | None = None
 
-    def values(self, made: custom.CustomFeature, new: Frame) -> np.ndarray:
+    def values(self, made: custom.CustomFeature, new: ResampledBars) -> np.ndarray:
         """Return float64[n]: the feature at each new bar, from the recent bars and the new ones."""
         if not len(new):
             return np.empty(0)
-        joined = new if self.bars is None else custom.concatenate(self.bars, new)
+        joined = new if self.bars is None else custom.concat_bars(self.bars, new)
         self.bars = custom.tail(joined, self.memory)
-        return custom.compute(made, joined)[len(joined) - len(new) :]
+        return custom.compute_custom_feature(made, joined)[len(joined) - len(new) :]
 
     def get_state(self) -> dict:
         if self.bars is None:
@@ -218,4 +225,4 @@ class _RecentBars:
 
     def load_state(self, state: dict) -> None:
         columns: dict[str, Any] = {name: state.get(name) for name in self._COLUMNS}
-        self.bars = Frame(state["minutes"], **columns) if state else None
+        self.bars = ResampledBars(state["minutes"], **columns) if state else None

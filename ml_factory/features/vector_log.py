@@ -19,7 +19,7 @@ _LEAST, _MOST = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def logarithms(x, out):
+def vectorized_log(x, out):
     """Set out[i] = log x[i], float64, within one unit in the last place; NaN stays, 0 gives -inf, less than 0 NaN."""
     scale = np.empty(len(x), np.int64)
     _split(x.view(np.int64), scale, out.view(np.int64))

@@ -14,14 +14,14 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.ewm import recursive_means
+from ml_factory.features.ewm import ewm_means
 from ml_factory.features.rolling import (
     FLOOR,
     HISTORY,
+    elementwise_abs,
+    elementwise_product,
     lag,
-    products,
-    ratio,
-    sizes,
+    safe_ratio,
     subtract,
     window_correlation,
     window_max,
@@ -29,8 +29,12 @@ from ml_factory.features.rolling import (
     window_std,
     window_sum,
 )
-from ml_factory.features.rolling_std_slope import deviation_of, moments_of_three, moments_of_twice
-from ml_factory.features.vector_log import logarithms
+from ml_factory.features.rolling_std_slope import (
+    double_rolling_moments,
+    rolling_moments_of_three,
+    rolling_std_from_moments,
+)
+from ml_factory.features.vector_log import vectorized_log
 
 COARSE = (
     "natr_14", "bollinger_place_20", "bollinger_width_20", "choppiness_14", "downside_share_48", "parkinson_ratio_24",
@@ -54,57 +58,62 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    mean, spread = moments_of_three(b.ret, HISTORY - 105)
-    mean, spread_6 = moments_of_twice(mean, spread, 3, HISTORY - 102)
-    mean, spread_12 = moments_of_twice(mean, spread_6, 6, HISTORY - 96)  # a window of 48 of them looks back so far
-    mean, spread_24 = moments_of_twice(mean, spread_12, 12, HISTORY - 72)
-    mean, spread_48 = moments_of_twice(mean, spread_24, 24, HISTORY - 48)
-    plain_24, plain_48 = deviation_of(spread_24, 24, HISTORY), deviation_of(spread_48, 48, HISTORY)
-    variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), sizes(b.ret)
-    squares = products(size, size)
+    mean, spread = rolling_moments_of_three(b.ret, HISTORY - 105)
+    mean, spread_6 = double_rolling_moments(mean, spread, 3, HISTORY - 102)
+    mean, spread_12 = double_rolling_moments(
+        mean, spread_6, 6, HISTORY - 96
+    )  # a window of 48 of them looks back so far
+    mean, spread_24 = double_rolling_moments(mean, spread_12, 12, HISTORY - 72)
+    mean, spread_48 = double_rolling_moments(mean, spread_24, 24, HISTORY - 48)
+    plain_24, plain_48 = (
+        rolling_std_from_moments(spread_24, 24, HISTORY),
+        rolling_std_from_moments(spread_48, 48, HISTORY),
+    )
+    variances, size = range_variance_estimators(b.log_open, b.log_high, b.log_low, b.log_close), elementwise_abs(b.ret)
+    squares = elementwise_product(size, size)
     realised = window_sum(squares, 48, b.t0, HISTORY)
     spread_20 = window_std(b.close, 20, b.t0, HISTORY)
-    parkinson = root_mean(variances[_PARKINSON], 24, b.t0)
+    parkinson = _deviation_from_variances(variances[_PARKINSON], 24, b.t0)
     natr(b.atr, b.close, out[0])
-    bollinger(b, 20, spread_20, out[1], out[2])
-    choppiness(b, 14, out[3])
-    downside_share(b.ret, realised, 48, b.t0, out[4])
-    log_ratio(parkinson, plain_24, out[5])
-    log_ratio(deviation_of(spread_6, 6, HISTORY), plain_48, out[6])
+    bollinger_bands(b, 20, spread_20, out[1], out[2])
+    choppiness_index(b, 14, out[3])
+    downside_variance_share(b.ret, realised, 48, b.t0, out[4])
+    _log_deviation_ratio(parkinson, plain_24, out[5])
+    _log_deviation_ratio(rolling_std_from_moments(spread_6, 6, HISTORY), plain_48, out[6])
     if coarse:
         return
-    _, spread_96 = moments_of_twice(mean, spread_48, 48, HISTORY)
-    garman_klass = root_mean(variances[_GARMAN_KLASS], 24, b.t0)
-    log_ratio(garman_klass, parkinson, out[7])
-    log_ratio(root_mean(variances[_ROGERS_SATCHELL], 24, b.t0), garman_klass, out[8])
-    log_ratio(yang_zhang(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
-    log_ratio(plain_24, deviation_of(spread_96, 96, HISTORY), out[10])
-    jump_share(size, realised, 48, b.t0, out[11])
+    _, spread_96 = double_rolling_moments(mean, spread_48, 48, HISTORY)
+    garman_klass = _deviation_from_variances(variances[_GARMAN_KLASS], 24, b.t0)
+    _log_deviation_ratio(garman_klass, parkinson, out[7])
+    _log_deviation_ratio(_deviation_from_variances(variances[_ROGERS_SATCHELL], 24, b.t0), garman_klass, out[8])
+    _log_deviation_ratio(yang_zhang_volatility(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
+    _log_deviation_ratio(plain_24, rolling_std_from_moments(spread_96, 96, HISTORY), out[10])
+    jump_variance_share(size, realised, 48, b.t0, out[11])
     range_surprise(b, out[12])
-    dispersion(b.span, 48, b.t0, out[13])
-    shape(b.ret, 48, b.t0, out[14], out[15])
-    median_jump_share(size, realised, 48, b.t0, out[16])
-    downside_share(b.ret, window_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
-    ewma_ratio(squares, plain_48, 48, state[:1], out[18])
-    dispersion(deviation_of(spread_12, 12, HISTORY - 96), 48, b.t0, out[19])
-    reach(b, 48, spread_20, out[20], out[21])
-    range_asymmetry(b, 24, out[22])
-    place(b.atr, 96, b.t0, out[23])
+    window_coefficient_of_variation(b.span, 48, b.t0, out[13])
+    return_skewness_and_kurtosis(b.ret, 48, b.t0, out[14], out[15])
+    median_jump_variance_share(size, realised, 48, b.t0, out[16])
+    downside_variance_share(b.ret, window_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
+    ewma_volatility_ratio(squares, plain_48, 48, state[:1], out[18])
+    window_coefficient_of_variation(rolling_std_from_moments(spread_12, 12, HISTORY - 96), 48, b.t0, out[19])
+    squeeze_and_channel_width(b, 48, spread_20, out[20], out[21])
+    bar_range_asymmetry(b, 24, out[22])
+    window_range_position(b.atr, 96, b.t0, out[23])
     before = lag(b.ret)
-    correlation(before, size, 48, b.t0, out[24])
-    correlation(sizes(before), size, 48, b.t0, out[25])
+    write_window_correlation(before, size, 48, b.t0, out[24])
+    write_window_correlation(elementwise_abs(before), size, 48, b.t0, out[25])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def log_ratio(a, b, out):
+def _log_deviation_ratio(a, b, out):
     """log(a / b) of two deviations, each at least FLOOR."""
     a, b, share = a[HISTORY:], b[HISTORY:], np.empty(len(out))
     for i in range(len(share)):
         share[i] = a[i] / b[i]
-    logarithms(share, out)
+    vectorized_log(share, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -116,29 +125,29 @@ def natr(atr, close, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bollinger(b, n, spread, out_place, out_width):
+def bollinger_bands(b, n, spread, out_place, out_width):
     """(%b - 1/2, band width over the middle) for bands of 2 deviations (TA-Lib BBANDS); 0 where the bands meet."""
     total, close, spread = window_sum(b.close, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY:], spread[HISTORY:]
     for i in range(len(close)):
-        out_place[i] = ratio(close[i] - total[i] / n, 4.0 * spread[i], 0.0)
+        out_place[i] = safe_ratio(close[i] - total[i] / n, 4.0 * spread[i], 0.0)
         out_width[i] = 4.0 * n * spread[i] / total[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def choppiness(b, n, out):
+def choppiness_index(b, n, out):
     """log(sum of true ranges / range of the n bars) / log(n): 0 in one straight move, 1 going nowhere."""
     path, before = window_sum(b.span, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY - n :]
     top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
     scale, share = 1.0 / math.log(n), np.empty(len(path))
     for i in range(len(path)):
-        share[i] = ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
-    logarithms(share, out)
+        share[i] = safe_ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
+    vectorized_log(share, out)
     for i in range(len(path)):
         out[i] *= scale
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def downside_share(ret, realised, n, t0, out):
+def downside_variance_share(ret, realised, n, t0, out):
     """Share of squared returns that came from falls, less 1/2; 0 where nothing moved.
 
     realised : sum of n squared returns. Barndorff-Nielsen, Kinnebrock and Shephard (2010): RS- / RV.
@@ -148,11 +157,11 @@ def downside_share(ret, realised, n, t0, out):
         falls[i] = 0.0 if ret[i] > 0.0 else ret[i] * ret[i]
     falls, realised = window_sum(falls, n, t0, HISTORY)[HISTORY:], realised[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(falls[i], realised[i], 0.5) - 0.5
+        out[i] = safe_ratio(falls[i], realised[i], 0.5) - 0.5
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bar_variances(log_open, log_high, log_low, log_close):
+def range_variance_estimators(log_open, log_high, log_low, log_close):
     """float64[3, M]: the variance of a bar estimated from each bar alone, by the three range estimators.
 
     Parkinson (1980), eq. 4: log(h/l)^2 / (4 log 2). Garman and Klass (1980), eq. 20: log(h/l)^2 / 2 -
@@ -169,7 +178,7 @@ def bar_variances(log_open, log_high, log_low, log_close):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def root_mean(variance, n, t0):
+def _deviation_from_variances(variance, n, t0):
     """Deviation per bar from n bars' variances, at least FLOOR; rounding may leave a variance a hair below 0."""
     out = window_sum(variance, n, t0, HISTORY)
     rows = out[HISTORY:]
@@ -184,7 +193,7 @@ def _root(variance):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def yang_zhang(b, inner, n):
+def yang_zhang_volatility(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
     body = window_std(subtract(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
     jump = window_std(subtract(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
@@ -197,15 +206,18 @@ def yang_zhang(b, inner, n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def jump_share(size, realised, n, t0, out):
+def jump_variance_share(size, realised, n, t0, out):
     """1 - bipower over realised variance: near 0 in a diffusion, near 1 after one jump; 0 where nothing moved."""
-    bipower, realised = window_sum(products(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    bipower, realised = (
+        window_sum(elementwise_product(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:],
+        realised[HISTORY:],
+    )
     for i in range(len(out)):
-        out[i] = 1.0 - ratio((math.pi / 2.0) * (n / (n - 1.0)) * bipower[i], realised[i], 1.0)
+        out[i] = 1.0 - safe_ratio((math.pi / 2.0) * (n / (n - 1.0)) * bipower[i], realised[i], 1.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def median_jump_share(size, realised, n, t0, out):
+def median_jump_variance_share(size, realised, n, t0, out):
     """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012): it bears two jumps in a row."""
     middle = np.full(len(size), np.nan)
     oldest, older, rows = size[:-2], size[1:-1], middle[2:]
@@ -217,7 +229,7 @@ def median_jump_share(size, realised, n, t0, out):
     middle, realised = window_sum(middle, n - 2, t0, HISTORY)[HISTORY:], realised[HISTORY:]
     scale = math.pi / (6.0 - 4.0 * math.sqrt(3.0) + math.pi) * n / (n - 2.0)
     for i in range(len(out)):
-        out[i] = 1.0 - ratio(scale * middle[i], realised[i], 1.0)
+        out[i] = 1.0 - safe_ratio(scale * middle[i], realised[i], 1.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -229,15 +241,15 @@ def range_surprise(b, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def dispersion(x, n, t0, out):
+def window_coefficient_of_variation(x, n, t0, out):
     """Deviation over mean of the last n values of what is never negative; 0 where all are 0."""
     spread, total = window_std(x, n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(n * spread[i], total[i], 0.0)
+        out[i] = safe_ratio(n * spread[i], total[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def shape(x, n, t0, out_skewness, out_kurtosis):
+def return_skewness_and_kurtosis(x, n, t0, out_skewness, out_kurtosis):
     """(skewness, excess kurtosis) of the last n values, population moments; 0 where nothing moved."""
     first, second, third, fourth = _power_sums(x, n, t0)
     for i in range(len(out_skewness)):
@@ -247,8 +259,8 @@ def shape(x, n, t0, out_skewness, out_kurtosis):
         variance = 0.0 if variance < 0.0 else variance
         about3 = m3 - 3.0 * m1 * m2 + 2.0 * square * m1
         about4 = m4 - 4.0 * m1 * m3 + 6.0 * square * m2 - 3.0 * square * square
-        out_skewness[i] = ratio(about3, variance * math.sqrt(variance), 0.0)
-        out_kurtosis[i] = ratio(about4, variance * variance, 3.0) - 3.0
+        out_skewness[i] = safe_ratio(about3, variance * math.sqrt(variance), 0.0)
+        out_kurtosis[i] = safe_ratio(about4, variance * variance, 3.0) - 3.0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -274,19 +286,19 @@ def _power_sums(x, n, t0):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ewma_ratio(squares, plain, n, state, out):
+def ewma_volatility_ratio(squares, plain, n, state, out):
     """log of RiskMetrics' exponential deviation, started at the mean of n squared returns, over the plain one."""
     x = np.empty((1, len(squares)))
     x[0, HISTORY:] = squares[HISTORY:]
-    recursive_means(x, np.full(1, float(n)), np.full(1, 1.0 - DECAY), state)
+    ewm_means(x, np.full(1, float(n)), np.full(1, 1.0 - DECAY), state)
     rows = x[0, HISTORY:]
     for i in range(len(rows)):
         rows[i] = _root(rows[i])
-    log_ratio(x[0], plain, out)
+    _log_deviation_ratio(x[0], plain, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def reach(b, n, spread, out_squeeze, out_channel):
+def squeeze_and_channel_width(b, n, spread, out_squeeze, out_channel):
     """(Bollinger over Keltner width less 1, Donchian width over sqrt(bars) ATRs less 1).
 
     Carter's bands: 2 deviations of 20 closes, `spread`, against 1.5 ATRs.
@@ -299,16 +311,16 @@ def reach(b, n, spread, out_squeeze, out_channel):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def range_asymmetry(b, n, out):
+def bar_range_asymmetry(b, n, out):
     """Asymmetry of n bars around their opens: (sum up - sum down) / sum of ranges, -1 to 1."""
     both, more = subtract(b.high, b.low), subtract(subtract(b.high, b.open), subtract(b.open, b.low))
     both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(more[i], both[i], 0.0)
+        out[i] = safe_ratio(more[i], both[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def correlation(x, y, n, t0, out):
+def write_window_correlation(x, y, n, t0, out):
     """Pearson correlation of the last n pairs; 0 where either side is constant."""
     x = window_correlation(x, y, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
@@ -316,9 +328,9 @@ def correlation(x, y, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def place(x, n, t0, out):
+def window_range_position(x, n, t0, out):
     """Place of x in the range of its last n values, less 1/2; 0 where it did not move."""
     top, bottom = window_max(x, n, t0, HISTORY)[HISTORY:], window_min(x, n, t0, HISTORY)[HISTORY:]
     x = x[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(x[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
+        out[i] = safe_ratio(x[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5

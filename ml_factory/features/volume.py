@@ -10,18 +10,18 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.ewm import recursive_means
+from ml_factory.features.ewm import ewm_means
 from ml_factory.features.rolling import (
     HISTORY,
+    elementwise_abs,
+    elementwise_product,
     lag,
-    products,
-    ratio,
-    sizes,
+    safe_ratio,
     window_max,
     window_min,
     window_sum,
 )
-from ml_factory.features.volatility import correlation, dispersion
+from ml_factory.features.volatility import window_coefficient_of_variation, write_window_correlation
 
 COARSE = ("volume_surprise_20", "mfi_14", "money_flow_20", "obv_share_20", "vwap_gap_24")
 BASE = (
@@ -46,53 +46,53 @@ def _kernel(b, state, out, coarse):
     if len(out) == 0:
         return
     typical = typical_price(b)
-    flow, money, trend = products(typical, b.volume), money_volume(b), typical_price_direction(typical)
+    flow, money, trend = elementwise_product(typical, b.volume), money_flow_volume(b), typical_price_direction(typical)
     usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
     volume_surprise(b.volume, usual, 20, out[0])
-    mfi(flow, trend, 14, b.t0, out[1])
-    window_share(money, usual, 20, b.t0, out[2])
-    window_share(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
+    money_flow_index(flow, trend, 14, b.t0, out[1])
+    window_sum_ratio(money, usual, 20, b.t0, out[2])
+    window_sum_ratio(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
     vwap_gap(b, typical, flow, 24, out[4])
     if coarse:
         return
     usual = window_sum(b.volume, 96, b.t0, HISTORY)
     volume_trend(window_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
-    dispersion(b.volume, 48, b.t0, out[6])
-    correlation(b.ret, b.volume, 48, b.t0, out[9])
-    correlation(sizes(b.ret), b.volume, 48, b.t0, out[10])
-    correlation(lag(b.volume), b.volume, 48, b.t0, out[14])
+    window_coefficient_of_variation(b.volume, 48, b.t0, out[6])
+    write_window_correlation(b.ret, b.volume, 48, b.t0, out[9])
+    write_window_correlation(elementwise_abs(b.ret), b.volume, 48, b.t0, out[10])
+    write_window_correlation(lag(b.volume), b.volume, 48, b.t0, out[14])
     session(b, flow, usual, 96, state[_SESSION], out[8], out[13])
     vwap_gap(b, typical, flow, 96, out[11])
     vwap_tilt(b, typical, flow, 48, out[12])
-    oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
-    one_sided(products(b.ret, b.volume), 48, b.t0, out[17])
-    one_sided(ease(b), 14, b.t0, out[18])
-    window_share(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
+    volume_oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
+    window_net_to_gross_ratio(elementwise_product(b.ret, b.volume), 48, b.t0, out[17])
+    window_net_to_gross_ratio(ease_of_movement(b), 14, b.t0, out[18])
+    window_sum_ratio(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=9)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def balance(a, b):
+def normalized_difference(a, b):
     """(a - b) / (a + b) of two amounts: -1 to 1, and 0 where both are 0."""
-    return ratio(a - b, a + b, 0.0)
+    return safe_ratio(a - b, a + b, 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_share(x, total, n, t0, out):
+def window_sum_ratio(x, total, n, t0, out):
     """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
     x, total = window_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(x[i], total[i], 0.0)
+        out[i] = safe_ratio(x[i], total[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def one_sided(x, n, t0, out):
+def window_net_to_gross_ratio(x, n, t0, out):
     """Sum of the last n values over the sum of their sizes, -1 to 1; 0 where all are 0."""
-    both, x = window_sum(sizes(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
+    both, x = window_sum(elementwise_abs(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
-        out[i] = ratio(x[i], both[i], 0.0)
+        out[i] = safe_ratio(x[i], both[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -100,7 +100,7 @@ def volume_surprise(traded, usual, n, out):
     """Balance of a bar's volume and the mean of the n bars before it, whose sum is `usual`."""
     traded, usual = traded[HISTORY:], usual[HISTORY - 1 :]
     for i in range(len(out)):
-        out[i] = balance(traded[i], usual[i] / n)
+        out[i] = normalized_difference(traded[i], usual[i] / n)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -108,7 +108,7 @@ def volume_trend(short, n, long, m, out):
     """Balance of the mean volumes of n and of m bars, given their sums."""
     short, long = short[HISTORY:], long[HISTORY:]
     for i in range(len(out)):
-        out[i] = balance(short[i] / n, long[i] / m)
+        out[i] = normalized_difference(short[i] / n, long[i] / m)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -133,7 +133,7 @@ def typical_price_direction(typical):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def mfi(flow, trend, n, t0, out):
+def money_flow_index(flow, trend, n, t0, out):
     """Money flow index, 0 to 100; 50 where no money moved the price (TA-Lib MFI)."""
     up, down = np.empty(len(flow)), np.empty(len(flow))
     for i in range(len(flow)):
@@ -141,16 +141,16 @@ def mfi(flow, trend, n, t0, out):
         down[i] = flow[i] if trend[i] < 0.0 else 0.0
     up, down = window_sum(up, n, t0, HISTORY)[HISTORY:], window_sum(down, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
-        out[i] = 100.0 * ratio(up[i], up[i] + down[i], 0.5)
+        out[i] = 100.0 * safe_ratio(up[i], up[i] + down[i], 0.5)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def money_volume(b):
+def money_flow_volume(b):
     """Volume times the close's place in its bar, -1 to 1: Chaikin's flow, which TA-Lib AD adds up."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
         place = (b.close[i] - b.low[i]) - (b.high[i] - b.close[i])
-        out[i] = ratio(place, b.high[i] - b.low[i], 0.0) * b.volume[i]
+        out[i] = safe_ratio(place, b.high[i] - b.low[i], 0.0) * b.volume[i]
     return out
 
 
@@ -204,12 +204,12 @@ def session(b, flow, usual, n, state, out_gap, out_pace):
         spent, traded, bars = spent + flow[i], traded + b.volume[i], bars + 1.0
         mean = spent / traded if traded != 0.0 else b.close[i]
         out_gap[i - HISTORY] = (b.close[i] - mean) / b.atr[i]
-        out_pace[i - HISTORY] = balance(traded / bars, usual[i] / n)
+        out_pace[i - HISTORY] = normalized_difference(traded / bars, usual[i] / n)
     state[0], state[1], state[2] = spent, traded, bars
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
+def volume_oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
     """(force index 13, Chaikin oscillator 3-10, Klinger oscillator 34-55), each over the mean of what it weighs.
 
     A mean of a running sum needs no running sum: the sum less its exponential mean is (1 - alpha) / alpha times the
@@ -224,23 +224,23 @@ def oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
         x[_TRADED_10, i] = x[_TRADED_55, i] = b.volume[i]
         x[_TREND_34, i] = x[_TREND_55, i] = trend[i] * b.volume[i]
     n = np.array([13.0, 13.0, 3.0, 10.0, 10.0, 34.0, 55.0, 55.0])
-    recursive_means(x, n, 2.0 / (n + 1.0), state)
+    ewm_means(x, n, 2.0 / (n + 1.0), state)
     x = x[:, HISTORY:]
     for i in range(len(out_force)):
-        out_force[i] = ratio(x[_FORCE, i], x[_FORCE_SIZE, i], 0.0)
-        out_chaikin[i] = ratio(4.5 * x[_FLOW_10, i] - x[_FLOW_3, i], x[_TRADED_10, i], 0.0)
-        out_klinger[i] = ratio(x[_TREND_34, i] - x[_TREND_55, i], x[_TRADED_55, i], 0.0)
+        out_force[i] = safe_ratio(x[_FORCE, i], x[_FORCE_SIZE, i], 0.0)
+        out_chaikin[i] = safe_ratio(4.5 * x[_FLOW_10, i] - x[_FLOW_3, i], x[_TRADED_10, i], 0.0)
+        out_klinger[i] = safe_ratio(x[_TREND_34, i] - x[_TREND_55, i], x[_TRADED_55, i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ease(b):
+def ease_of_movement(b):
     """Arms' ease of movement of a bar: move of its middle times its range over its volume; 0 where nothing traded."""
     out = np.full(len(b.close), np.nan)
     high, low, traded, rows = b.high[1:], b.low[1:], b.volume[1:], out[1:]
     before_high, before_low = b.high[:-1], b.low[:-1]
     for i in range(len(rows)):
         moved = 0.5 * ((high[i] - before_high[i]) + (low[i] - before_low[i]))
-        rows[i] = moved * ratio(high[i] - low[i], traded[i], 0.0)
+        rows[i] = moved * safe_ratio(high[i] - low[i], traded[i], 0.0)
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, deviation, ratio, window_sum
+from ml_factory.features.rolling import HISTORY, safe_ratio, window_return_std, window_sum
 
 SCALES = (2, 4, 8, 16)
 WINDOW = 96
@@ -26,14 +26,14 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if coarse:
         return
-    spread = deviation(b.ret, WINDOW, b.t0, HISTORY)
+    spread = window_return_std(b.ret, WINDOW, b.t0, HISTORY)
     squares = b.ret * b.ret
     for place, scale in enumerate(SCALES):
         detail = haar_detail(b.ret, scale, b.t0, HISTORY - 2 * WINDOW)
         covered = window_sum(squares, WINDOW + scale - 1, b.t0, HISTORY)  # the returns that WINDOW details depend on
         energy = window_sum(detail * detail, WINDOW, b.t0, HISTORY)
         for i in range(HISTORY, len(squares)):
-            out[2 * place, i - HISTORY] = ratio(energy[i], covered[i], 0.0)
+            out[2 * place, i - HISTORY] = safe_ratio(energy[i], covered[i], 0.0)
             out[2 * place + 1, i - HISTORY] = detail[i] * math.sqrt(scale) / spread[i]
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.storage.serialization import load_state, save_state
-from ml_factory.targets.labels import class_labels
+from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.targets.labels import stored_class_labels
 
 FORMAT = "ml_factory.bundle/1"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 
 
-def library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
+def bundle_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
     """Return installed versions of python and these packages; an absent one is left out."""
     versions = {"python": platform.python_version()}
     for name in names:
@@ -45,7 +45,7 @@ class Bundle:
     spec: dict = field(default_factory=dict)
     calibration: dict = field(default_factory=lambda: {"temperature": 1.0})
     lookback: int = 0
-    versions: dict = field(default_factory=library_versions)
+    versions: dict = field(default_factory=bundle_library_versions)
     facts: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Bundle:
     @property
     def classes(self) -> tuple[int, ...]:
         """Possible labels of the training data."""
-        return class_labels(self.spec)
+        return stored_class_labels(self.spec)
 
     def to_state(self) -> dict:
         """Return the bundle as plain values, for `save` or the artifact registry."""
@@ -93,13 +93,13 @@ class Bundle:
 
     def save(self, path: str | Path) -> Path:
         """Write the bundle to one file, whole or not at all."""
-        save_state(path, self.to_state())
+        write_state_file(path, self.to_state())
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Bundle":
         """Read the file of `save`. Raises CheckpointError as `from_state` does."""
-        return cls.from_state(load_state(path), where=path)
+        return cls.from_state(read_state_file(path), where=path)
 
     def check_features(self, columns: Iterable[str]) -> None:
         """Raise SettingsError for features other than those of training, or in another order, naming the first
@@ -129,7 +129,7 @@ class Bundle:
 
     def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
         """Return one line per library whose version differs from that of training."""
-        now = library_versions() if now is None else now
+        now = bundle_library_versions() if now is None else now
         return [
             f"{name} {was} when trained, {now.get(name, 'absent')} now"
             for name, was in self.versions.items()

@@ -3,14 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.covariates import covariates_for
-from ml_factory.datasets.preprocessing import from_dict, transform
-from ml_factory.datasets.row_sampling import rows_with_window
+from ml_factory.datasets.covariates import compute_covariates
+from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
+from ml_factory.evaluation.metrics import PROBABILITIES, condition_on_classes
 from ml_factory.inference.bundle import Bundle
-from ml_factory.lazy_module import import_module
+from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.registry import load_model
 
 
@@ -52,17 +52,21 @@ def predict_features(
                 where="segment",
                 next_step="pass the segments stored with the features",
             )
-        rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
-    scaled = transform(from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close)
+        rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, bundle.lookback)]
+    scaled = apply_preprocessing_step(
+        preprocessing_from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close
+    )
     model, calibration = load_model(bundle.model_state), Calibration.from_dict(bundle.calibration)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        covariates = covariates_for(model, features.index[some], bundle.spec)
+        covariates = compute_covariates(model, features.index[some], bundle.spec)
         calibrated = calibration.apply(
-            restrict_classes(model.predict_proba(_inputs(scaled, some, bundle.lookback, covariates)), bundle.classes)
+            condition_on_classes(
+                model.predict_proba(_inputs(scaled, some, bundle.lookback, covariates)), bundle.classes
+            )
         )
-        p_N3[first : first + batch] = restrict_classes(calibrated, bundle.classes)
+        p_N3[first : first + batch] = condition_on_classes(calibrated, bundle.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 
@@ -70,5 +74,5 @@ def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, covariates: 
     if not lookback:
         return scaled_NF[rows]
     # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
-    windows = import_module("ml_factory.datasets.windows")
+    windows = import_module_or_explain("ml_factory.datasets.windows")
     return windows.Windows(scaled_NF, rows, lookback, covariates)

@@ -11,7 +11,7 @@ from ml_factory.storage.artifact_registry import Artifact
 OUT_OF_SAMPLE = ("test", "new")
 
 
-def split_times(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -> dict[str, str]:
+def times_of_splits(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return ISO times of the first validation row, the first test row and the last labelled row, for an artifact's
     facts.
 
@@ -22,7 +22,7 @@ def split_times(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -> di
     return first | {"last_label": known[-1].isoformat()}
 
 
-def split_at(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
+def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
     """Return the split of each moment: object (N,) of train, validation, test, new (after the last labelled row).
 
     Purged rows between two splits, and rows without a label, belong to the split before: no row that an overlapping
@@ -35,11 +35,11 @@ def split_at(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
     return names
 
 
-def split_of_rows(artifact: Artifact, index: pd.DatetimeIndex) -> np.ndarray:
-    """Return `split_at` for the model's own split. Raises CheckpointError for a model of an older version."""
+def split_by_model_times(artifact: Artifact, index: pd.DatetimeIndex) -> np.ndarray:
+    """Return `split_by_times` for the model's own split. Raises CheckpointError for a model of an older version."""
     if "split_times" not in artifact.facts:
         raise CheckpointError(
             "This model stores no end of its training rows", where=artifact.path, got="one of an older version",
             next_step="train it again",
         )  # fmt: skip
-    return split_at(index, artifact.facts["split_times"])
+    return split_by_times(index, artifact.facts["split_times"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.timed_tables import COLUMNS, COMPARED, ROWS, Leak, same_bits, to_plain_array
+from ml_factory.leakage.timed_tables import COLUMNS, COMPARED, ROWS, Leak, bitwise_equal, to_plain_array
 from ml_factory.storage.serialization import encode_state
 
 STAGES = ("bars", "features", "labels", "splits", "scaler", "dataset", "fold", "predictions", "baseline")
@@ -26,7 +26,7 @@ def apply_tamper(tamper: Tamper | None, stage: str, value: object) -> object:
     return value if given is None else given
 
 
-def difference(part: str, column: str, rows: int, first: object, reference: str) -> Leak:
+def artifact_leak(part: str, column: str, rows: int, first: object, reference: str) -> Leak:
     """Return a leak for a stored or used value that differs from its reference.
 
     reference : description of the reference
@@ -34,7 +34,7 @@ def difference(part: str, column: str, rows: int, first: object, reference: str)
     return Leak(part, column, int(rows), str(first), None, "none", reference, COMPARED, "as used")
 
 
-def compare_frames(
+def compare_artifact_frames(
     part: str, got: object, wanted: pd.DataFrame, reference: str, *, rounded: Sequence[str] = (),
     extra: bool = False,
 ) -> list[Leak]:  # fmt: skip
@@ -50,23 +50,23 @@ def compare_frames(
     extra : whether `got` may have more columns
     """
     if not isinstance(got, pd.DataFrame):
-        return [difference(part, COLUMNS, len(wanted), "the first", f"a DataFrame: {type(got).__name__}")]
+        return [artifact_leak(part, COLUMNS, len(wanted), "the first", f"a DataFrame: {type(got).__name__}")]
     at, wanted_at = _times(got.index), _times(wanted.index)
     if not np.array_equal(at, wanted_at):
         lone = np.setxor1d(at, wanted_at)
         first = lone[0] if len(lone) else at[np.flatnonzero(at != wanted_at)[0]]
-        return [difference(part, ROWS, max(1, len(lone)), _moment(first), reference)]
+        return [artifact_leak(part, ROWS, max(1, len(lone)), _moment(first), reference)]
     names = [str(name) for name in got.columns]
     missing = [name for name in wanted.columns if name not in names]
     if missing or (not extra and names != [str(name) for name in wanted.columns]):
         odd = missing or [name for name in names if name not in wanted.columns] or names[:1]
-        return [difference(part, f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]), reference)]
+        return [artifact_leak(part, f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]), reference)]
     found = []
     for name in _differing_columns(got, wanted):
         one, two = to_plain_array(got[name]), to_plain_array(wanted[name])
-        unequal = _unequal_within(one, two) if name in rounded else unequal_rows(one, two)
+        unequal = _unequal_within(one, two) if name in rounded else find_unequal_rows(one, two)
         if len(unequal):
-            found.append(difference(part, str(name), len(unequal), _moment(at[unequal[0]]), reference))
+            found.append(artifact_leak(part, str(name), len(unequal), _moment(at[unequal[0]]), reference))
     return found
 
 
@@ -79,13 +79,13 @@ def _differing_columns(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
     differs = np.zeros(one.shape[1], bool)
     for first in range(0, len(one), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)
-        same = same_bits(one[block], two[block])
+        same = bitwise_equal(one[block], two[block])
         if not same.all():
             differs |= ~same.all(axis=0)
     return [wanted.columns[k] for k in np.flatnonzero(differs)]
 
 
-def unequal_rows(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def find_unequal_rows(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     """Return rows (int64) with unequal values; a wider type with the same values is equal."""
     one, two = np.asarray(one), np.asarray(two)
     if one.shape != two.shape:
@@ -93,7 +93,7 @@ def unequal_rows(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     if one.dtype != two.dtype and {one.dtype.kind, two.dtype.kind} <= set("fiub"):
         wide = np.result_type(one.dtype, two.dtype)
         one, two = one.astype(wide), two.astype(wide)
-    same = same_bits(one, two)
+    same = bitwise_equal(one, two)
     return np.flatnonzero(~(same if same.ndim == 1 else same.reshape(len(one), -1).all(axis=1)))
 
 
@@ -103,24 +103,24 @@ def _unequal_within(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.flatnonzero(~np.isclose(one, two, rtol=0.0, atol=allowed, equal_nan=True))
 
 
-def compare_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
+def compare_artifact_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
     """Return the parts of a split whose positions differ from the reference.
 
     got : name -> positions
     """
     if not isinstance(got, Mapping) or set(got) != set(wanted):
-        return [difference(part, COLUMNS, 1, "the first", f"{reference}: parts {', '.join(wanted)}")]
+        return [artifact_leak(part, COLUMNS, 1, "the first", f"{reference}: parts {', '.join(wanted)}")]
     found = []
     for name, rows in wanted.items():
         given = np.asarray(got[name])
         if given.shape != rows.shape or not np.array_equal(given, rows):
             lone = np.setxor1d(given, rows)
             first = lone[0] if len(lone) else given[np.flatnonzero(given != rows)[0]]
-            found.append(difference(part, name, max(1, len(lone)), f"position {first}", reference))
+            found.append(artifact_leak(part, name, max(1, len(lone)), f"position {first}", reference))
     return found
 
 
-def compare_states(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
+def compare_artifact_states(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
     """Return a leak where fitted numbers differ from the reference in any bit.
 
     got, wanted : results of `to_dict` or `get_state`, or objects that have `to_dict`
@@ -129,7 +129,7 @@ def compare_states(part: str, name: str, got: object, wanted: object, reference:
     if encode_state({"state": got}) == encode_state({"state": wanted}):
         return []
     where, count = _path_of_difference(got, wanted)
-    return [difference(part, f"{name}{where}", count, "the first", reference)]
+    return [artifact_leak(part, f"{name}{where}", count, "the first", reference)]
 
 
 def _path_of_difference(got: object, wanted: object) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
-from ml_factory.data.prefix_hash import PrefixHasher, block_edges
+from ml_factory.data.prefix_hash import PrefixHasher, hash_block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.timed_tables import Leak
@@ -24,7 +24,7 @@ FOLDER = "certificates"
 
 
 @dataclass(frozen=True)
-class Stretch:
+class CertifiedStretch:
     """Bars from the end of the previous stretch up to `rows`, proved in one run.
 
     hash : of all bars up to `rows`
@@ -60,7 +60,7 @@ class Certificate:
     subject: str
     code: str
     settings: str
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[CertifiedStretch, ...]
     blocks: tuple[str, ...]
     history: int
     cuts: tuple[tuple[str, str], ...]
@@ -96,7 +96,7 @@ class Certificate:
         """Parse a stored certificate; raise KeyError or TypeError where it is none."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in stored.items() if name in names}
-        given["stretches"] = tuple(Stretch(**one) for one in stored["stretches"])
+        given["stretches"] = tuple(CertifiedStretch(**one) for one in stored["stretches"])
         given["leaks"] = tuple(Leak(**one) for one in stored["leaks"])
         for name in ("blocks", "disturbances"):
             given[name] = tuple(stored[name])
@@ -109,14 +109,14 @@ class CertificateCoverage:
     """The bars that an earlier certificate covers: `rows` of them, in these stretches."""
 
     rows: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[CertifiedStretch, ...]
     history: int
 
 
 NO_COVERAGE = CertificateCoverage(0, (), 0)
 
 
-def coverage_of(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
+def certificate_coverage(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
     """Return the longest prefix of these bars that the certificate proves in this form or a stronger one.
 
     Where bars were revised, the blocks before them stay covered.
@@ -124,29 +124,31 @@ def coverage_of(certificate: Certificate, prefixes: PrefixHasher, form: str = "q
     if not certificate.passed or certificate.history < 1:
         return NO_COVERAGE
     hard = list(takewhile(lambda one: form != "full" or one.form == "full", certificate.stretches))
-    while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_of(hard[-1].rows) != hard[-1].hash):
+    while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_prefix(hard[-1].rows) != hard[-1].hash):
         hard.pop()  # equal hashes of a prefix imply equal hashes of every shorter prefix
     if hard:
         return CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
-    edges = block_edges(min(len(prefixes), certificate.stretches[0].rows))
-    same = [k for k, edge in enumerate(edges) if prefixes.hash_of(edge) == certificate.blocks[k]]
+    edges = hash_block_edges(min(len(prefixes), certificate.stretches[0].rows))
+    same = [k for k, edge in enumerate(edges) if prefixes.hash_prefix(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
         return NO_COVERAGE
     rows, first = edges[same[-1]], certificate.stretches[0]
-    kept = Stretch(rows, prefixes.hash_of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
+    kept = CertifiedStretch(
+        rows, prefixes.hash_prefix(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts
+    )
     return CertificateCoverage(rows, (kept,), certificate.history)
 
 
-def issue(
+def issue_certificate(
     proof: Proof, prefixes: PrefixHasher, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
     form: str, before: CertificateCoverage = NO_COVERAGE,
 ) -> Certificate:  # fmt: skip
     """Return the certificate of these bars: the covered stretches, and the one that this proof adds."""
-    new = Stretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
+    new = CertifiedStretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
     return Certificate(
         symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
         stretches=(*before.stretches, new) if before.rows < len(prefixes) else before.stretches,
-        blocks=tuple(prefixes.at_block_edges(len(prefixes))), history=before.history or proof.history,
+        blocks=tuple(prefixes.block_hashes(len(prefixes))), history=before.history or proof.history,
         cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
         disturbances=("truncate", *proof.disturbances), compared=dict(proof.compared), leaks=proof.leaks,
     )  # fmt: skip
@@ -163,12 +165,12 @@ def certificate_path(processed: Path, subject: str, horizon: int) -> Path:
     return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
 
 
-def progress_path(processed: Path, subject: str) -> Path:
+def proof_progress_path(processed: Path, subject: str) -> Path:
     """Return the path of the saved progress of a proof of this data set (`leakage.progress_file`)."""
     return Path(processed) / FOLDER / subject[:12] / "unfinished.json"
 
 
-def trainings_path(processed: Path, subject: str) -> Path:
+def audit_trainings_path(processed: Path, subject: str) -> Path:
     """Return the path where an audit saves the results of its trainings (`leakage.progress_file`)."""
     return Path(processed) / FOLDER / subject[:12] / "trainings.json"
 
@@ -198,7 +200,7 @@ def read_certificate(path: Path) -> Certificate | None:
         return None
 
 
-def best_coverage(
+def best_certificate_coverage(
     processed: Path, prefixes: PrefixHasher, horizon: int, *, code: str, settings: str, form: str
 ) -> CertificateCoverage:
     """Return the widest coverage of these bars by any certificate of this symbol with equal code and settings."""
@@ -207,7 +209,7 @@ def best_coverage(
         certificate = read_certificate(certificate_path(processed, subject, horizon))
         if certificate is None or (certificate.code, certificate.settings) != (code, settings):
             continue
-        found = coverage_of(certificate, prefixes, form)
+        found = certificate_coverage(certificate, prefixes, form)
         best = found if found.rows > best.rows else best
     return best
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import base_bars
-from ml_factory.data.resample import Frame
+from ml_factory.data.activity_bars import build_base_bars
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.stateless_copy import clone_isolated
-from ml_factory.leakage.timed_tables import RAISED, Leak, same_bits
-from ml_factory.progress import phase
-from ml_factory.seeding import generator
+from ml_factory.features.stateless_copy import make_stateless_copy
+from ml_factory.leakage.timed_tables import RAISED, Leak, bitwise_equal
+from ml_factory.progress import progress_phase
+from ml_factory.seeding import seeded_generator
 
 FULL_DAYS = 60
 QUICK_DAYS, QUICK_ROWS = 7, 2_500
@@ -27,7 +27,7 @@ LATER_BARS = 30_000  # bars behind a sampled day that its rows must not depend o
 PART, SCOPE = "features", "rows of sampled days"
 
 
-def check_sampled_days(
+def check_custom_features(
     bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool, seed: int = 0
 ) -> tuple[int, list[Leak]]:
     """Return (rows compared, leaks) of all own features of `spec`.
@@ -42,16 +42,16 @@ def check_sampled_days(
     """
     if not spec.custom:
         return 0, []
-    base = base_bars(bars, MarketSpec.from_dict(facts), spec.base)
-    days = sampled_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
+    base = build_base_bars(bars, MarketSpec.from_dict(facts), spec.base)
+    days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
     compared, leaks = 0, []
     for name in spec.custom:
-        made = custom.registered(name)
+        made = custom.get_custom_feature(name)
         rows = np.flatnonzero(np.isin(base.known_at // DAY_NS, days))
         rows = rows[rows > made.memory]  # before, a feature has no value yet
         if quick and len(rows) > QUICK_ROWS:
-            rows = np.sort(generator(seed, "sampled rows", made.name).choice(rows, QUICK_ROWS, replace=False))
-        with phase(f"rows of {made.name}", len(rows)) as done:
+            rows = np.sort(seeded_generator(seed, "sampled rows", made.name).choice(rows, QUICK_ROWS, replace=False))
+        with progress_phase(f"rows of {made.name}", len(rows)) as done:
             try:
                 wrong = list(_rows_that_look_ahead(made, base, rows, done))
             except Exception as error:  # noqa: BLE001 - fails closed: what cannot be computed is not proven
@@ -63,13 +63,13 @@ def check_sampled_days(
     return compared, leaks
 
 
-def sampled_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False, seed: int = 0) -> np.ndarray:
+def sample_calendar_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False, seed: int = 0) -> np.ndarray:
     """Sample at most `count` days (int64, since 1970, UTC) with as many different calendar facts as possible.
 
     The facts of a day: its weekday, and unless `weekdays_only` its day of the month, its month, and its weekday
     together with the week of the month. Days with new facts come first, the others are random.
     """
-    days = generator(seed, "sampled days").permutation(np.unique(known_at // DAY_NS))
+    days = seeded_generator(seed, "sampled days").permutation(np.unique(known_at // DAY_NS))
     dates = pd.DatetimeIndex((days * DAY_NS).astype("M8[ns]"))
     sets = [{("weekday", day.weekday())} for day in dates]
     if not weekdays_only:
@@ -85,7 +85,7 @@ def sampled_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = Fals
     return np.sort(days[chosen])
 
 
-def _rows_that_look_ahead(made: custom.CustomFeature, base: Frame, rows: np.ndarray, done) -> Iterator[int]:
+def _rows_that_look_ahead(made: custom.CustomFeature, base: ResampledBars, rows: np.ndarray, done) -> Iterator[int]:
     """Yield rows whose value from the bars up to the row differs in any bit from the value with later bars.
 
     Both begin at the same bar, and each is computed by a copy of the function that has not been called before.
@@ -94,16 +94,18 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: Frame, rows: np.ndar
         low = max(0, int(run[0]) - 2 * made.memory)
         heads, fresh = np.empty(len(run)), _fresh_instance(made)
         for k, row in enumerate(run):
-            heads[k] = custom.compute(fresh, custom.slice_bars(base, low, int(row) + 1))[-1]
+            heads[k] = custom.compute_custom_feature(fresh, custom.slice_bars(base, low, int(row) + 1))[-1]
             done(1)
-        whole = custom.compute(_fresh_instance(made), custom.slice_bars(base, low, int(run[-1]) + 1 + LATER_BARS))
-        yield from run[~same_bits(heads, np.ascontiguousarray(whole[run - low]))].tolist()
+        whole = custom.compute_custom_feature(
+            _fresh_instance(made), custom.slice_bars(base, low, int(run[-1]) + 1 + LATER_BARS)
+        )
+        yield from run[~bitwise_equal(heads, np.ascontiguousarray(whole[run - low]))].tolist()
 
 
 def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
-    return replace(made, function=clone_isolated(made.original))
+    return replace(made, function=make_stateless_copy(made.original))
 
 
-def _leak(column: str, base: Frame, rows: Sequence[int]) -> Leak:
+def _leak(column: str, base: ResampledBars, rows: Sequence[int]) -> Leak:
     first = str(pd.Timestamp(int(base.known_at[rows[0]]), tz="UTC")) if len(rows) else "none"
     return Leak(PART, column, len(rows), first, None, first, "its own row", "truncate", SCOPE)

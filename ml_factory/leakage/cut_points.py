@@ -11,9 +11,9 @@ from itertools import zip_longest
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, sessions_of
-from ml_factory.leakage.timed_tables import Table
-from ml_factory.seeding import generator
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, assign_sessions
+from ml_factory.leakage.timed_tables import TimedTable
+from ml_factory.seeding import seeded_generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
 EDGES_MIN = (15, 60, 240)
@@ -21,7 +21,7 @@ MOST_RANDOM = 20_000  # bars from which the random cuts are drawn
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutPoint:
     """A moment that separates past and future.
 
     first : position of the first bar of the future
@@ -42,10 +42,11 @@ class Cut:
         return str(pd.Timestamp(self.at, tz="UTC"))
 
 
-def choose_cuts(
+def choose_cut_points(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, rotation: int = 0, bar_minutes: int = 1,
-) -> list[Cut]:  # fmt: skip
+    rows: np.ndarray | None = None, labels: Mapping[str, TimedTable] | None = None, rotation: int = 0,
+    bar_minutes: int = 1,
+) -> list[CutPoint]:  # fmt: skip
     """Choose at most `count` cuts in time order; the same arguments give the same ones.
 
     The kinds alternate, so that ten cuts cover every kind too; kinds that run out leave their places to random cuts.
@@ -64,7 +65,7 @@ def choose_cuts(
     """
     start, bar_ns = bars.index.as_unit("ns").asi8, bar_minutes * MINUTE_NS
     latest = len(start) - 1 if latest is None else latest
-    random = generator("cuts", seed, len(start))
+    random = seeded_generator("cuts", seed, len(start))
     kinds = {"hour of the week": _hours_of_the_week(start, earliest, latest, random)} | _market_kinds(
         bars, start, calendar, random, bar_minutes
     )
@@ -78,14 +79,14 @@ def choose_cuts(
         for why, place in zip(usable, rotation, strict=True):
             if place is not None and len(chosen) < count:
                 chosen.setdefault(place, why)
-    return [Cut(i, int(start[i - 1]) + bar_ns, int(start[i]), why) for i, why in sorted(chosen.items())]
+    return [CutPoint(i, int(start[i - 1]) + bar_ns, int(start[i]), why) for i, why in sorted(chosen.items())]
 
 
 def _market_kinds(
     bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator, bar_minutes: int
 ) -> dict:
     """Return positions by kind, the most revealing first."""
-    sessions = sessions_of(start, calendar)
+    sessions = assign_sessions(start, calendar)
     edges = np.flatnonzero(sessions.edges())[1:]
     silence = np.diff(start, prepend=start[:1] - bar_minutes * MINUTE_NS) // MINUTE_NS - bar_minutes
     inside = np.flatnonzero((silence > 0) & ~sessions.edges())
@@ -170,7 +171,7 @@ def _first_rows_after(places: np.ndarray, start: np.ndarray, rows: np.ndarray, b
     return np.searchsorted(start, known - bar_ns) + 1
 
 
-def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator, bar_ns: int) -> dict:
+def _label_kinds(start: np.ndarray, labels: Mapping[str, TimedTable], random: np.random.Generator, bar_ns: int) -> dict:
     """Return for each way a label ends cuts at the moments when some are resolved; the horizons alternate."""
     places: dict[str, list[list[int]]] = {}
     for table in labels.values():

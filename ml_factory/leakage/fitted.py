@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.leakage.pipeline_under_test import Fitted, Pipeline, Split
-from ml_factory.leakage.timed_tables import Leak, Table
-from ml_factory.seeding import generator
+from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, PipelineUnderTest, SplitUnderTest
+from ml_factory.leakage.timed_tables import Leak, TimedTable
+from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import encode_state
 
 
-def rows_to_fit(labels: pd.DataFrame, features: Table) -> tuple[pd.DataFrame, np.ndarray]:
+def match_labels_to_features(labels: pd.DataFrame, features: TimedTable) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the labels that have a row of features, and the positions of those rows."""
     at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     row = np.searchsorted(features.at, at)
@@ -20,7 +20,7 @@ def rows_to_fit(labels: pd.DataFrame, features: Table) -> tuple[pd.DataFrame, np
     return labels[present], row[present]
 
 
-def count_labels_to_split(pipeline: Pipeline, labels: pd.DataFrame, wanted: int) -> int:
+def count_labels_to_split(pipeline: PipelineUnderTest, labels: pd.DataFrame, wanted: int) -> int:
     """Return how many of the last labels give rows for every part of a split; 0 where there are too few.
 
     At least `wanted`; long horizons need more rows. The stored splits are checked in any case.
@@ -36,7 +36,7 @@ def count_labels_to_split(pipeline: Pipeline, labels: pd.DataFrame, wanted: int)
             count = min(2 * count, len(labels))
 
 
-def purge_violations(labels: pd.DataFrame, split: Split) -> Iterator[tuple[str, np.ndarray]]:
+def find_purge_violations(labels: pd.DataFrame, split: SplitUnderTest) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (pair of roles, rows that must not be in training): the rule of `targets/splits.py`, coded separately.
 
     A row stays if its label ended before the block's first row was known, or if the row `embargo` places before it is
@@ -65,17 +65,22 @@ def _blocks(rows: np.ndarray) -> list[np.ndarray]:
     return np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
 
 
-def check_splits(labels: pd.DataFrame, splits: list[Split], horizon: str) -> Iterator[Leak]:
+def check_splits_are_purged(labels: pd.DataFrame, splits: list[SplitUnderTest], horizon: str) -> Iterator[Leak]:
     """Yield a leak for every split with training rows whose labels overlap an evaluated block."""
     for split in splits:
-        for who, rows in purge_violations(labels, split):
+        for who, rows in find_purge_violations(labels, split):
             first = str(labels.index[rows.min()])
             yield Leak(f"split {horizon}", f"{split.name}: {who}", len(rows), first, None, split.name, "purge and "
                        "embargo", "none", "rows")  # fmt: skip
 
 
-def check_fitted(
-    pipeline: Pipeline, values: np.ndarray, labels: pd.DataFrame, splits: list[Split], horizon: str, seed: int = 0
+def check_fitted_for_leaks(
+    pipeline: PipelineUnderTest,
+    values: np.ndarray,
+    labels: pd.DataFrame,
+    splits: list[SplitUnderTest],
+    horizon: str,
+    seed: int = 0,
 ) -> Iterator[Leak]:
     """Yield a leak for every fitted object that changes with rows that it may not read.
 
@@ -90,7 +95,7 @@ def check_fitted(
             own = np.concatenate([np.asarray(split.roles[role]) for role in reads])
             outside = np.setdiff1d(np.arange(len(labels)), own)
             for way, change in ROW_PERTURBATIONS.items():
-                random = generator("rows", way, split.name, seed)
+                random = seeded_generator("rows", way, split.name, seed)
                 other = pipeline.fit(*change(values, labels, split.roles, outside, random))
                 for name, one in clean.items():
                     if one.reads == reads and (where := _state_difference(one, other.get(name))):
@@ -101,7 +106,7 @@ def check_fitted(
                         )  # fmt: skip
 
 
-def _state_difference(one: Fitted, other: Fitted | None) -> str:
+def _state_difference(one: FittedObjectUnderTest, other: FittedObjectUnderTest | None) -> str:
     """Return the path where two states differ, such as ['scale']; '' for equal states."""
     if other is None:
         return ": gone"
@@ -115,7 +120,7 @@ def _first_difference(one: object, two: object) -> str:
         for key in sorted({*one, *two}, key=str):
             if key not in one or key not in two:
                 return f"[{key!r}]"
-            if _state_difference(Fitted(one[key]), Fitted(two[key])):
+            if _state_difference(FittedObjectUnderTest(one[key]), FittedObjectUnderTest(two[key])):
                 return f"[{key!r}]" + _first_difference(one[key], two[key])
     return " "
 

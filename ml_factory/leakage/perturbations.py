@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 
 PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
@@ -15,7 +15,7 @@ SAME_TIMES = ("rescale", "mirror", "shuffle", "volume")
 MOST_INSERTED = 500  # absent bars after the cut that are filled in
 
 
-def perturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
+def perturb_future_bars(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
     """Return the bars with everything from position `first` on changed; earlier bars keep every bit.
 
     Parameters
@@ -31,7 +31,7 @@ def perturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes
     later = {name: bars[name].to_numpy()[first:].copy() for name in bars}
     start = bars.index.as_unit("ns").asi8
     last = _Last(int(start[first - 1]), float(bars["close"].to_numpy(np.float64)[first - 1]), bar_minutes * MINUTE_NS)
-    start, later = PERTURBATIONS[way](start[first:], later, last, generator("disturb", way, first, seed))
+    start, later = PERTURBATIONS[way](start[first:], later, last, seeded_generator("disturb", way, first, seed))
     past = bars.iloc[:first]
     if "volume" in later and "volume" not in bars:
         past = past.assign(volume=0.0)

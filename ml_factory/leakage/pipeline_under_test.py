@@ -7,18 +7,18 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import base_and_frames, base_and_minute_bars
-from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.data.activity_bars import build_base_and_minute_bars, build_base_bars_and_frames
+from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.multi_timeframe import frame_name
-from ml_factory.leakage.streaming_check import table_from_stream
-from ml_factory.leakage.timed_tables import Table, table_of_frame, table_of_labels
-from ml_factory.targets.combinatorial_cv import combinatorial_purged
+from ml_factory.features.multi_timeframe import timeframe_name
+from ml_factory.leakage.streaming_check import stream_feature_table
+from ml_factory.leakage.timed_tables import TimedTable, timed_table_of_frame, timed_table_of_labels
+from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels
-from ml_factory.targets.primary_rule import primary_side
+from ml_factory.targets.primary_rule import primary_rule_side
 from ml_factory.targets.splits import SplitSpec, chronological_split, purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, training_weights
@@ -28,7 +28,7 @@ LEAST_FOLDS = 3  # of which two may be evaluated at once
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitUnderTest:
     """Rows by their role.
 
     roles : name -> positions into the labels' rows; "train" is fitted on, every other role is evaluated
@@ -41,7 +41,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedObjectUnderTest:
     """A fitted object.
 
     state : its numbers, in anything `encode_state` takes
@@ -52,7 +52,7 @@ class Fitted:
     reads: tuple[str, ...] = ("train",)
 
 
-class Pipeline(Protocol):
+class PipelineUnderTest(Protocol):
     """Interface of a pipeline that the proof can test.
 
     `bars` are checked bars, of 1 minute unless `facts` (the result of `facts` on the whole file) has `bar_minutes`. A
@@ -71,23 +71,25 @@ class Pipeline(Protocol):
     def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]: ...
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]: ...
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]: ...
-    def splits(self, labels: pd.DataFrame) -> list[Split]: ...
-    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
+    def splits(self, labels: pd.DataFrame) -> list[SplitUnderTest]: ...
+    def fit(
+        self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]
+    ) -> dict[str, FittedObjectUnderTest]: ...
 
 
-def tables_of(pipeline: Pipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+def run_pipeline_under_test(pipeline: PipelineUnderTest, bars: pd.DataFrame, facts: dict) -> dict[str, TimedTable]:
     """Run the pipeline on these bars and return every part as a table."""
     known_at, values, names = pipeline.features(bars, facts)
-    tables = {"features": Table(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
+    tables = {"features": TimedTable(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
     for name, frame in pipeline.frames(bars, facts).items():
-        tables[f"frame {name}"] = table_of_frame(frame)
+        tables[f"frame {name}"] = timed_table_of_frame(frame)
     for name, labels in pipeline.labels(bars, facts).items():
-        tables[f"labels {name}"] = table_of_labels(labels)
+        tables[f"labels {name}"] = timed_table_of_labels(labels)
     return tables
 
 
 @dataclass(frozen=True)
-class StandardPipeline:
+class StandardPipelineUnderTest:
     """The library's own pipeline with these settings: the functions that `prepare` and `train` call.
 
     given : facts of the market that the user set (calendar, tick, ...); the rest is looked up or inferred
@@ -104,7 +106,7 @@ class StandardPipeline:
     preprocess: tuple = ("robust",)
 
     def facts(self, bars: pd.DataFrame) -> dict:
-        return self.features_spec.with_bar_size(market_for(self.symbol, bars, **self.given), bars).to_dict()
+        return self.features_spec.with_bar_size(resolve_market_spec(self.symbol, bars, **self.given), bars).to_dict()
 
     def head(self, bars: pd.DataFrame) -> int:
         """Return the number of bars in the first 20 sessions (or 20 days with a bar, if that is more), plus one.
@@ -113,7 +115,10 @@ class StandardPipeline:
         """
         start = bars.index.as_unit("ns").asi8
         reach = 0
-        for day in (sessions_of(start, market_for(self.symbol, bars, **self.given).calendar).id, start // DAY_NS):
+        for day in (
+            assign_sessions(start, resolve_market_spec(self.symbol, bars, **self.given).calendar).id,
+            start // DAY_NS,
+        ):
             first = np.unique(day)[:INFER_SESSIONS]
             reach = max(reach, int(np.searchsorted(day, first[-1], side="right")))
         return reach + 1
@@ -122,30 +127,30 @@ class StandardPipeline:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
         return matrix.known_at, matrix.values, list(matrix.names)
 
-    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> Table:
+    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> TimedTable:
         """Return the same rows from a stream without a future (`leakage.streaming_check`)."""
-        return table_from_stream(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
+        return stream_feature_table(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
 
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
-        base, frames = base_and_frames(bars, market, spec.base, spec.frames)
-        made = {frame_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}
+        base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
+        made = {timeframe_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}
         for labels in [one for one in self.label_specs if one.kind == "meta"][:1]:  # all horizons bet alike
-            side = primary_side(base, labels, market).to_numpy()
+            side = primary_rule_side(base, labels, market).to_numpy()
             made["primary side"] = {"known_at": base.known_at, "side": side}  # known with its row, not with its label
         return made
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
         """Return the labels with the entry close of each, for steps that follow the price."""
         market = MarketSpec.from_dict(facts)
-        base, minute_bars = base_and_minute_bars(bars, market, self.features_spec.base)
+        base, minute_bars = build_base_and_minute_bars(bars, market, self.features_spec.base)
         made = {f"h{spec.horizon}": make_labels(base, minute_bars, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
-    def splits(self, labels: pd.DataFrame) -> list[Split]:
+    def splits(self, labels: pd.DataFrame) -> list[SplitUnderTest]:
         """Return the chronological split, and the folds of every scheme where rows suffice."""
         embargo = self.split_spec.embargo_bars
-        parts = [Split("holdout", chronological_split(labels, self.split_spec), embargo)]
+        parts = [SplitUnderTest("holdout", chronological_split(labels, self.split_spec), embargo)]
         folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
         if folds < LEAST_FOLDS:
             return parts
@@ -153,20 +158,22 @@ class StandardPipeline:
             "purged": (embargo, purged_kfold(labels, folds, embargo)),
             "expanding": (0, walk_forward_expanding(labels, folds)),
             "rolling": (0, walk_forward_rolling(labels, folds)),
-            "combinatorial": (embargo, combinatorial_purged(labels, folds, 2, embargo)),
+            "combinatorial": (embargo, combinatorial_purged_folds(labels, folds, 2, embargo)),
         }
         for name, (kept_away, pairs) in schemes.items():
             for number, (train, test) in enumerate(pairs):
-                parts.append(Split(f"{name} fold {number}", {"train": train, "test": test}, kept_away))
+                parts.append(SplitUnderTest(f"{name} fold {number}", {"train": train, "test": test}, kept_away))
         return parts
 
-    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+    def fit(
+        self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]
+    ) -> dict[str, FittedObjectUnderTest]:
         """Fit the steps up to the scaler, and training weights with and without decay."""
         rows = np.asarray(roles["train"])
         train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = Sample(values, names, rows, labels["close"].to_numpy(), train_labels)
+        sample = FitSample(values, names, rows, labels["close"].to_numpy(), train_labels)
         return {
-            "preprocessing": Fitted(fit_steps(self.preprocess, sample).to_dict()),
-            "training weights": Fitted(training_weights(train_labels)),
-            "decayed weights": Fitted(training_weights(train_labels, WeightSpec(decay=0.5))),
+            "preprocessing": FittedObjectUnderTest(fit_preprocessing_steps(self.preprocess, sample).to_dict()),
+            "training weights": FittedObjectUnderTest(training_weights(train_labels)),
+            "decayed weights": FittedObjectUnderTest(training_weights(train_labels, WeightSpec(decay=0.5))),
         }

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ml_factory.errors import BarsError
-from ml_factory.leakage.pipeline_under_test import Pipeline, tables_of
-from ml_factory.leakage.timed_tables import Table
+from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, run_pipeline_under_test
+from ml_factory.leakage.timed_tables import TimedTable
 
 EARLIER = (0.35, 0.55, 0.8)  # shares of the bars in prefixes built before a data set is prepared
 UNSEEN = (0.3, 0.5, 0.85)  # other shares in a proof: values cached from the first prefixes would repeat there
@@ -27,12 +27,12 @@ class PrefixBuild:
     """
 
     stop: int
-    tables: Mapping[str, Table] | None
+    tables: Mapping[str, TimedTable] | None
     error: str = ""
 
 
-def build_on_prefixes(
-    pipeline: Pipeline, bars: pd.DataFrame, facts: dict | None = None, most: int | None = None,
+def build_pipeline_on_prefixes(
+    pipeline: PipelineUnderTest, bars: pd.DataFrame, facts: dict | None = None, most: int | None = None,
     shares: tuple[float, ...] = UNSEEN,
 ) -> list[PrefixBuild]:  # fmt: skip
     """Build shares of the first `most` bars, shortest first; a prefix too short for a row is left out.
@@ -47,7 +47,7 @@ def build_on_prefixes(
         try:
             if facts is None and pipeline.head(head) > stop:
                 continue  # too short for the facts of the market
-            tables = tables_of(pipeline, head, pipeline.facts(head) if facts is None else facts)
+            tables = run_pipeline_under_test(pipeline, head, pipeline.facts(head) if facts is None else facts)
             seen.append(PrefixBuild(stop, tables))
         except BarsError:
             continue  # too short; where all of them are, the build of the whole file raises

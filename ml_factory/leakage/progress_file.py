@@ -9,7 +9,7 @@ from ml_factory.storage.json_values import fingerprint, to_json_value
 
 
 @dataclass(frozen=True)
-class ProofProgress:
+class ProofProgressFile:
     """Progress of one proof on disk.
 
     path : the file
@@ -37,7 +37,7 @@ class ProofProgress:
         files.remove(self.path)
 
 
-def saved_horizons(path: Path) -> tuple[int, ...]:
+def horizons_in_progress_file(path: Path) -> tuple[int, ...]:
     """Return the horizons of the saved proof; () where there is none."""
     stored = _read(path)
     return tuple(stored["horizons"]) if stored else ()

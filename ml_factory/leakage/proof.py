@@ -13,17 +13,22 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.cut_points import Cut, choose_cuts
-from ml_factory.leakage.fitted import check_fitted, check_splits, count_labels_to_split, rows_to_fit
-from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb
-from ml_factory.leakage.pipeline_under_test import Pipeline, Split, tables_of
-from ml_factory.leakage.prefix_builds import PrefixBuild, build_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.leakage.cut_points import CutPoint, choose_cut_points
+from ml_factory.leakage.fitted import (
+    check_fitted_for_leaks,
+    check_splits_are_purged,
+    count_labels_to_split,
+    match_labels_to_features,
+)
+from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
+from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
+from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.spec import ProofSpec
-from ml_factory.leakage.streaming_check import common_columns
-from ml_factory.leakage.timed_tables import RAISED, Difference, Leak, Table, table_differences
-from ml_factory.progress import phase
-from ml_factory.targets.label_table import usable_rows
+from ml_factory.leakage.streaming_check import select_common_columns
+from ml_factory.leakage.timed_tables import RAISED, ColumnDifference, Leak, TimedTable, table_differences
+from ml_factory.progress import progress_phase
+from ml_factory.targets.label_table import usable_label_rows
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
@@ -44,7 +49,7 @@ class Proof:
     """
 
     form: str
-    cuts: tuple[Cut, ...]
+    cuts: tuple[CutPoint, ...]
     disturbances: tuple[str, ...]
     compared: Mapping[str, int]
     leaks: tuple[Leak, ...]
@@ -57,11 +62,11 @@ class Proof:
         return not self.leaks
 
 
-def prove(
-    pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    whole: Callable[[], Mapping[str, Table]] | None = None, since: int = 0, history: int = 0,
+def prove_no_look_ahead(
+    pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
+    whole: Callable[[], Mapping[str, TimedTable]] | None = None, since: int = 0, history: int = 0,
     progress: Callable[[int, int], None] | None = None, prefix_builds: Sequence[PrefixBuild] = (),
-    progress_file: ProofProgress | None = None,
+    progress_file: ProofProgressFile | None = None,
 ) -> Proof:  # fmt: skip
     """Test whether the pipeline's past depends on its future.
 
@@ -72,7 +77,7 @@ def prove(
     spec : extent of the proof
     facts : result of the pipeline's `facts` on the bars, where available
     whole : returns the tables of all bars where some are stored; called after the prefixes were built
-    since, history : bars before `since` are proved: only later ones are tested, by `ProofSpec.for_appended`, with
+    since, history : bars before `since` are proved: only later ones are tested, by `ProofSpec.for_appended_bars`, with
         `history` bars of their past
     progress : called with (builds done, builds in all)
     prefix_builds : builds from a time before later bars were shown, in addition to those made here
@@ -81,15 +86,15 @@ def prove(
     spec = spec or ProofSpec()
     if not since:
         return _ProofRun(pipeline, bars, spec, progress, progress_file).run(facts, whole, prefix_builds=prefix_builds)
-    part = spec.for_appended(len(bars) - since, len(bars))
+    part = spec.for_appended_bars(len(bars) - since, len(bars))
     low, tables = _window_before(pipeline, bars, facts, since, history, spec.ahead)
     attempt = _ProofRun(pipeline, bars.iloc[low:], part, progress, progress_file, rotation=since)
     return attempt.run(facts, tables and (lambda: tables), since - low)
 
 
 def _window_before(
-    pipeline: Pipeline, bars: pd.DataFrame, facts: dict, since: int, history: int, ahead: int
-) -> tuple[int, Mapping[str, Table] | None]:
+    pipeline: PipelineUnderTest, bars: pd.DataFrame, facts: dict, since: int, history: int, ahead: int
+) -> tuple[int, Mapping[str, TimedTable] | None]:
     """Return the first bar from which rows of features exist before `since`, and the tables of the bars from there.
 
     The tables are None where the bars cannot be built: the proof run then reports the error.
@@ -100,7 +105,7 @@ def _window_before(
     while True:
         low = max(0, since - back)
         try:
-            tables = tables_of(pipeline, bars.iloc[low:], facts)
+            tables = run_pipeline_under_test(pipeline, bars.iloc[low:], facts)
             enough = np.count_nonzero(tables["features"].proven <= until) >= LEAST_ROWS
         except Exception:  # noqa: BLE001 - the past may be too short for a first row; the longest is the file
             tables, enough = None, False
@@ -111,44 +116,47 @@ def _window_before(
 
 class _ProofRun:
     def __init__(
-        self, pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None,
-        progress_file: ProofProgress | None = None, rotation: int = 0,
+        self, pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None,
+        progress_file: ProofProgressFile | None = None, rotation: int = 0,
     ):  # fmt: skip
         """Start a run; `rotation` decides which kinds of cuts and perturbations come first."""
         self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
         self.record, self.rotation, self.finished = progress_file, rotation, []
         self.leaks: dict[tuple[str, str], Leak] = {}
         self.compared: dict[str, int] = {}
-        self.cuts: list[Cut] = []
+        self.cuts: list[CutPoint] = []
         self.builds, self.reported, self.history, self.started = 0, 0, 0, time.perf_counter()
 
     def run(
         self, facts: dict | None, build: Callable | None, since: int = 0, prefix_builds: Sequence[PrefixBuild] = ()
     ) -> Proof:
         if not since:
-            prefix_builds = (*prefix_builds, *build_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars))
+            prefix_builds = (
+                *prefix_builds,
+                *build_pipeline_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars),
+            )
         facts = self.run_guarded(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
             self.bar_minutes = facts.get("bar_minutes", 1)
-            whole = self.run_guarded(build or (lambda: tables_of(self.pipeline, self.bars, facts)))
+            whole = self.run_guarded(build or (lambda: run_pipeline_under_test(self.pipeline, self.bars, facts)))
         if whole is not None:
             self.check_prefix_builds(prefix_builds, whole)
-            self.history = self.bars_before_the_first_row(whole["features"]) + SPARE_BARS
+            self.history = self.bars_before_first_row(whole["features"]) + SPARE_BARS
             self.select_cuts(facts, whole, since)
             self.restore_progress()
-            with phase("proof", len(self.bars)) as self.done:
+            with progress_phase("proof", len(self.bars)) as self.done:
                 self.run_steps(self.cut_steps(facts, whole))
             self.run_steps([("feed", lambda: self.check_feed(facts, whole["features"], since))])
             if self.spec.fit_rows:
-                with phase("fitted", self.spec.fit_rows):
+                with progress_phase("fitted", self.spec.fit_rows):
                     self.check_fitted_objects(whole, facts, since)
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
             self.history, time.perf_counter() - self.started,
         )  # fmt: skip
 
-    def cut_steps(self, facts: dict, whole: Mapping[str, Table]) -> Iterator[tuple[str, Callable]]:
+    def cut_steps(self, facts: dict, whole: Mapping[str, TimedTable]) -> Iterator[tuple[str, Callable]]:
         """Yield (name, step) of everything that is tested at cuts."""
         yield "facts", lambda: self.check_facts(facts)
         for number, cut in enumerate(self.cuts):
@@ -191,12 +199,12 @@ class _ProofRun:
 
     # -- one step each ---------------------------------------------------------------------------------------------
 
-    def select_cuts(self, facts: dict, whole: Mapping[str, Table], since: int) -> None:
+    def select_cuts(self, facts: dict, whole: Mapping[str, TimedTable], since: int) -> None:
         start = self.bars.index.as_unit("ns").asi8
         warm = whole["features"].at[min(LEAST_ROWS, len(whole["features"]) - 1)]
         earliest = max(int(np.searchsorted(start, warm)) + 1, since)
         labels = {part: table for part, table in whole.items() if part.startswith("labels")}
-        self.cuts = choose_cuts(
+        self.cuts = choose_cut_points(
             self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
             rows=whole["features"].at, labels=labels, rotation=self.rotation, bar_minutes=self.bar_minutes,
         )  # fmt: skip
@@ -204,7 +212,7 @@ class _ProofRun:
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
             self.add_leak(Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file"))
 
-    def check_prefix_builds(self, prefix_builds: Sequence[PrefixBuild], whole: Mapping[str, Table]) -> None:
+    def check_prefix_builds(self, prefix_builds: Sequence[PrefixBuild], whole: Mapping[str, TimedTable]) -> None:
         """Compare the builds made before later bars were shown with the whole file's."""
         for build in prefix_builds:
             self.builds += 1
@@ -221,8 +229,8 @@ class _ProofRun:
         """Check that the facts of the market are the same whatever follows the bars they are derived from."""
         head = self.run_guarded(lambda: self.pipeline.head(self.bars)) if self.spec.whole_cuts else None
         for number, cut in self.spread_cuts([cut for cut in self.cuts if head is not None and cut.first >= head]):
-            for way in self.ways_at(number):
-                section = self.bars.iloc[: self.whole_end(cut)]
+            for way in self.perturbations_at(number):
+                section = self.bars.iloc[: self.whole_file_end(cut)]
                 other = self.run_guarded(
                     lambda b=section, c=cut, w=way: self.pipeline.facts(self.disturbed(b, c.first, w, 0)), cut, way
                 )
@@ -232,21 +240,21 @@ class _ProofRun:
                         first = str(self.bars.index[0])
                         self.add_leak(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
 
-    def check_window(self, number: int, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> None:
+    def check_window(self, number: int, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]) -> None:
         if len(self.leaks) >= self.spec.enough:
             return
         low, high, clean = self.window(cut, facts, whole)
         scope = "whole file" if high - low == len(self.bars) else "window"
         section = self.bars.iloc[low:high]
-        for way in self.ways_at(number):
+        for way in self.perturbations_at(number):
             self.compare(clean, section, cut.first - low, cut, way, facts, scope)
 
-    def check_whole_file(self, number: int, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> None:
-        section, ways = self.bars.iloc[: self.whole_end(cut)], self.ways_at(number)
+    def check_whole_file(self, number: int, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]) -> None:
+        section, ways = self.bars.iloc[: self.whole_file_end(cut)], self.perturbations_at(number)
         for way in ways if self.spec.form == "full" else ways[:1]:
             self.compare(whole, section, cut.first, cut, way, facts, "whole file")
 
-    def check_feed(self, facts: dict, features: Table, since: int) -> None:
+    def check_feed(self, facts: dict, features: TimedTable, since: int) -> None:
         """Compare every row with that of a stream without later bars, for leaks that no cut detects."""
         if not self.spec.feed_rows or not hasattr(self.pipeline, "feed") or len(self.leaks) >= self.spec.enough:
             return
@@ -254,49 +262,51 @@ class _ProofRun:
         if fed is None:
             return
         last = int(features.at[-1])
-        rows, found = table_differences(fed, common_columns(features, fed), last)
+        rows, found = table_differences(fed, select_common_columns(features, fed), last)
         self.count("features, fed bar by bar", min(rows, self.spec.feed_rows))
         for one in found:
             first_row = str(pd.Timestamp(one.first, tz="UTC"))
             leak = _leak("features", one, first_row, "its own bar", "live feed", "whole file")
             self.add_leak(replace(leak, size=None))
 
-    def spread_cuts(self, cuts: list[Cut]) -> list[tuple[int, Cut]]:
+    def spread_cuts(self, cuts: list[CutPoint]) -> list[tuple[int, CutPoint]]:
         """Return `whole_cuts` of these cuts, evenly over the file, numbered."""
         cuts = [cut for cut in cuts if cut.first < (self.spec.whole_bars or len(self.bars))]
         count = min(self.spec.whole_cuts, len(cuts))
         chosen = np.unique(np.linspace(0, len(cuts) - 1, count).round().astype(int)) if count else ()
         return [(number, cuts[k]) for number, k in enumerate(chosen)]
 
-    def whole_end(self, cut: Cut) -> int:
+    def whole_file_end(self, cut: CutPoint) -> int:
         """Return the end of the whole file for this cut: its last bar, or earlier by `whole_bars`."""
         limit = self.spec.whole_bars or len(self.bars)
         return min(len(self.bars), max(limit, cut.first + self.spec.ahead))
 
-    def check_fitted_objects(self, whole: Mapping[str, Table], facts: dict, since: int) -> None:
+    def check_fitted_objects(self, whole: Mapping[str, TimedTable], facts: dict, since: int) -> None:
         """Check splits on all rows, and fitted objects on the first `fit_rows` labels (the last, after an append)."""
         made = self.run_step("labels", lambda: self.pipeline.labels(self.bars, facts))
         for horizon, labels in (made or {}).items():
-            labels, row = rows_to_fit(labels, whole["features"])
+            labels, row = match_labels_to_features(labels, whole["features"])
             first = len(labels) - count_labels_to_split(self.pipeline, labels, self.spec.fit_rows) if since else 0
             labels, row = labels.iloc[first:], row[first:]
             if len(labels):
                 rule = partial(self.run_guarded, partial(self.check_purging, labels, horizon))
                 self.run_steps([(f"rule {horizon}", rule)])
-                usable = usable_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
+                usable = usable_label_rows(
+                    labels
+                )  # rows whose facts were inferred train nothing: a few of them suffice
                 first = 0 if since or not len(usable) else int(usable[0])
                 some = slice(max(0, first - self.spec.fit_rows // 8), None if since else first + self.spec.fit_rows)
                 self.run_steps(self.fit_steps(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
 
     def check_purging(self, labels: pd.DataFrame, horizon: str) -> None:
-        self.add_leaks(check_splits(labels, self.pipeline.splits(labels), horizon))
+        self.add_leaks(check_splits_are_purged(labels, self.pipeline.splits(labels), horizon))
 
     def fit_steps(self, labels: pd.DataFrame, values: np.ndarray, horizon: str) -> Iterator[tuple[str, Callable]]:
         """Yield (name, step) of all objects fitted on one split after the other."""
 
-        def fit(split: Split) -> None:
+        def fit(split: SplitUnderTest) -> None:
             self.count(f"fitted {horizon}", len(labels))
-            self.add_leaks(check_fitted(self.pipeline, values, labels, [split], horizon, self.spec.seed))
+            self.add_leaks(check_fitted_for_leaks(self.pipeline, values, labels, [split], horizon, self.spec.seed))
 
         splits = self.run_step(f"parts {horizon}", lambda: self.pipeline.splits(labels)[: self.spec.fit_splits])
         for number, split in enumerate(splits or ()):
@@ -304,21 +314,23 @@ class _ProofRun:
 
     # -- shared by the steps ---------------------------------------------------------------------------------------
 
-    def ways_at(self, number: int) -> tuple[str, ...]:
-        return self.spec.ways_at(number + self.rotation)
+    def perturbations_at(self, number: int) -> tuple[str, ...]:
+        return self.spec.perturbations_at(number + self.rotation)
 
     @property
     def small(self) -> bool:
         """True where windows would be most of the file: the file itself is then the window."""
         return self.history + self.spec.ahead > 0.6 * len(self.bars)
 
-    def window(self, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> tuple[int, int, Mapping[str, Table]]:
+    def window(
+        self, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]
+    ) -> tuple[int, int, Mapping[str, TimedTable]]:
         """Return (first bar, stop, tables), far enough back that rows of features exist before the cut."""
         back, high = self.history, min(len(self.bars), cut.first + self.spec.ahead)
         while not self.small and back < cut.first:
             low = cut.first - back
             try:
-                clean = tables_of(self.pipeline, self.bars.iloc[low:high], facts)
+                clean = run_pipeline_under_test(self.pipeline, self.bars.iloc[low:high], facts)
             except Exception:  # noqa: BLE001 - a window may be too short for a first row; the longest is the file
                 clean = None
             self.builds += 1
@@ -328,13 +340,23 @@ class _ProofRun:
         return 0, len(self.bars), whole
 
     def compare(
-        self, clean: Mapping[str, Table], bars: pd.DataFrame, first: int, cut: Cut, way: str, facts: dict, scope: str
+        self,
+        clean: Mapping[str, TimedTable],
+        bars: pd.DataFrame,
+        first: int,
+        cut: CutPoint,
+        way: str,
+        facts: dict,
+        scope: str,
     ) -> None:
         """Perturb these bars from position `first` on, build, and record every difference up to the cut."""
         if len(self.leaks) >= self.spec.enough:
             return
         other = self.run_guarded(
-            lambda: tables_of(self.pipeline, self.disturbed(bars, first, way, self.spec.seed), facts), cut, way, scope
+            lambda: run_pipeline_under_test(self.pipeline, self.disturbed(bars, first, way, self.spec.seed), facts),
+            cut,
+            way,
+            scope,
         )
         self.report_progress()
         until = cut.quiet if way in SAME_TIMES else cut.at
@@ -345,7 +367,7 @@ class _ProofRun:
                 self.add_leak(_leak(part, one, cut.moment, cut.why, way, scope))
 
     def disturbed(self, bars: pd.DataFrame, first: int, way: str, seed: int) -> pd.DataFrame:
-        return perturb(bars, first, way, seed, self.bar_minutes)
+        return perturb_future_bars(bars, first, way, seed, self.bar_minutes)
 
     def report_progress(self) -> None:
         """Report the builds done, as builds and as a share of the rows."""
@@ -359,7 +381,7 @@ class _ProofRun:
     def expected_builds(self) -> int:
         return max(self.builds, (len(self.cuts) + self.spec.whole_cuts) * (1 + self.spec.ways_a_cut))
 
-    def run_guarded(self, build: Callable, cut: Cut | None = None, way: str = "none", scope: str = "whole file"):
+    def run_guarded(self, build: Callable, cut: CutPoint | None = None, way: str = "none", scope: str = "whole file"):
         """Return the result of `build`, or None: any exception counts as a failure of the pipeline."""
         self.builds += 1
         try:
@@ -388,11 +410,11 @@ class _ProofRun:
             known, rows=max(known.rows, leak.rows), size=max(sizes, default=None), cuts=known.cuts + 1
         )
 
-    def bars_before_the_first_row(self, features: Table) -> int:
+    def bars_before_first_row(self, features: TimedTable) -> int:
         start = self.bars.index.as_unit("ns").asi8
         return int(np.searchsorted(start, features.at[min(LEAST_ROWS, len(features) - 1)]))
 
 
-def _leak(part: str, one: Difference, moment: str, why: str, way: str, scope: str) -> Leak:
+def _leak(part: str, one: ColumnDifference, moment: str, why: str, way: str, scope: str) -> Leak:
     size = one.size if np.isfinite(one.size) else None
     return Leak(part, one.column, one.rows, str(pd.Timestamp(one.first, tz="UTC")), size, moment, why, way, scope)

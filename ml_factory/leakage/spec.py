@@ -19,12 +19,12 @@ class ProofSpec:
     ways_a_cut : how many of those at each cut, alternating
     ahead : bars of future in a window
     whole_bars : most bars of a whole file
-    unseen_bars : most bars in `build_on_prefixes`; 0: none
+    unseen_bars : most bars in `build_pipeline_on_prefixes`; 0: none
     fit_rows : labels on which fitted objects are tested
     fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
     feed_rows : rows of features compared with a stream, bar by bar
     enough : different leaks after which the proof stops
-    least_cuts, least_fed, least_fitted : minimum for appended bars, however few they are (`for_appended`)
+    least_cuts, least_fed, least_fitted : minimum for appended bars, however few they are (`for_appended_bars`)
     """
 
     cuts: int = FULL_CUTS
@@ -54,12 +54,12 @@ class ProofSpec:
         whole = self.cuts >= FULL_CUTS and self.ways_a_cut >= len(PERTURBATIONS) and self.whole_bars is None
         return "full" if whole else "quick"
 
-    def ways_at(self, number: int) -> tuple[str, ...]:
+    def perturbations_at(self, number: int) -> tuple[str, ...]:
         """Return the perturbations of the n-th cut, the truncation first."""
         rotated = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
         return (TRUNCATE, *rotated)
 
-    def for_appended(self, new: int, bars: int) -> "ProofSpec":
+    def for_appended_bars(self, new: int, bars: int) -> "ProofSpec":
         """Return the extent for the last `new` of `bars` bars, of which the others are proved.
 
         It is proportional, with minimums. The same code and settings were tested on the earlier bars, so only leaks in

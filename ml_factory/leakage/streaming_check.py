@@ -9,39 +9,39 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import base_bars
-from ml_factory.data.resample import to_chunk
+from ml_factory.data.activity_bars import build_base_bars
+from ml_factory.data.resample import to_bar_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.timed_tables import Table
-from ml_factory.progress import phase
-from ml_factory.seeding import generator
+from ml_factory.leakage.timed_tables import TimedTable
+from ml_factory.progress import progress_phase
+from ml_factory.seeding import seeded_generator
 
 STRETCH = 250  # rows in a stretch that is pushed bar by bar, where not all rows are
 
 
-def table_from_stream(
+def stream_feature_table(
     bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0, since: int = 0
-) -> Table:
+) -> TimedTable:
     """Return the feature rows of a stream of these bars; about `rows` rows from bar `since` on are pushed singly.
 
     Columns of the user's own features are left out: a stream may compute them with other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = push_positions(bars, market, spec.base, rows, seed, since)
-    given, chunk = [], to_chunk(bars, market)
-    with phase("live feed", len(bars)) as done:
+    cuts = stream_push_positions(bars, market, spec.base, rows, seed, since)
+    given, chunk = [], to_bar_chunk(bars, market)
+    with progress_phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
             given.append(stream.push(chunk.part(first, stop)))
             done(stop - first)
     known_at = np.concatenate([one.known_at for one in given])
     own = len(stream.names) - len(spec.custom)
     values = np.concatenate([one.values[:, :own] for one in given])
-    return Table(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
+    return TimedTable(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
 
 
-def push_positions(
+def stream_push_positions(
     bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, seed: int, since: int = 0
 ) -> np.ndarray:
     """Return int64 positions, increasing, that split the bars from `since` on into pushes of at most one base bar.
@@ -49,7 +49,7 @@ def push_positions(
     The pushes lie in stretches over all bars. Activity bars are split at their ends: minutes that complete none may
     follow the last of a session.
     """
-    made = base_bars(bars, market, base)
+    made = build_base_bars(bars, market, base)
     edges = made.start if isinstance(base, int) else made.known_at
     first = np.searchsorted(bars.index.as_unit("ns").asi8, edges)
     first = first[first >= since]
@@ -57,13 +57,15 @@ def push_positions(
     count = -(-rows // stretch)
     if len(first) > rows:
         spacing = len(first) / count
-        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (spacing - stretch)
+        begin = (np.arange(count) + seeded_generator(seed, "feed").random(count)) * (spacing - stretch)
         kept = (begin + np.arange(count) * stretch).astype(np.int64)[:, None] + np.arange(stretch)
         first = first[np.minimum(kept.ravel(), len(first) - 1)]
     return np.unique(np.concatenate([[0], first, [len(bars)]]))
 
 
-def common_columns(table: Table, other: Table) -> Table:
+def select_common_columns(table: TimedTable, other: TimedTable) -> TimedTable:
     """Return the columns of `table` that `other` has too, in its order."""
     places = [table.names.index(name) for name in other.names if name in table.names]
-    return Table(table.at, table.proven, names=tuple(table.names[k] for k in places), matrix=table.matrix[:, places])
+    return TimedTable(
+        table.at, table.proven, names=tuple(table.names[k] for k in places), matrix=table.matrix[:, places]
+    )

@@ -11,7 +11,7 @@ COMPARED = "compared"  # instead of a perturbation: a stored or used value compa
 
 
 @dataclass(frozen=True)
-class Table:
+class TimedTable:
     """N rows of one part of a pipeline.
 
     at : int64[N] ns, the `known_at` that names a row
@@ -35,7 +35,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ColumnDifference:
     """A column whose bits differ between two builds.
 
     column : its name
@@ -93,17 +93,17 @@ def one_per_column(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     return tuple(first.values())
 
 
-def table_of_labels(labels: pd.DataFrame) -> Table:
-    """Return a table of `triple_barrier` labels, proven at `label_end`."""
+def timed_table_of_labels(labels: pd.DataFrame) -> TimedTable:
+    """Return a table of `triple_barrier_labels` labels, proven at `label_end`."""
     at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     columns = {str(name): to_plain_array(column) for name, column in labels.items()}
-    return Table(at, columns["label_end"], columns)
+    return TimedTable(at, columns["label_end"], columns)
 
 
-def table_of_frame(frame: Mapping[str, np.ndarray]) -> Table:
+def timed_table_of_frame(frame: Mapping[str, np.ndarray]) -> TimedTable:
     """Return a table of coarse bars: arrays under their names, `known_at` among them."""
     columns = {name: np.asarray(values) for name, values in frame.items() if isinstance(values, np.ndarray)}
-    return Table(columns["known_at"], columns["known_at"], columns)
+    return TimedTable(columns["known_at"], columns["known_at"], columns)
 
 
 def to_plain_array(column: pd.Series) -> np.ndarray:
@@ -115,7 +115,7 @@ def to_plain_array(column: pd.Series) -> np.ndarray:
     return column.to_numpy()
 
 
-def table_differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Difference]]:
+def table_differences(clean: TimedTable, other: TimedTable, cut: int) -> tuple[int, list[ColumnDifference]]:
     """Return (rows compared, columns that differ) among the rows proven by `cut`, to the bit.
 
     A row that exists in one build only is a difference too: the future decided whether it exists.
@@ -123,22 +123,22 @@ def table_differences(clean: Table, other: Table, cut: int) -> tuple[int, list[D
     ours, theirs = _proven_by(clean, cut), _proven_by(other, cut)
     at = clean.at[ours]
     if tuple(clean.columns) != tuple(other.columns) or tuple(clean.names) != tuple(other.names):
-        return len(at), [Difference(COLUMNS, len(at), int(at[0]) if len(at) else cut, np.nan)]
+        return len(at), [ColumnDifference(COLUMNS, len(at), int(at[0]) if len(at) else cut, np.nan)]
     if not np.array_equal(at, other.at[theirs]):
         lone = np.setxor1d(at, other.at[theirs])
-        return len(at), [Difference(ROWS, len(lone), int(lone[0]) if len(lone) else cut, np.nan)]
+        return len(at), [ColumnDifference(ROWS, len(lone), int(lone[0]) if len(lone) else cut, np.nan)]
     found = []
     for name, column in clean.columns.items():
         found += _column_difference(name, at, column[ours], other.columns[name][theirs])
     if clean.matrix is not None:
         one, two = clean.matrix[ours], other.matrix[theirs]
-        unequal = np.flatnonzero(~same_bits(one, two).all(axis=0)) if not _equal(one, two) else ()
+        unequal = np.flatnonzero(~bitwise_equal(one, two).all(axis=0)) if not _equal(one, two) else ()
         for k in unequal:
             found += _column_difference(clean.names[k], at, one[:, k], two[:, k])
     return len(at), found
 
 
-def _proven_by(table: Table, cut: int) -> slice | np.ndarray:
+def _proven_by(table: TimedTable, cut: int) -> slice | np.ndarray:
     """Return the rows proven by `cut`; a slice where they are the first ones, which costs no copy."""
     kept = table.proven <= cut
     count = int(np.count_nonzero(kept))
@@ -148,10 +148,10 @@ def _proven_by(table: Table, cut: int) -> slice | np.ndarray:
 def _equal(one: np.ndarray, two: np.ndarray) -> bool:
     if one.dtype != two.dtype:
         return False
-    return all(same_bits(one[k : k + 8192], two[k : k + 8192]).all() for k in range(0, len(one), 8192))
+    return all(bitwise_equal(one[k : k + 8192], two[k : k + 8192]).all() for k in range(0, len(one), 8192))
 
 
-def same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def bitwise_equal(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     """Return bool, elementwise: equal bits, so NaN equals NaN and 0.0 is not -0.0."""
     if one.dtype != two.dtype:
         return np.zeros(one.shape, bool)
@@ -163,8 +163,8 @@ def same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(one).view(bits) == np.ascontiguousarray(two).view(bits)
 
 
-def _column_difference(name: str, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> list[Difference]:
-    unequal = np.flatnonzero(~same_bits(one, two))
+def _column_difference(name: str, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> list[ColumnDifference]:
+    unequal = np.flatnonzero(~bitwise_equal(one, two))
     if not len(unequal):
         return []
     size = np.nan
@@ -175,4 +175,4 @@ def _column_difference(name: str, at: np.ndarray, one: np.ndarray, two: np.ndarr
         moved = np.abs(one[unequal] - two[unequal])
         moved = moved[np.isfinite(moved)]
         size = float(moved.max() / deviation) if len(moved) and deviation > 0 else np.nan
-    return [Difference(name, len(unequal), int(at[unequal[0]]), size)]
+    return [ColumnDifference(name, len(unequal), int(at[unequal[0]]), size)]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
-from ml_factory.storage.serialization import load_state as read_state
-from ml_factory.storage.serialization import save_state as write_state
+from ml_factory.storage.serialization import read_state_file as read_state
+from ml_factory.storage.serialization import write_state_file as write_state
 
 CLASSES = (-1, 0, 1)
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
@@ -25,7 +25,7 @@ _log = logging.getLogger("ml_factory.training")
 
 
 @dataclass
-class FitResult:
+class ModelFitResult:
     """Facts of a fit.
 
     history : one dict per epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
@@ -54,7 +54,7 @@ class FitResult:
     machine: dict = field(default_factory=dict)
 
 
-class Estimator:
+class ModelBase:
     """Base of all models. A subclass fits, predicts, and converts its state to and from plain values.
 
     name : name in the registry.
@@ -70,7 +70,7 @@ class Estimator:
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
-    ) -> FitResult:
+    ) -> ModelFitResult:
         """Learn from x and y in {-1, 0, 1}.
 
         validation : (x, y, weight or None), read for early stopping alone.
@@ -90,7 +90,7 @@ class Estimator:
         """Return the state of the model in numbers, strings, bytes, lists, dicts and arrays."""
         raise NotImplementedError
 
-    def load_state(self, state: Mapping) -> "Estimator":
+    def load_state(self, state: Mapping) -> "ModelBase":
         """Load the state of an equal model; returns self.
 
         Raises CheckpointError for the state of another model, or where symbol, horizon or features of both are known
@@ -106,7 +106,7 @@ class Estimator:
         """Write the state to one file (safetensors and JSON, no pickle)."""
         write_state(path, self.get_state())
 
-    def load(self, path: str | Path) -> "Estimator":
+    def load(self, path: str | Path) -> "ModelBase":
         """Load the model that `save` wrote; returns self."""
         return self.load_state(read_state(path))
 
@@ -119,7 +119,7 @@ class Estimator:
                 wanted=repr(self.name),
                 next_step="use ml_factory.models.registry.load_model, which builds the right one",
             )
-        check_trained_on(self.trained_on, state)
+        check_same_training_data(self.trained_on, state)
         self.trained_on = state.get("trained_on") or self.trained_on
         return state
 
@@ -128,7 +128,7 @@ class Estimator:
         return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
 
 
-def check_trained_on(expected: Mapping, state: Mapping) -> None:
+def check_same_training_data(expected: Mapping, state: Mapping) -> None:
     """Raise CheckpointError where a model of the rows `expected` is given a state of other rows."""
     theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
     for name in ("symbol", "horizon"):
@@ -148,7 +148,7 @@ def check_trained_on(expected: Mapping, state: Mapping) -> None:
         )  # fmt: skip
 
 
-def with_model(callbacks: Iterable, model: Estimator) -> list:
+def bind_model_to_callbacks(callbacks: Iterable, model: ModelBase) -> list:
     """Wrap the callbacks to (epoch, metrics); one that takes a third argument also gets the model."""
     return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
 
@@ -156,7 +156,7 @@ def with_model(callbacks: Iterable, model: Estimator) -> list:
 class _WithModel:
     """A callback (epoch, metrics, model) as one of (epoch, metrics)."""
 
-    def __init__(self, callback, model: Estimator):
+    def __init__(self, callback, model: ModelBase):
         self._callback, self._model = callback, model
         if hasattr(callback, "remember"):
             self.remember = callback.remember
@@ -175,7 +175,7 @@ def _takes_model(callback) -> bool:
     return len(placed) > 2 and (placed[2].default is inspect.Parameter.empty or placed[2].name == "model")
 
 
-def make_settings(kind: type, given: Mapping, *, where: str):
+def build_model_settings(kind: type, given: Mapping, *, where: str):
     """Build the settings dataclass from keyword arguments; an unknown one is refused with the nearest spelling."""
     known = {item.name for item in dataclasses.fields(kind)}
     for name in given:
@@ -187,7 +187,7 @@ def make_settings(kind: type, given: Mapping, *, where: str):
     return kind(**given)
 
 
-def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
+def check_model_setting_ranges(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
     """Raise SettingsError unless the `whole` settings are integers >= 1 and the `shares` lie in [0, 1)."""
     for name in whole:
         value = getattr(spec, name)
@@ -199,7 +199,7 @@ def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] 
             raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="a number in [0, 1)")
 
 
-def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
+def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
     """Apply each limit that is lower than the setting; return the settings and what was lowered."""
     lowered = {}
     for name, limit in (limits or {}).items():
@@ -209,7 +209,7 @@ def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
     return dataclasses.replace(settings, **{name: item["used"] for name, item in lowered.items()}), lowered
 
 
-def class_index(y, *, where: str = "y") -> np.ndarray:
+def labels_to_class_index(y, *, where: str = "y") -> np.ndarray:
     """Convert labels -1, 0, 1 to int64 0, 1, 2."""
     y = np.asarray(y)
     if y.ndim != 1:
@@ -222,11 +222,11 @@ def class_index(y, *, where: str = "y") -> np.ndarray:
     return y.astype(np.int64) + 1
 
 
-def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
+def check_training_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (labels 0..2 int64, weights float64) for n_x rows. Raises FactoryError for rows that cannot be learned
     from.
     """
-    target = class_index(y, where=f"{where} y")
+    target = labels_to_class_index(y, where=f"{where} y")
     weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
     if not n_x == len(target) == len(weight):
         raise FactoryError("Rows do not match", where=where, got=f"{n_x} x, {len(target)} y, {len(weight)} weights")
@@ -243,7 +243,7 @@ def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarr
     return target, weight
 
 
-def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
+def training_data_checksum(n_features: int, *arrays: np.ndarray) -> dict:
     """Return the identity of training data: lengths of the arrays and a checksum of their bytes."""
     checksum = 0
     for array in arrays:
@@ -251,7 +251,7 @@ def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
     return {"features": int(n_features), "rows": [len(array) for array in arrays], "checksum": checksum}
 
 
-def check_same_run(saved: Mapping, wanted: Mapping) -> None:
+def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
     """Raise CheckpointError for a checkpoint of other settings or other rows."""
     for part in ("model", "settings", "data"):
         if saved.get(part) != wanted[part]:
@@ -264,7 +264,7 @@ def check_same_run(saved: Mapping, wanted: Mapping) -> None:
             )
 
 
-def replay_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
+def replay_history_to_callbacks(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     """Pass the epochs before this session, as in `FitResult.history`, to callbacks that have `remember`."""
     past = [dict(epoch) for epoch in history]
     for callback in callbacks if past else ():
@@ -272,7 +272,7 @@ def replay_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
             callback.remember(past)
 
 
-def hint_when_flat(history: Sequence[Mapping], rate: float) -> None:
+def log_flat_training_loss(history: Sequence[Mapping], rate: float) -> None:
     """Log once, after FLAT_EPOCHS epochs or blocks, that the training loss has not moved since the first."""
     losses = [float(one["train_loss"]) for one in history]
     if len(losses) == FLAT_EPOCHS and max(losses) - min(losses) < FLAT_SHARE * abs(losses[0]):
@@ -282,7 +282,7 @@ def hint_when_flat(history: Sequence[Mapping], rate: float) -> None:
         )  # fmt: skip
 
 
-def environment(**facts: Any) -> dict:
+def fit_environment(**facts: Any) -> dict:
     """Return the facts that bits may depend on: the processor and the given facts (threads, device, library
     versions).
     """
@@ -300,7 +300,7 @@ def describe_differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]
     )
 
 
-def union(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
+def merge_inexact_reasons(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
     """Return the items of both, each once, in order."""
     return list(dict.fromkeys([*reasons, *more]))
 

@@ -38,7 +38,7 @@ class ClockOffset:
     log_shares_C3: np.ndarray
 
     @classmethod
-    def of_rows(
+    def fit_rows_with_weight(
         cls, column_N: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray, *, column: int, ending: int
     ) -> "ClockOffset":
         """Run `fit` on the rows of positive weight."""
@@ -87,7 +87,7 @@ class ClockOffset:
         return cls(**whole, **numbers, log_shares_C3=np.array(stored["log_shares_C3"], dtype=np.float64))
 
 
-def check_offset(column: object, bars: object, features: int | None = None) -> None:
+def check_clock_offset_settings(column: object, bars: object, features: int | None = None) -> None:
     """Raise SettingsError for settings that are no offset, or for a column beyond the model's `features` inputs.
 
     column, bars : the settings `offset_column` (-1: none) and `offset_bars`.

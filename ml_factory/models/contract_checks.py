@@ -13,15 +13,15 @@ from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.base import CLASSES, Estimator
-from ml_factory.seeding import derive_seed, generator
+from ml_factory.models.base import CLASSES, ModelBase
+from ml_factory.seeding import derive_seed, seeded_generator
 
 T, F, ROWS, STEPS = 32, 6, 48, 300
 CPU = {"device": "cpu", "threads": 1}
-Make = Callable[..., Estimator]
+Make = Callable[..., ModelBase]
 
 
-def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
+def check_model_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
     """Run all contract checks and return their names.
 
     make : function from settings to an unfitted model.
@@ -54,37 +54,37 @@ def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
     return tuple((check.__doc__ or "").partition(".")[0] for check in checks)
 
 
-def network_of(model: Estimator, seed: int = 0) -> nn.Module:
+def build_contract_network(model: ModelBase, seed: int = 0) -> nn.Module:
     """Build the estimator's network for F features, weights drawn from the seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "contract"))
-        return model.kind(features_of(model), T, len(CLASSES), model.network_spec)
+        return model.kind(contract_feature_count(model), T, len(CLASSES), model.network_spec)
 
 
-def features_of(model: Estimator) -> int:
+def contract_feature_count(model: ModelBase) -> int:
     """Return F, or the number of features of a network that was built for certain columns."""
     return getattr(getattr(model, "kind", None), "features", F)
 
 
-def windows(model: Estimator, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
+def contract_windows(model: ModelBase, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
     """Return normal x_BTF that the model can read."""
-    size = rows, T, features_of(model)
-    return torch.from_numpy(generator(seed, "contract").normal(size=size).astype(np.float32))
+    size = rows, T, contract_feature_count(model)
+    return torch.from_numpy(seeded_generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
-def covariates(model: Estimator, rows: int = ROWS) -> dict[str, torch.Tensor]:
+def contract_covariates(model: ModelBase, rows: int = ROWS) -> dict[str, torch.Tensor]:
     """Return normal covariates of the network; {} for most networks."""
-    draw, shapes = generator(2, "contract"), getattr(model, "covariates", {})
+    draw, shapes = seeded_generator(2, "contract"), getattr(model, "covariates", {})
     return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
 
 
-def logits(make: Make) -> Iterator[str]:
+def check_contract_logits(make: Make) -> Iterator[str]:
     """x_BTF gives finite logits_BC and is left as it was."""
     model = make()
-    network, x_BTF = network_of(model).eval(), windows(model)
+    network, x_BTF = build_contract_network(model).eval(), contract_windows(model)
     before = x_BTF.clone()
     with torch.no_grad():
-        y_BC = network(x_BTF, **covariates(model))
+        y_BC = network(x_BTF, **contract_covariates(model))
     if y_BC.shape != (ROWS, len(CLASSES)):
         yield f"got shape {tuple(y_BC.shape)}, wanted {(ROWS, len(CLASSES))}"
     elif not torch.isfinite(y_BC).all():
@@ -93,23 +93,27 @@ def logits(make: Make) -> Iterator[str]:
         yield "the inputs were changed in place"
 
 
-def gradients(make: Make) -> Iterator[str]:
+def check_contract_gradients(make: Make) -> Iterator[str]:
     """The gradient reaches every parameter."""
     with torch.random.fork_rng(devices=[]):
         model = make()
-        network = network_of(model).train()
-        network(windows(model), **covariates(model)).square().sum().backward()
+        network = build_contract_network(model).train()
+        network(contract_windows(model), **contract_covariates(model)).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
 
 
-def overfits(make: Make) -> Iterator[str]:
+def check_contract_overfits_batch(make: Make) -> Iterator[str]:
     """One batch can be learnt by heart."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
         model, y_B = make(), torch.arange(24) % len(CLASSES)
-        network, x_BTF, more = network_of(model), windows(model, 24), covariates(model, 24)
+        network, x_BTF, more = (
+            build_contract_network(model),
+            contract_windows(model, 24),
+            contract_covariates(model, 24),
+        )
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -123,10 +127,10 @@ def overfits(make: Make) -> Iterator[str]:
     yield f"after {STEPS} steps on 24 rows the log loss is {loss:.2f}, wanted below 0.2"
 
 
-def alone(make: Make) -> Iterator[str]:
+def check_contract_batch_independence(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
     model = make()
-    network, x_BTF, more = network_of(model).eval(), windows(model), covariates(model)
+    network, x_BTF, more = build_contract_network(model).eval(), contract_windows(model), contract_covariates(model)
     with torch.no_grad():
         one = network(x_BTF[7:8], **{name: part[7:8] for name, part in more.items()})
         gap = (network(x_BTF, **more)[7:8] - one).abs().max()
@@ -134,7 +138,7 @@ def alone(make: Make) -> Iterator[str]:
         yield f"its logits differ by {float(gap):.1e}"
 
 
-def repeats(make: Make) -> Iterator[str]:
+def check_contract_seed(make: Make) -> Iterator[str]:
     """The same seed trains to the same bits, another seed to others."""
     p = [_fitted(make, seed=seed).predict_proba(_rows(make())[0]) for seed in (0, 0, 1)]
     if not np.array_equal(p[0], p[1]):
@@ -143,7 +147,7 @@ def repeats(make: Make) -> Iterator[str]:
         yield "two seeds train to the same"
 
 
-def probabilities(make: Make) -> Iterator[str]:
+def check_contract_probabilities(make: Make) -> Iterator[str]:
     """Probabilities have the agreed form."""
     p_N3 = _fitted(make).predict_proba(_rows(make())[0])
     if p_N3.shape != (ROWS, 3) or p_N3.dtype != np.float64:
@@ -152,7 +156,7 @@ def probabilities(make: Make) -> Iterator[str]:
         yield "rows do not sum to 1"
 
 
-def saves(make: Make) -> Iterator[str]:
+def check_contract_save_load(make: Make) -> Iterator[str]:
     """Saved and loaded it predicts the same."""
     model = _fitted(make)
     with tempfile.TemporaryDirectory() as folder:
@@ -163,20 +167,27 @@ def saves(make: Make) -> Iterator[str]:
         yield "its probabilities differ"
 
 
-NETWORK_CHECKS = (logits, gradients, overfits, alone)
-MODEL_CHECKS = (probabilities, repeats, saves)
+NETWORK_CHECKS = (
+    check_contract_logits,
+    check_contract_gradients,
+    check_contract_overfits_batch,
+    check_contract_batch_independence,
+)
+MODEL_CHECKS = (check_contract_probabilities, check_contract_seed, check_contract_save_load)
 
 
-def _rows(model: Estimator) -> tuple[np.ndarray | Windows, np.ndarray]:
+def _rows(model: ModelBase) -> tuple[np.ndarray | Windows, np.ndarray]:
     """Return x and y that the model can read: windows for networks, their last rows for the others."""
-    x_NTF, y = windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
+    x_NTF, y = contract_windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
     if not hasattr(model, "kind"):
         return x_NTF[:, -1], y
     last = np.arange(T - 1, ROWS * T, T)
-    return Windows(x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in covariates(model).items()}), y
+    return Windows(
+        x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in contract_covariates(model).items()}
+    ), y
 
 
-def _fitted(make: Make, **settings) -> Estimator:
+def _fitted(make: Make, **settings) -> ModelBase:
     model = make(**settings)
     model.fit(*_rows(model), limits={"epochs": 1, "rounds": 4})
     return model

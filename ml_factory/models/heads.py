@@ -15,7 +15,7 @@ from ml_factory.models.onednn_linear import OneDNNLinear
 
 
 @dataclass(frozen=True)
-class Forecast:
+class ForecastTask:
     """The next `steps` values of the first `channels` features (None: of all of them), in the inputs' own units.
 
     quantiles : levels in (0, 1), rising; a network then answers y_BSCQ, without them y_BSC.
@@ -49,7 +49,7 @@ class Forecast:
 
 
 # A number of classes, or a forecast.
-Task = int | Forecast
+Task = int | ForecastTask
 
 
 class VectorHead(nn.Module):
@@ -58,7 +58,7 @@ class VectorHead(nn.Module):
     def __init__(self, width: int, features: int, task: Task):
         super().__init__()
         self.shape = (task,)
-        if isinstance(task, Forecast):
+        if isinstance(task, ForecastTask):
             self.shape = (task.steps, task.count(features), *((task.width,) if task.quantiles else ()))
         self.linear = OneDNNLinear(width, torch.Size(self.shape).numel())
 
@@ -79,7 +79,7 @@ class ChannelHead(nn.Module):
     def __init__(self, width: int, features: int, task: Task, levels: bool, read: int | None = None):
         super().__init__()
         self.task, self.levels = task, levels
-        if isinstance(task, Forecast):
+        if isinstance(task, ForecastTask):
             self.channels = task.count(features)
             self.linear = OneDNNLinear(width, task.steps * task.width)
         else:
@@ -88,7 +88,7 @@ class ChannelHead(nn.Module):
             self.linear = OneDNNLinear(features * (width if read is None else read), task)
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
-        if isinstance(self.task, Forecast):
+        if isinstance(self.task, ForecastTask):
             y_BCSQ = self.linear(code_BFX[:, : self.channels]).unflatten(-1, (self.task.steps, self.task.width))
             y_BSCQ = y_BCSQ.transpose(1, 2)
             return y_BSCQ if self.task.quantiles else y_BSCQ.squeeze(-1)
@@ -96,7 +96,7 @@ class ChannelHead(nn.Module):
         return self.linear(self.read(code_BFX).flatten(1))
 
 
-def zero_output_layer(network: nn.Module, outputs: int) -> None:
+def zero_output_head(network: nn.Module, outputs: int) -> None:
     """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
 
     A network without such a layer, which may be a user's, keeps its initial weights.
@@ -106,7 +106,7 @@ def zero_output_layer(network: nn.Module, outputs: int) -> None:
         nn.init.zeros_(parameter)
 
 
-class ClockOffsetNetwork(nn.Module):
+class ClockOffsetHead(nn.Module):
     """A network and the `ClockOffset` added to its logits, as one module for export.
 
     column, ending : those of the offset. Its tables are buffers, so that a state dict holds all.

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.models.base import Estimator, check_rows
-from ml_factory.models.tabular import Tabular
-from ml_factory.seeding import generator
+from ml_factory.models.base import ModelBase, check_training_rows
+from ml_factory.models.tabular import TabularModel
+from ml_factory.seeding import seeded_generator
 
 _FLOOR = 1e-15  # floor of probabilities, so that no single row dominates the loss
 
 
 def permutation_importances(
-    model: Estimator, x, y, weight=None, *, columns: Sequence[int] | None = None, repeats: int = 3, seed: int = 0
+    model: ModelBase, x, y, weight=None, *, columns: Sequence[int] | None = None, repeats: int = 3, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute permutation importances: the increase of the weighted log loss when a feature is shuffled (Breiman 2001).
 
@@ -27,7 +27,7 @@ def permutation_importances(
     (mean, spread), each float64 (columns,) in nats a row: over `repeats` permutations, and their standard deviation.
     """
     x = np.array(x, dtype=np.float32)
-    target, weight = check_rows(len(x), y, weight, where="importance")
+    target, weight = check_training_rows(len(x), y, weight, where="importance")
     columns = range(x.shape[1]) if columns is None else columns
 
     def loss() -> float:
@@ -39,21 +39,21 @@ def permutation_importances(
     for place, column in enumerate(columns):
         kept = x[:, column].copy()
         for repeat in range(repeats):
-            x[:, column] = kept[generator("permutation", seed, int(column), repeat).permutation(len(x))]
+            x[:, column] = kept[seeded_generator("permutation", seed, int(column), repeat).permutation(len(x))]
             rise[repeat, place] = loss() - whole
         x[:, column] = kept
     return rise.mean(axis=0), rise.std(axis=0)
 
 
-def importance_table(
-    model: Estimator, names: Sequence[str], x, y, weight=None, *, top: int = 20, rows: int = 2_000, repeats: int = 3
+def feature_importance_table(
+    model: ModelBase, names: Sequence[str], x, y, weight=None, *, top: int = 20, rows: int = 2_000, repeats: int = 3
 ) -> pd.DataFrame:
     """Return a row per feature, those of greatest gain: gain (share of training's), permuted (nats a row), spread.
 
     rows : number of evenly spaced rows to permute, at most. Empty for a network, which has no gains.
     """
     columns = ["gain", "permuted", "spread"]
-    if not isinstance(model, Tabular):
+    if not isinstance(model, TabularModel):
         return pd.DataFrame(columns=columns, index=pd.Index([], name="feature"), dtype=float)
     gain = model.importances()
     best = np.argsort(-gain, kind="stable")[:top]

@@ -44,7 +44,7 @@ class InstanceNorm(nn.Module):
         return y * deviation + mean
 
 
-class Patches(nn.Module):
+class PatchLayer(nn.Module):
     """x_BTF -> x_BFNP: each channel's patches (Nie et al. 2023, section 3.1), the last one ending at the last step.
 
     pad : repeat the last value `stride` times first, as the paper does, for N = (T - P) // stride + 2; without it N =
@@ -89,7 +89,7 @@ class TokenDropout(nn.Module):
 FEW, MANY = 15, 48
 
 
-class Attention(nn.Module):
+class MultiHeadAttentionLayer(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2) over the middle axis of x_BND, nothing masked.
 
     Weights are not dropped out, as in the paper's supervised runs.
@@ -106,11 +106,11 @@ class Attention(nn.Module):
         # Taken apart before they are turned: so their gradients are put together in one pass.
         parts_BNHK = self.qkv(x_BND).view(B, N, 3, self.heads, D // self.heads).unbind(2)
         q_BHNK, k_BHNK, v_BHNK = (part_BNHK.transpose(1, 2) for part_BNHK in parts_BNHK)
-        mixed_BHNK = mix(q_BHNK, k_BHNK, v_BHNK)
+        mixed_BHNK = dot_product_attention(q_BHNK, k_BHNK, v_BHNK)
         return self.out(mixed_BHNK.transpose(1, 2).reshape(B, N, D))
 
 
-def mix(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Tensor:
+def dot_product_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v, in the way that is fastest for so many tokens where it runs."""
     B, H, N, K = q_BHNK.shape
     on_cpu = q_BHNK.device.type == "cpu"
@@ -128,7 +128,7 @@ def mix(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Tensor:
     return mixed_MNK.view(B, H, N, K)
 
 
-class BatchNorm(nn.BatchNorm1d):
+class TokenBatchNorm(nn.BatchNorm1d):
     """Each of D numbers normalised over all tokens of all rows, x_BND (Nie et al. 2023, appendix A.1.4)."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class BatchNorm(nn.BatchNorm1d):
         return y_MD.view_as(x_BND)
 
 
-NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
+NORMS = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}
 
 
 class EncoderLayer(nn.Module):
@@ -157,7 +157,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, norm: str = "layer"):
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = MultiHeadAttentionLayer(width, heads)
         self.norm1 = NORMS[norm](width)
         self.feed = nn.Sequential(OneDNNLinear(width, inner), nn.GELU(), OneDNNLinear(inner, width))
         self.norm2 = NORMS[norm](width)

@@ -3,7 +3,7 @@ sums.
 
 M nodes of all trees, T trees, K classes. On float32 rows every decision is the library's: a threshold becomes the
 largest float32 that is not above it, missing values take the side the node names, and leaves are added in float64 in
-the order of the trees. The text may come from anywhere: `compile_trees` refuses what is not a tree.
+the order of the trees. The text may come from anywhere: `compile_lightgbm_trees` refuses what is not a tree.
 """
 
 import math
@@ -29,7 +29,7 @@ _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class CompiledTrees:
+class CompiledLightGBMTrees:
     """Trees of K classes in turn.
 
     code_M : feature · 2 + (1: a missing value goes left).
@@ -47,7 +47,7 @@ class CompiledTrees:
     depth_T: np.ndarray
     classes: int
 
-    def add_to(self, score_NK: np.ndarray, x_NF: np.ndarray, threads: int = 1) -> None:
+    def add_leaf_values(self, score_NK: np.ndarray, x_NF: np.ndarray, threads: int = 1) -> None:
         """Add every tree's leaf to the rows' scores (float64, C order), tree after tree.
 
         Raises CheckpointError where a tree splits on a column that the rows do not have.
@@ -67,12 +67,12 @@ class CompiledTrees:
     def probabilities(self, x_NF: np.ndarray, threads: int = 1) -> np.ndarray:
         """Return the softmax of the scores, float64 (N, K)."""
         score_NK = np.zeros((len(x_NF), self.classes))
-        self.add_to(score_NK, x_NF, threads)
+        self.add_leaf_values(score_NK, x_NF, threads)
         _softmax(score_NK)
         return score_NK
 
 
-def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees:
+def compile_lightgbm_trees(trees: Sequence[str], classes: int) -> CompiledLightGBMTrees:
     """Compile the `Tree=` sections of a LightGBM model's text, one at least.
 
     Raises CheckpointError where a section is not a tree of numeric splits.
@@ -86,7 +86,7 @@ def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees:
         np.concatenate(column) for column in zip(*[t[:4] for t in read], strict=True)
     )
     child_M = child_M + np.repeat(root_T, counts)
-    return CompiledTrees(
+    return CompiledLightGBMTrees(
         code_M.astype(np.uint32), threshold_M.astype(np.float32), child_M.astype(np.uint32),
         value_M.astype(np.float64), root_T, np.array([tree[4] for tree in read], np.int64), classes,
     )  # fmt: skip

@@ -11,8 +11,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ml_factory.models.class_scores import softmax
-from ml_factory.models.tabular import BlockSpec, BlockTrainer, Tabular
-from ml_factory.models.tabular_data import Rows
+from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularSpec
+from ml_factory.models.tabular_data import TabularRows
 
 K = 3
 _MEMORY = 10  # pairs of steps and changes of the gradient
@@ -20,7 +20,7 @@ _SUFFICIENT, _HALVINGS = 1e-4, 20  # Armijo's condition, and how often a step is
 
 
 @dataclass(frozen=True)
-class LinearSpec(BlockSpec):
+class LogisticRegressionSpec(TabularSpec):
     """Settings of the linear model.
 
     l2 : penalty l2 / 2 · ‖w‖² added to the summed weighted loss of rows whose weights have mean 1; the bias is free.
@@ -35,16 +35,16 @@ class LinearSpec(BlockSpec):
         self._at_least_0("clip")
 
 
-class Linear(Tabular):
+class LogisticRegression(TabularModel):
     """Linear model, scaled by the training rows' own mean and deviation; a missing value counts as the mean."""
 
-    Spec = LinearSpec
+    Spec = LogisticRegressionSpec
     name = "linear"
     library = "numpy"
 
     def _bin(self, spec, train, valid):
         with threadpool_limits(spec.thread_count):
-            scale = Scale.of(train.x[train.weight > 0])
+            scale = LogisticRegressionScaler.of(train.x[train.weight > 0])
         return scale
 
     def _open(self, spec, train, valid, bins):
@@ -57,7 +57,9 @@ class Linear(Tabular):
         return {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
 
     def _scaled(self, x):
-        return Scale(self._predictor["mean"], self._predictor["deviation"]).apply(x, self.settings.clip, np.float64)
+        return LogisticRegressionScaler(self._predictor["mean"], self._predictor["deviation"]).apply(
+            x, self.settings.clip, np.float64
+        )
 
     def _predict(self, x):
         return softmax(self._scores(x))
@@ -72,14 +74,14 @@ class Linear(Tabular):
 
 
 @dataclass(frozen=True)
-class Scale:
+class LogisticRegressionScaler:
     """Mean and deviation of each feature, missing values left out; 0 and 1 where there is nothing to scale."""
 
     mean_F: np.ndarray
     deviation_F: np.ndarray
 
     @classmethod
-    def of(cls, x_NF: np.ndarray) -> "Scale":
+    def of(cls, x_NF: np.ndarray) -> "LogisticRegressionScaler":
         known = ~np.isnan(x_NF)
         count_F = np.maximum(known.sum(axis=0), 1)
         mean_F = np.where(known, x_NF, 0).sum(axis=0, dtype=np.float64) / count_F
@@ -96,7 +98,7 @@ class Scale:
 class _Part:
     """One part's scaled rows, and their loss at given scores."""
 
-    def __init__(self, rows: Rows, scale: Scale, clip: float):
+    def __init__(self, rows: TabularRows, scale: LogisticRegressionScaler, clip: float):
         self.x_NP = scale.apply(rows.x, clip, np.float32)
         self.target, self.weight = rows.target, rows.weight / rows.weight.sum()
         self.offset_NK = np.zeros((len(rows.x), K)) if rows.offset is None else rows.offset
@@ -121,13 +123,13 @@ class _Part:
         return (self.x_NP.T @ (residual_NK * self.weight[:, None]).astype(np.float32)).astype(np.float64)
 
 
-class _Trainer(BlockTrainer):
+class _Trainer(TabularBlockTrainer):
     """L-BFGS in blocks.
 
     path : weights after each round, from which the best are taken. Scores are computed again with each block.
     """
 
-    def __init__(self, spec: LinearSpec, scale: Scale, parts: list[Rows]):
+    def __init__(self, spec: LogisticRegressionSpec, scale: LogisticRegressionScaler, parts: list[TabularRows]):
         self.scale, self.threads = scale, spec.thread_count
         self.parts = [_Part(rows, scale, spec.clip) for rows in parts]
         self.penalty = np.full((len(scale.mean_F) + 1, 1), spec.l2 / max((parts[0].weight > 0).sum(), 1))

@@ -44,7 +44,7 @@ def frame_strides(columns: Sequence[str], base_minutes: int | str) -> Strides:
     return tuple((stride, count) for stride, count in runs)
 
 
-class Frames(nn.Module):
+class TimeframeSplitter(nn.Module):
     """x_BTF of base rows -> one x_BLF a frame, the finest first: its columns at every `stride`-th row, up to the last.
 
     L = (T - 1) // stride + 1 of each frame in `steps`, its columns counted in `widths`.
@@ -79,7 +79,7 @@ class Frames(nn.Module):
         ]
 
 
-def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
+def build_multi_timeframe_network(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
     """Return a network class with one network per frame, same settings, and one head that reads all their codes.
 
     Settings that count steps are cut to the steps of a frame where the network's Spec defines `within`: in a window of
@@ -93,7 +93,7 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
 
         def __init__(self, features: int, lookback: int, task: Task, spec):
             super().__init__()
-            self.frames = Frames(strides, features, lookback)
+            self.frames = TimeframeSplitter(strides, features, lookback)
             parts = zip(self.frames.strides, self.frames.widths, self.frames.steps, strict=True)
             within = getattr(spec, "within", lambda steps: spec)
             self.each = nn.ModuleDict(
@@ -108,7 +108,7 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
     return SeveralFrames
 
 
-def as_strides(given: object) -> Strides:
+def parse_timeframe_strides(given: object) -> Strides:
     """Return the pairs of a setting, also of one read from JSON. Raises SettingsError."""
     try:
         pairs = tuple((int(stride), int(count)) for stride, count in given)

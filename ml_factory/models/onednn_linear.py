@@ -28,25 +28,25 @@ class OneDNNLinear(nn.Linear):
     """`nn.Linear` computed by `linear`: the same weights by the same names."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return onednn_or_torch_linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def onednn_or_torch_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Compute `functional.linear`, x (..., I) -> (..., O), by the faster library."""
     here = x.device.type == "cpu" and x.dtype == weight_OI.dtype == torch.float32
-    if not here or not onednn_takes(x.numel() * len(weight_OI)):
+    if not here or not should_use_onednn(x.numel() * len(weight_OI)):
         return functional.linear(x, weight_OI, bias_O)
     return _Linear.apply(x, weight_OI, bias_O)
 
 
-def stacked(x_VMI: Tensor, weight_VIO: Tensor, bias_V1O: Tensor) -> Tensor:
+def onednn_batched_linear(x_VMI: Tensor, weight_VIO: Tensor, bias_V1O: Tensor) -> Tensor:
     """Compute V linear maps at once, (V, M, O); a single one by `linear`."""
     if len(x_VMI) == 1:
-        return linear(x_VMI[0], weight_VIO[0].mT, bias_V1O[0, 0])[None]
+        return onednn_or_torch_linear(x_VMI[0], weight_VIO[0].mT, bias_V1O[0, 0])[None]
     return torch.baddbmm(bias_V1O, x_VMI, weight_VIO)
 
 
-def onednn_takes(multiplications: int) -> bool:
+def should_use_onednn(multiplications: int) -> bool:
     """Return True where a linear map of so many float32 multiplications on a CPU should run on oneDNN."""
     # bf16 runs on oneDNN anyway, and a compiler chooses itself.
     others = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()

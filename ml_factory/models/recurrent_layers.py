@@ -19,7 +19,7 @@ class LSTMLayer(kernels.LSTM):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
     def forward(self, x_BTF: Tensor, state: tuple[Tensor, Tensor] | None = None):
-        return scanned(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
 
 
 class GRULayer(kernels.GRU):
@@ -29,10 +29,10 @@ class GRULayer(kernels.GRU):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
     def forward(self, x_BTF: Tensor, state: Tensor | None = None):
-        return scanned(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
 
 
-def lstm_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
+def lstm_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     """Compute one step: carry = (h_BH, c_BH, weight_GH), gates_BG = the input's part. Gates: input, forget, cell,
     output.
     """
@@ -43,7 +43,7 @@ def lstm_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     return (h_BH, c_BH, weight_GH), h_BH
 
 
-def gru_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
+def gru_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     """Compute one step: carry = (h_BH, weight_GH, bias_G). Gates: reset, update, new; the reset acts after the
     product.
     """
@@ -55,14 +55,14 @@ def gru_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     return (h_BH, weight_GH, bias_G), h_BH
 
 
-def scanned(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
     """Run an LSTM or GRU as a scan with its own weights; equals `rnn(x_BTF, state)` (batch first, one direction).
 
     The products of all inputs are computed first, as one; the scan holds the recurrent part. Weights are part of the
     carry, since a scan gives no gradient to what its step closes over.
     """
     lstm = isinstance(rnn, kernels.LSTM)
-    scan = xla_scan if x_BTF.device.type == "xla" else plain_scan
+    scan = scan_recurrent_steps_on_xla if x_BTF.device.type == "xla" else scan_recurrent_steps
     if state is None:
         zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
         state = (zeros_LBH, zeros_LBH) if lstm else zeros_LBH
@@ -73,11 +73,11 @@ def scanned(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor 
             x_TBF = functional.dropout(x_TBF, rnn.dropout, rnn.training)
         if lstm:
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G + inner_G)
-            (h_BH, c_BH, _), x_TBF = scan(lstm_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG)
+            (h_BH, c_BH, _), x_TBF = scan(lstm_recurrent_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG)
             states.append((h_BH, c_BH))
         else:
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G)
-            (h_BH, _, _), x_TBF = scan(gru_step, (state[layer], weight_GH, inner_G), gates_TBG)
+            (h_BH, _, _), x_TBF = scan(gru_recurrent_step, (state[layer], weight_GH, inner_G), gates_TBG)
             states.append(h_BH)
     last = tuple(map(torch.stack, zip(*states, strict=True))) if lstm else torch.stack(states)
     return x_TBF.transpose(0, 1), last
@@ -86,7 +86,7 @@ def scanned(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def plain_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+def scan_recurrent_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
     """Scan in Python: carry, y = step(carry, input) along the first axis, and the y stacked."""
     outputs = []
     for now in inputs_T:
@@ -95,7 +95,7 @@ def plain_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, T
     return carry, torch.stack(outputs)
 
 
-def xla_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+def scan_recurrent_steps_on_xla(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
     """Scan as one loop in XLA's program, its body compiled once. The steps are pure functions, so their trace is
     cached.
     """

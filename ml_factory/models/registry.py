@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_factory.code_fingerprint import user_code_hash
-from ml_factory.errors import CheckpointError, MissingPackageError, SettingsError, did_you_mean
-from ml_factory.lazy_module import import_module
-from ml_factory.models.base import Estimator
-from ml_factory.models.setting_names import block_settings, network_settings
+from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, SettingsError, did_you_mean
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.models.base import ModelBase
+from ml_factory.models.setting_names import rename_network_settings, rename_tabular_settings
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModelSpec:
         """Notebook that trains this family."""
         return NOTEBOOK_OF[self.family]
 
-    def on_graphics(self, settings: Mapping) -> bool:
+    def uses_gpu(self, settings: Mapping) -> bool:
         """Return True where these settings train on an NVIDIA GPU if there is one."""
         device_choice = settings.get("device", "auto")
         return device_choice == "cuda" or (device_choice == "auto" and self.graphics)
@@ -49,14 +49,16 @@ class ModelSpec:
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
 WITH_DATA = ("frames", "known", "static", "offset")  # settings that are resolved with the data
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
-_TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular:BlockSpec"
+_TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular:TabularSpec"
 _SPECS = {
     spec.name: spec
     for spec in (
         ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
         ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None, graphics=False),
         ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None, graphics=False),
-        ModelSpec("linear", "tabular", "ml_factory.models.logistic_regression:Linear", None, graphics=False),
+        ModelSpec(
+            "linear", "tabular", "ml_factory.models.logistic_regression:LogisticRegression", None, graphics=False
+        ),
         ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
         ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
         ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),
@@ -73,7 +75,7 @@ def available_models() -> list[str]:
     return list(_SPECS)
 
 
-def spec_of(name: str) -> ModelSpec:
+def find_model_spec(name: str) -> ModelSpec:
     """Return the model's spec. Raises SettingsError for an unknown name, with the nearest known one."""
     if name not in _SPECS:
         step = f"{did_you_mean(name, _SPECS)} (one of your own is known once register_model has run)"
@@ -81,43 +83,43 @@ def spec_of(name: str) -> ModelSpec:
     return _SPECS[name]
 
 
-def signature_of(name: str) -> str:
+def registered_source_hash(name: str) -> str:
     """Return the source hash of a registered network; "" for all others."""
     return _SPECS[name].signature if name in _SPECS else ""
 
 
-def locate(dotted: str | type) -> Any:
+def resolve_registry_entry(dotted: str | type) -> Any:
     """Import the object behind "package.module:name"; a class is returned unchanged."""
     if isinstance(dotted, type):
         return dotted
     module, _, name = dotted.partition(":")
-    return getattr(import_module(module), name)
+    return getattr(import_module_or_explain(module), name)
 
 
-def build_model(name: str, **settings: Any) -> Estimator:
+def build_model(name: str, **settings: Any) -> ModelBase:
     """Build an unfitted model. Settings are fields of its dataclass, or names of `models.settings`.
 
     Raises SettingsError for an unknown setting, with the nearest spelling.
     """
-    spec, settings = spec_of(name), own_settings(name, settings)
-    kind = locate(spec.estimator)
-    return kind(**settings) if spec.network is None else kind(name, locate(spec.network), **settings)
+    spec, settings = find_model_spec(name), registered_model_settings(name, settings)
+    kind = resolve_registry_entry(spec.estimator)
+    return kind(**settings) if spec.network is None else kind(name, resolve_registry_entry(spec.network), **settings)
 
 
-def own_settings(name: str, given: Mapping) -> dict:
+def registered_model_settings(name: str, given: Mapping) -> dict:
     """Return a model's settings by this project's names. Raises SettingsError as `models.settings` does."""
-    if spec_of(name).windowed:
-        return network_settings(name, given, locate(_TRAINING).batch)
-    return block_settings(name, given, locate(_BLOCKS).block)
+    if find_model_spec(name).windowed:
+        return rename_network_settings(name, given, resolve_registry_entry(_TRAINING).batch)
+    return rename_tabular_settings(name, given, resolve_registry_entry(_BLOCKS).block)
 
 
-def settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str = "SETTINGS") -> dict[str, dict]:
+def split_settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str = "SETTINGS") -> dict[str, dict]:
     """Split settings of several models into model -> its settings.
 
     "lstm.batch_size" is for that model alone; "batch_size" for every network among `names`, or for all where there is
     none. Raises SettingsError for a model that is not among them.
     """
-    every = [name for name in names if spec_of(name).windowed] or list(names)
+    every = [name for name in names if find_model_spec(name).windowed] or list(names)
     found: dict[str, dict] = {}
     for setting, value in given.items():
         one, dot, rest = setting.partition(".")
@@ -128,7 +130,7 @@ def settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str
     return found
 
 
-def check_settings(name: str, given: Mapping) -> None:
+def check_registered_model_settings(name: str, given: Mapping) -> None:
     """Raise SettingsError for settings that the model does not take.
 
     Settings that depend on the data (`WITH_DATA`) are skipped, and all settings of a model whose library is not
@@ -140,14 +142,22 @@ def check_settings(name: str, given: Mapping) -> None:
         build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
 
 
-def load_model(state: Mapping) -> Estimator:
+def load_model(state: Mapping) -> ModelBase:
     """Build the fitted model of a `get_state()`."""
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
-    return build_model(state["model"]).load_state(state)
+    try:
+        return build_model(state["model"]).load_state(state)
+    except FactoryError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            "This model's state is damaged, or of another version", where=str(state["model"])[:40],
+            got=f"{type(error).__name__}: {error}"[:200], next_step="train again with fresh=True",
+        ) from error  # fmt: skip
 
 
-def state_in_training(saved: Mapping, trained_on: Mapping) -> dict:
+def model_state_from_checkpoint(saved: Mapping, trained_on: Mapping) -> dict:
     """Return the model's state, as of `get_state`, in the checkpoint of a training on these rows."""
     state = build_model(saved["model"], **saved["settings"]).state_in_training(saved)
     return state | ({"trained_on": dict(trained_on)} if trained_on else {})
@@ -194,6 +204,6 @@ def check_model(name: str, **settings: Any) -> tuple[str, ...]:
 
     Raises SettingsError naming every violation. settings : as in `build_model`.
     """
-    spec = spec_of(name)
-    check = locate("ml_factory.models.contract_checks:check_contract")
+    spec = find_model_spec(name)
+    check = resolve_registry_entry("ml_factory.models.contract_checks:check_model_contract")
     return check(name, lambda **more: build_model(name, **{**settings, **more}), windowed=spec.windowed)

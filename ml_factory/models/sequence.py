@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ml_factory.models import recurrent_layers
-from ml_factory.models.base import check_sizes
+from ml_factory.models.base import check_model_setting_ranges
 from ml_factory.models.heads import Task, VectorHead
 
 
@@ -25,7 +25,7 @@ class RecurrentSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_sizes(self, "a recurrent network", whole=("hidden", "layers"))
+        check_model_setting_ranges(self, "a recurrent network", whole=("hidden", "layers"))
 
 
 class _Recurrent(nn.Module):
@@ -86,7 +86,7 @@ class TCNSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_sizes(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
+        check_model_setting_ranges(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
 
     def depth(self, lookback: int) -> int:
         """Return the number of levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""
@@ -95,7 +95,7 @@ class TCNSpec:
         return max(1, math.ceil(math.log2((lookback - 1) / (2 * (self.kernel - 1)) + 1)))
 
 
-class CausalConv(nn.Module):
+class TCNCausalConv(nn.Module):
     """Causal convolution over x_BXT, at every `stride`-th step up to the last, with weight normalisation.
 
     Weight normalisation (Salimans and Kingma 2016): a direction, and its length as a parameter of its own.
@@ -115,15 +115,15 @@ class CausalConv(nn.Module):
         return functional.conv1d(padded, weight, self.bias, self.stride)
 
 
-class ResidualBlock(nn.Module):
+class TCNResidualBlock(nn.Module):
     """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b), at every
     second step up to the last: x_BXT -> x_BXS with S = ceil(T / 2).
     """
 
     def __init__(self, inputs: int, width: int, kernel: int, dropout: float):
         super().__init__()
-        self.conv1 = CausalConv(inputs, width, kernel)
-        self.conv2 = CausalConv(width, width, kernel, stride=2)
+        self.conv1 = TCNCausalConv(inputs, width, kernel)
+        self.conv2 = TCNCausalConv(width, width, kernel, stride=2)
         # Whole channels are dropped, as the paper says (its code drops single numbers). In place and before ReLU, which
         # is equal: no other layer reads what a convolution writes, and new memory costs more.
         self.drop = nn.Dropout1d(dropout, inplace=True)
@@ -153,7 +153,7 @@ class TCN(nn.Module):
         super().__init__()
         widths = [features] + [spec.width] * spec.depth(lookback)
         self.blocks = nn.Sequential(
-            *(ResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
+            *(TCNResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
         )
         self.head = VectorHead(spec.width, features, task)
 

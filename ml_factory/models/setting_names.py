@@ -37,7 +37,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
 
 
-def network_settings(where: str, given: Mapping, batch: int) -> dict:
+def rename_network_settings(where: str, given: Mapping, batch: int) -> dict:
     """Return the settings of a network by this project's names.
 
     where : the model, for messages.
@@ -61,12 +61,12 @@ def network_settings(where: str, given: Mapping, batch: int) -> dict:
     return own
 
 
-def block_settings(where: str, given: Mapping, block: int) -> dict:
+def rename_tabular_settings(where: str, given: Mapping, block: int) -> dict:
     """Return the settings of a model that is trained in blocks, by this project's names.
 
     where : the model, for messages.
     block : default rounds of a block.
-    Raises SettingsError as `network_settings` does.
+    Raises SettingsError as `rename_network_settings` does.
     """
     own = _renamed(where, given, BLOCK_NAMES)
     if "num_epochs" in given:
@@ -76,7 +76,7 @@ def block_settings(where: str, given: Mapping, block: int) -> dict:
     return own
 
 
-def read_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
+def parse_named_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
     """Parse `batch_size=64, mixed_precision=bf16` to {"batch_size": 64, "mixed_precision": "bf16"}; "" is {}.
 
     Raises SettingsError for a part that is not NAME=VALUE, or a repeated name.
@@ -91,11 +91,11 @@ def read_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
             )  # fmt: skip
         if name in found:
             raise SettingsError("A setting is given twice", where=where, got=name, next_step="leave one of them out")
-        found[name] = read_value(value)
+        found[name] = parse_setting_value(value)
     return found
 
 
-def read_value(text: str) -> Any:
+def parse_setting_value(text: str) -> Any:
     """Parse a number, truth value, list or null as Python or JSON writes it; other texts are returned unchanged."""
     if text in _WORDS:
         return _WORDS[text]

@@ -19,23 +19,30 @@ import numpy as np
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.hardware import cores, gpu_present
 from ml_factory.models.base import (
-    Estimator,
-    FitResult,
-    apply_limits,
-    check_same_run,
-    data_signature,
+    ModelBase,
+    ModelFitResult,
+    apply_fit_limits,
+    bind_model_to_callbacks,
+    build_model_settings,
+    check_checkpoint_of_same_fit,
     describe_differences,
-    environment,
-    hint_when_flat,
-    make_settings,
-    replay_history,
-    union,
-    with_model,
+    fit_environment,
+    log_flat_training_loss,
+    merge_inexact_reasons,
+    replay_history_to_callbacks,
+    training_data_checksum,
 )
 from ml_factory.models.class_scores import mean_log_loss, softmax
-from ml_factory.models.clock_offset import ClockOffset, check_offset
-from ml_factory.models.tabular_data import BinnedData, Rows, apply_class_weights, check_class_weight, matrix, to_rows
-from ml_factory.progress import phase
+from ml_factory.models.clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.tabular_data import (
+    BinnedData,
+    TabularRows,
+    apply_tabular_class_weights,
+    check_tabular_class_weight,
+    to_tabular_matrix,
+    to_tabular_rows,
+)
+from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -43,7 +50,7 @@ _MACHINE = ("threads", "device")  # settings of the machine: a run may resume wi
 
 
 @dataclass(frozen=True)
-class BlockSpec:
+class TabularSpec:
     """Settings of every tabular model.
 
     rounds : trees per class, or steps of the linear fit, at most.
@@ -52,7 +59,7 @@ class BlockSpec:
     offset_column : input that grows evenly through the session, of the `ClockOffset` the model starts from; -1 for
         none.
     offset_bars : bars before the session's end with cells of their own in the offset.
-    class_weight : none, or balanced (see `apply_class_weights`).
+    class_weight : none, or balanced (see `apply_tabular_class_weights`).
     threads : number of threads; 0 for every core.
     """
 
@@ -67,8 +74,8 @@ class BlockSpec:
     offset_bars: int = 0
 
     def __post_init__(self):
-        check_offset(self.offset_column, self.offset_bars)
-        check_class_weight(self.class_weight)
+        check_clock_offset_settings(self.offset_column, self.offset_bars)
+        check_tabular_class_weight(self.class_weight)
         self._whole("rounds", 1)
         self._whole("block", 1)
         self._whole("patience", 0)
@@ -95,7 +102,7 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
-class BoosterSpec(BlockSpec):
+class TabularBoosterSpec(TabularSpec):
     """Settings of all three boosters.
 
     row_sample, column_sample : share drawn for each tree.
@@ -122,7 +129,7 @@ class BoosterSpec(BlockSpec):
             raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)
 
 
-class BlockTrainer(ABC):
+class TabularBlockTrainer(ABC):
     """A model in training. `part` returns all it needs to resume, in bytes and arrays."""
 
     @abstractmethod
@@ -145,24 +152,24 @@ class BlockTrainer(ABC):
         """Release files and memory."""
 
 
-class Tabular(Estimator, ABC):
+class TabularModel(ModelBase, ABC):
     """Base of the tabular models; each has its own BlockTrainer and its own fitted object.
 
     library : package whose version its bits depend on.
     gpu : True where `device="auto"` uses a GPU.
     """
 
-    Spec: type[BlockSpec] = BoosterSpec
+    Spec: type[TabularSpec] = TabularBoosterSpec
     library: str
     gpu: bool = True
 
     def __init__(self, **settings: Any):
-        self.settings = make_settings(self.Spec, settings, where=self.name)
+        self.settings = build_model_settings(self.Spec, settings, where=self.name)
         self.n_features = 0
         self.best_round = 0
         self._fitted: Any = None
         self._predictor: Any = None
-        self._growing: tuple[BlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
+        self._growing: tuple[TabularBlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
         self._offset: ClockOffset | None = None
 
     def fit(
@@ -172,23 +179,27 @@ class Tabular(Estimator, ABC):
 
         binned : a `BinnedData` shared by fits on the same rows, with other seeds and settings.
         """
-        spec, limited = apply_limits(self.settings, limits)
-        valid = None if validation is None else to_rows(*validation)
-        train, valid = apply_class_weights(to_rows(x, y, sample_weight, where="training"), valid, spec.class_weight)
+        spec, limited = apply_fit_limits(self.settings, limits)
+        valid = None if validation is None else to_tabular_rows(*validation)
+        train, valid = apply_tabular_class_weights(
+            to_tabular_rows(x, y, sample_weight, where="training"), valid, spec.class_weight
+        )
         run, here = self._identity(spec, train, valid)
         start = self._start_from_offset(spec, train, valid)
         saved = checkpoints.load() if checkpoints is not None else None
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
-        check_same_run(progress, run)
+        check_checkpoint_of_same_fit(progress, run)
         # Nondeterminism is permanent: its reasons are stored with the run.
         reasons = [*describe_differences(progress["environment"], here), *self._promises(spec)]
-        progress["inexact"] = union(progress["inexact"], reasons)
+        progress["inexact"] = merge_inexact_reasons(progress["inexact"], reasons)
         progress["environment"] = here
-        result = FitResult(exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]), limited=limited)
+        result = ModelFitResult(
+            exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]), limited=limited
+        )
         result.resumed_from = len(progress["history"]) if saved else None
-        callbacks = with_model(callbacks, self)
-        replay_history(callbacks, progress["history"])
+        callbacks = bind_model_to_callbacks(callbacks, self)
+        replay_history_to_callbacks(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
@@ -204,13 +215,17 @@ class Tabular(Estimator, ABC):
         result.stopped_early = progress["rounds"] < spec.rounds
         return result
 
-    def _identity(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> tuple[dict, dict]:
+    def _identity(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> tuple[dict, dict]:
         arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
-        run = {"model": self.name, "settings": spec.identity(), "data": data_signature(train.x.shape[1], *arrays)}
+        run = {
+            "model": self.name,
+            "settings": spec.identity(),
+            "data": training_data_checksum(train.x.shape[1], *arrays),
+        }
         device = "cuda" if self._on_gpu(spec) else "cpu"
-        return run, environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
+        return run, fit_environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
 
-    def _start_from_offset(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> float:
+    def _start_from_offset(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> float:
         """Fit the offset on the weighted training rows and add it to both parts; return its validation loss.
 
         The loss is infinite without an offset: only with one may the model of 0 rounds be the best.
@@ -218,30 +233,30 @@ class Tabular(Estimator, ABC):
         self._offset = None
         if spec.offset_column < 0:
             return np.inf
-        check_offset(spec.offset_column, spec.offset_bars, train.x.shape[1])
+        check_clock_offset_settings(spec.offset_column, spec.offset_bars, train.x.shape[1])
         clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
-        self._offset = ClockOffset.of_rows(clock, train.target, train.weight, **given)
+        self._offset = ClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
         for part in (train, valid):
             if part is not None:
                 part.offset = self._offset.scores(part.x[:, spec.offset_column])
         return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
 
-    def _on_gpu(self, spec: BlockSpec) -> bool:
+    def _on_gpu(self, spec: TabularSpec) -> bool:
         device = getattr(spec, "device", "cpu")
         return device == "cuda" or (device == "auto" and self.gpu and gpu_present())
 
-    def _promises(self, spec: BlockSpec) -> list[str]:
+    def _promises(self, spec: TabularSpec) -> list[str]:
         """Return reasons why an interrupted run may differ in its last bits."""
         return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
 
     def _blocks(
-        self, spec: BlockSpec, trainer: BlockTrainer, progress: dict, callbacks, checkpoints, start: float
+        self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float
     ) -> None:
         if progress["rounds"]:
             trainer.restore(progress["part"], progress["rounds"])
-        with phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
+        with progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
             self._grow(spec, trainer, progress, callbacks, checkpoints, start, moved)
-        losses = progress["val"][: patience_end(progress["val"], spec.patience, start)]
+        losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
         best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
         if losses and start <= min(losses):
             best = 0  # no round is better than the clock; the first one is stored and not used
@@ -251,11 +266,11 @@ class Tabular(Estimator, ABC):
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
     def _grow(
-        self, spec: BlockSpec, trainer: BlockTrainer, progress: dict, callbacks, checkpoints, start: float,
+        self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float,
         moved: Callable[[int], None],
     ) -> None:  # fmt: skip
         """Train blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
-        while progress["rounds"] < spec.rounds and patience_end(progress["val"], spec.patience, start) is None:
+        while progress["rounds"] < spec.rounds and early_stopping_round(progress["val"], spec.patience, start) is None:
             began, first = time.perf_counter(), progress["rounds"]
             until = min(first + spec.block, spec.rounds)
             block = first // spec.block
@@ -270,7 +285,7 @@ class Tabular(Estimator, ABC):
             progress["rounds"], self._growing = until, (trainer, until, progress["data"]["features"])
             progress["history"] = [*progress["history"], {"epoch": block + 1, **metrics}]
             if hasattr(spec, "learning_rate"):
-                hint_when_flat(progress["history"], spec.learning_rate)
+                log_flat_training_loss(progress["history"], spec.learning_rate)
             if checkpoints is not None and checkpoints.due():
                 checkpoints.save({**progress, "part": trainer.part(), "offset": self._offset_state()}, metrics=metrics)
             moved(until - first)
@@ -300,17 +315,17 @@ class Tabular(Estimator, ABC):
         """Return x as this fitted model reads it."""
         if self._predictor is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
-        x = matrix(x, "x")
+        x = to_tabular_matrix(x, "x")
         if x.shape[1] != self.n_features:
             raise FactoryError("Wrong number of features", where=self.name, got=x.shape[1], wanted=self.n_features)
         return x
 
     @abstractmethod
-    def _bin(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> Any:
+    def _bin(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> Any:
         """Build the library's matrices of the rows, once per fold. Of `spec` only the device matters."""
 
     @abstractmethod
-    def _open(self, spec: BlockSpec, train: Rows, valid: Rows | None, bins: Any) -> BlockTrainer:
+    def _open(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, bins: Any) -> TabularBlockTrainer:
         """Return the library's BlockTrainer on these matrices."""
 
     @abstractmethod
@@ -362,7 +377,7 @@ class Tabular(Estimator, ABC):
 
     def load_state(self, state):
         state = self._checked_state(state)
-        self.settings = make_settings(self.Spec, state["settings"], where=self.name)
+        self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = int(state["n_features"]), int(state["best_round"])
         self._fitted = state["fitted"]
         offset = state.get("offset")  # models of before 2026-11-22 have none
@@ -371,7 +386,7 @@ class Tabular(Estimator, ABC):
         return self
 
 
-def patience_end(val: list[float], patience: int, start: float = np.inf) -> int | None:
+def early_stopping_round(val: list[float], patience: int, start: float = np.inf) -> int | None:
     """Return the round after which `patience` rounds had brought no lower loss; None while they have not.
 
     start : loss before the first round.

@@ -16,7 +16,7 @@ import numpy as np
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
 from ml_factory.models.catboost_trees import model_of, trees_of
-from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
+from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -24,7 +24,7 @@ _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
 @dataclass(frozen=True)
-class CatBoostSpec(BoosterSpec):
+class CatBoostSpec(TabularBoosterSpec):
     """Settings of CatBoost. Symmetric trees, which split each level by one condition, are deeper than those of the
     others.
     """
@@ -32,7 +32,7 @@ class CatBoostSpec(BoosterSpec):
     depth: int = 5
 
 
-class CatBoost(Tabular):
+class CatBoost(TabularModel):
     """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the CPU.
 
     A GPU needs another number of rounds for every block, which its snapshot may refuse; this is untested. Where the
@@ -91,7 +91,7 @@ class CatBoost(Tabular):
         return self._predictor.get_feature_importance(type="PredictionValuesChange")
 
 
-def _pool(rows: Rows) -> catboost.Pool:
+def _pool(rows: TabularRows) -> catboost.Pool:
     return catboost.Pool(rows.x, rows.target, weight=rows.weight)
 
 
@@ -111,8 +111,8 @@ class _Until:
         return info.iteration < self.rounds
 
 
-class _Trainer(BlockTrainer):
-    def __init__(self, spec: BoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
+class _Trainer(TabularBlockTrainer):
+    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
         self.folder = tempfile.TemporaryDirectory(prefix="catboost-")
         self.snapshot = Path(self.folder.name) / "snapshot.cbsnapshot"
         self.rounds, self.on_gpu = spec.rounds, on_gpu

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.base import CLASSES, check_rows
+from ml_factory.models.base import CLASSES, check_training_rows
 
 CLASS_WEIGHTS = ("none", "balanced")
 
 
 @dataclass
-class Rows:
+class TabularRows:
     """Checked rows of a tabular model.
 
     x : float32 (N, F).
@@ -31,7 +31,7 @@ class Rows:
     offset: np.ndarray | None = None
 
 
-def matrix(x, where: str) -> np.ndarray:
+def to_tabular_matrix(x, where: str) -> np.ndarray:
     """Return x_NF as contiguous float32; NaN is a missing value, an infinity is refused."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim != 2:
@@ -42,19 +42,21 @@ def matrix(x, where: str) -> np.ndarray:
     return x
 
 
-def to_rows(x, y, weight=None, where: str = "validation") -> Rows:
+def to_tabular_rows(x, y, weight=None, where: str = "validation") -> TabularRows:
     """Check rows and convert labels -1, 0, +1 to classes 0..2 in `target`."""
-    x = matrix(x, f"{where} x")
-    return Rows(x, *check_rows(len(x), y, weight, where=where))
+    x = to_tabular_matrix(x, f"{where} x")
+    return TabularRows(x, *check_training_rows(len(x), y, weight, where=where))
 
 
-def check_class_weight(name: str) -> None:
+def check_tabular_class_weight(name: str) -> None:
     """Raise SettingsError unless it is one of `CLASS_WEIGHTS`."""
     if name not in CLASS_WEIGHTS:
         raise SettingsError("Cannot train with this", where="class_weight", got=repr(name), wanted=CLASS_WEIGHTS)
 
 
-def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows, Rows | None]:
+def apply_tabular_class_weights(
+    train: TabularRows, valid: TabularRows | None, class_weight: str
+) -> tuple[TabularRows, TabularRows | None]:
     """Multiply the weights of both parts by class factors of the training rows.
 
     balanced : each class of the training rows gets the same share of their total weight. Validation rows get the same
@@ -62,15 +64,15 @@ def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> t
     """
     if class_weight == "none":
         return train, valid
-    factor = class_factors(train.target, train.weight)
+    factor = balanced_class_factors(train.target, train.weight)
 
-    def times(rows: Rows) -> Rows:
-        return Rows(rows.x, rows.target, rows.weight * factor[rows.target])
+    def times(rows: TabularRows) -> TabularRows:
+        return TabularRows(rows.x, rows.target, rows.weight * factor[rows.target])
 
     return times(train), None if valid is None else times(valid)
 
 
-def class_factors(target: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def balanced_class_factors(target: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return factors, float64 (3,), that balance the classes' shares of these rows' weight; 1 for an absent class."""
     held = np.bincount(target, weight, minlength=len(CLASSES))
     present = held > 0
@@ -110,7 +112,7 @@ class BinnedData:
             self._lock.release()
 
 
-class FoldBins(defaultdict[Hashable, BinnedData]):
+class FoldBinnedData(defaultdict[Hashable, BinnedData]):
     """A `BinnedData` for each fold of one data set, the chronological split among them.
 
     Share one among trials and seeds: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds

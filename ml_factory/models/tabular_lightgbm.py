@@ -7,8 +7,8 @@ import lightgbm as lgb
 import numpy as np
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.lightgbm_predict import compile_trees
-from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
+from ml_factory.models.lightgbm_predict import compile_lightgbm_trees
+from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
@@ -17,7 +17,7 @@ _END = "end of trees"
 _SIZES = re.compile(r"^tree_sizes=.*$", re.MULTILINE)
 
 
-class LightGBM(Tabular):
+class LightGBM(TabularModel):
     """Three trees a round; x_NF float32, NaN missing. Its wheels see no CUDA: `device="auto"` stays on the cpu."""
 
     name = "lightgbm"
@@ -32,7 +32,7 @@ class LightGBM(Tabular):
             bins.append(bins[0].create_valid(valid.x, valid.target, weight=valid.weight, params=params))
         return [part.construct() for part in bins]
 
-    def _device(self, spec: BoosterSpec) -> dict:
+    def _device(self, spec: TabularBoosterSpec) -> dict:
         return {"device_type": "cuda" if self._on_gpu(spec) else "cpu", "num_threads": spec.thread_count}
 
     def _open(self, spec, train, valid, bins):
@@ -42,14 +42,14 @@ class LightGBM(Tabular):
         return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        return compile_trees(ModelText.split(bytes(fitted).decode(errors="replace")).trees, classes=3)
+        return compile_lightgbm_trees(LightGBMModelText.split(bytes(fitted).decode(errors="replace")).trees, classes=3)
 
     def _predict(self, x):
         return self._predictor.probabilities(x, self.settings.thread_count)
 
     def _scores(self, x):
         scores = np.zeros((len(x), 3))
-        self._predictor.add_to(scores, x, self.settings.thread_count)
+        self._predictor.add_leaf_values(scores, x, self.settings.thread_count)
         return scores
 
     def _gain(self):
@@ -60,7 +60,7 @@ class LightGBM(Tabular):
 
 
 @dataclass(frozen=True)
-class ModelText:
+class LightGBMModelText:
     """A LightGBM model's text in its three parts: the head, a section per tree, the tail."""
 
     head: str
@@ -68,7 +68,7 @@ class ModelText:
     tail: str
 
     @classmethod
-    def split(cls, text: str) -> "ModelText":
+    def split(cls, text: str) -> "LightGBMModelText":
         body, end, tail = text.partition(_END)
         head, *trees = _TREE.split(body)
         return cls(head, tuple(trees), end + tail)
@@ -80,14 +80,14 @@ class ModelText:
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
-class _Trainer(BlockTrainer):
+class _Trainer(TabularBlockTrainer):
     """LightGBM in blocks: each block is a booster of its own that starts from the rows' scores so far (`init_score`).
 
     Scores are kept in float64 and updated by our own tree walk, leaf after leaf: a resumed run computes the same sums
     in the same order from the text of all trees.
     """
 
-    def __init__(self, spec: BoosterSpec, rows: list[Rows], bins: list[lgb.Dataset], device: dict):
+    def __init__(self, spec: TabularBoosterSpec, rows: list[TabularRows], bins: list[lgb.Dataset], device: dict):
         self.params = {
             "objective": "multiclass",
             "num_class": 3,
@@ -109,7 +109,7 @@ class _Trainer(BlockTrainer):
         self.rows, self.bins = rows, bins
         self.has_no_offset = rows[0].offset is None
         self.scores = [np.zeros((len(part.x), 3)) if part.offset is None else part.offset.copy() for part in rows]
-        self.text: ModelText | None = None
+        self.text: LightGBMModelText | None = None
         self.rounds: list[int] = []  # trees up to the end of each round
 
     def grow(self, first, until, seed):
@@ -122,11 +122,13 @@ class _Trainer(BlockTrainer):
         for dataset in self.bins[1:]:
             booster.add_valid(dataset, "valid")
         losses = [self._round(booster) for _ in range(first, until)]
-        text = ModelText.split(booster.model_to_string(num_iteration=-1))
+        text = LightGBMModelText.split(booster.model_to_string(num_iteration=-1))
         begun = len(self.text.trees) if self.text else 0
         self.rounds += [begun + min(3 * number, len(text.trees)) for number in range(1, until - first + 1)]
         self._add(text.trees)
-        self.text = ModelText(self.text.head, self.text.trees + text.trees, self.text.tail) if self.text else text
+        self.text = (
+            LightGBMModelText(self.text.head, self.text.trees + text.trees, self.text.tail) if self.text else text
+        )
         return [train for train, _ in losses], [valid for _, valid in losses if valid is not None]
 
     def _started(self, params: dict) -> lgb.Booster:
@@ -146,18 +148,18 @@ class _Trainer(BlockTrainer):
         return train, others[0][2] if others else None
 
     def _add(self, trees: tuple[str, ...]) -> None:
-        compiled = compile_trees(trees, classes=3)
+        compiled = compile_lightgbm_trees(trees, classes=3)
         for rows, score in zip(self.rows, self.scores, strict=True):
-            compiled.add_to(score, rows.x, self.params["num_threads"])
+            compiled.add_leaf_values(score, rows.x, self.params["num_threads"])
 
     def part(self):
         return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):
-        self.text = ModelText.split(bytes(part["text"]).decode())
+        self.text = LightGBMModelText.split(bytes(part["text"]).decode())
         self.rounds = [int(number) for number in part["rounds"]]
         self._add(self.text.trees)
 
     def model(self, rounds):
-        kept = ModelText(self.text.head, self.text.trees[: self.rounds[rounds - 1]], self.text.tail)
+        kept = LightGBMModelText(self.text.head, self.text.trees[: self.rounds[rounds - 1]], self.text.tail)
         return lgb.Booster(model_str=kept.join()).model_to_string(num_iteration=-1).encode()

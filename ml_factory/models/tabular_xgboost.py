@@ -3,14 +3,14 @@
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Tabular
+from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel
 from ml_factory.models.xgboost_trees import booster_of, merge_trees, trees_of
 
 _METRIC = "mlogloss"
 _BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
 
 
-class XGBoost(Tabular):
+class XGBoost(TabularModel):
     """Three trees a round; x_NF float32, NaN missing."""
 
     name = "xgboost"
@@ -45,14 +45,14 @@ class XGBoost(Tabular):
         return np.array([scores.get(f"f{column}", 0.0) for column in range(self.n_features)])
 
 
-class _Trainer(BlockTrainer):
+class _Trainer(TabularBlockTrainer):
     """XGBoost in blocks: each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
 
     A cached score and one predicted again are the same float32 additions in the same order.
     """
 
     def __init__(
-        self, spec: BoosterSpec, bins: list[xgb.QuantileDMatrix], device: str, offsets: list[np.ndarray | None]
+        self, spec: TabularBoosterSpec, bins: list[xgb.QuantileDMatrix], device: str, offsets: list[np.ndarray | None]
     ):
         self.params = {
             "objective": "multi:softprob",

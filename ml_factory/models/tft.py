@@ -11,10 +11,15 @@ from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import recurrent_layers
-from ml_factory.models.base import check_sizes
-from ml_factory.models.heads import Forecast, Task
+from ml_factory.models.base import check_model_setting_ranges
+from ml_factory.models.heads import ForecastTask, Task
 from ml_factory.models.onednn_linear import OneDNNLinear
-from ml_factory.models.tft_layers import GRN, GatedSkip, InterpretableAttention, VariableSelection
+from ml_factory.models.tft_layers import (
+    GateAddNorm,
+    GatedResidualNetwork,
+    InterpretableMultiHeadAttention,
+    VariableSelectionNetwork,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ class TFTSpec:
         for name in ("known", "static"):
             object.__setattr__(self, name, _names(getattr(self, name), name))
         given = ("ahead",) if self.ahead else ()
-        check_sizes(self, "a TFT", whole=("width", "heads", "layers", *given), shares=("dropout", "each_dropout"))
+        check_model_setting_ranges(
+            self, "a TFT", whole=("width", "heads", "layers", *given), shares=("dropout", "each_dropout")
+        )
         if self.width % self.heads:
             raise SettingsError(
                 "Cannot build a TFT", where="heads", got=self.heads, wanted=f"a divisor of {self.width}"
@@ -58,7 +65,7 @@ def _names(given: object, where: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class TFTExplanation:
     """Explanation of a TFT. Shares of variables sum to 1 over the last axis, and so does the attention.
 
     past_BTF, future_BSK, static_BV : shares of variables (None where there are none).
@@ -82,7 +89,7 @@ class TFT(nn.Module):
 
     def __init__(self, features: int, lookback: int, task: Task, spec: TFTSpec):
         super().__init__()
-        D, self.forecasts = spec.width, isinstance(task, Forecast)
+        D, self.forecasts = spec.width, isinstance(task, ForecastTask)
         context, drops = (D if spec.static else 0), (spec.dropout, spec.each_dropout)
         steps = task.steps if self.forecasts else spec.ahead
         if not self.forecasts and bool(spec.known) != bool(steps):
@@ -91,22 +98,24 @@ class TFT(nn.Module):
                 wanted="both or neither", next_step="name known inputs, and the steps that they are known for",
             )  # fmt: skip
         if spec.static:
-            self.static = VariableSelection(len(spec.static), D, 0, *drops)
-            self.contexts = nn.ModuleList(GRN(D, D, dropout=spec.dropout) for _ in range(2 + 2 * spec.layers))
-        self.past = VariableSelection(features, D, context, *drops)
+            self.static = VariableSelectionNetwork(len(spec.static), D, 0, *drops)
+            self.contexts = nn.ModuleList(
+                GatedResidualNetwork(D, D, dropout=spec.dropout) for _ in range(2 + 2 * spec.layers)
+            )
+        self.past = VariableSelectionNetwork(features, D, context, *drops)
         self.encoder = recurrent_layers.LSTMLayer(D, D, spec.layers, spec.dropout)
         if steps:
-            self.future = VariableSelection(max(len(spec.known), 1), D, context, *drops)
+            self.future = VariableSelectionNetwork(max(len(spec.known), 1), D, context, *drops)
             self.decoder = recurrent_layers.LSTMLayer(D, D, spec.layers, spec.dropout)
             self.register_buffer("ahead_S1", torch.arange(1, steps + 1)[:, None] / steps, persistent=False)
         self.drop = nn.Dropout(spec.dropout)
-        self.local = GatedSkip(D, D)
-        self.enrich = GRN(D, D, context=context, dropout=spec.dropout)
+        self.local = GateAddNorm(D, D)
+        self.enrich = GatedResidualNetwork(D, D, context=context, dropout=spec.dropout)
         self.steps, self.answers = steps, steps if self.forecasts else 1
-        self.attention = InterpretableAttention(D, spec.heads, lookback + steps, self.answers)
-        self.attended = GatedSkip(D, D)
-        self.feed = GRN(D, D, dropout=spec.dropout)
-        self.decoded = GatedSkip(D, D)
+        self.attention = InterpretableMultiHeadAttention(D, spec.heads, lookback + steps, self.answers)
+        self.attended = GateAddNorm(D, D)
+        self.feed = GatedResidualNetwork(D, D, dropout=spec.dropout)
+        self.decoded = GateAddNorm(D, D)
         self.spec = spec
         channels = (task.count(features), task.width) if self.forecasts else (task,)
         self.head = OneDNNLinear(D, torch.Size(channels).numel())
@@ -118,11 +127,15 @@ class TFT(nn.Module):
         return y if self.forecasts else y[:, 0]
 
     @torch.no_grad()
-    def explain(self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None) -> Explanation:
+    def explain(
+        self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None
+    ) -> TFTExplanation:
         """Return variable shares and attention for these inputs."""
         return self._decode(x_BTF, known_BSK, static_BV)[1]
 
-    def _decode(self, x_BTF: Tensor, known_BSK: Tensor | None, static_BV: Tensor | None) -> tuple[Tensor, Explanation]:
+    def _decode(
+        self, x_BTF: Tensor, known_BSK: Tensor | None, static_BV: Tensor | None
+    ) -> tuple[Tensor, TFTExplanation]:
         select_B1D, enrich_B1D, state, static_share_BV = self._contexts(static_BV)
         # ---------------------------------------------------------------- select variables, step by step (4.2)
         chosen_BUD, past_BTF = self.past(x_BTF, select_B1D)
@@ -140,7 +153,7 @@ class TFT(nn.Module):
         mixed_BSD, attention_BSU = self.attention(enriched_BUD)
         y_BSD = self.attended(self.drop(mixed_BSD), enriched_BUD[:, -self.answers :])
         y_BSD = self.decoded(self.feed(y_BSD), local_BUD[:, -self.answers :])
-        return y_BSD, Explanation(past_BTF, future_BSK, static_share_BV, attention_BSU)
+        return y_BSD, TFTExplanation(past_BTF, future_BSK, static_share_BV, attention_BSU)
 
     def _contexts(self, static_BV: Tensor | None) -> tuple:
         """Return the contexts of static variables for selection, enrichment and the encoder's first state (4.3); None

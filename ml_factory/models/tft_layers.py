@@ -9,20 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.onednn_linear import OneDNNLinear, linear, onednn_takes, stacked
+from ml_factory.models.onednn_linear import (
+    OneDNNLinear,
+    onednn_batched_linear,
+    onednn_or_torch_linear,
+    should_use_onednn,
+)
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time
 
 
-def elu(x: Tensor) -> Tensor:
+def tft_elu(x: Tensor) -> Tensor:
     """Return x above 0, exp(x) - 1 below. torch_xla 2.9 has a wrong gradient for its own elu: 1 + x below 0, not
     e^x.
     """
     return torch.relu(x) + x.clamp_max(0).expm1() if x.device.type == "xla" else functional.elu(x)
 
 
-def glu(x: Tensor) -> Tensor:
+def tft_glu(x: Tensor) -> Tensor:
     """Return the first half, gated by the second. torch_xla 2.9 computes its own glu's gradient on the CPU."""
     if x.device.type != "xla":
         return functional.glu(x)
@@ -30,7 +35,7 @@ def glu(x: Tensor) -> Tensor:
     return first * second.sigmoid()
 
 
-class GatedSkip(nn.Module):
+class GateAddNorm(nn.Module):
     """LayerNorm(skipped + GLU(x)): a gate that can close, and what went past it (equation 5)."""
 
     def __init__(self, inputs: int, outputs: int):
@@ -39,10 +44,10 @@ class GatedSkip(nn.Module):
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
-        return self.norm(skipped + glu(self.linear(x)))
+        return self.norm(skipped + tft_glu(self.linear(x)))
 
 
-class GRN(nn.Module):
+class GatedResidualNetwork(nn.Module):
     """Gated residual network (equations 2 to 4): two linear maps with ELU between, behind a gate.
 
     outputs : None keeps the inputs' width, and they skip the gate as they are; otherwise through a linear map.
@@ -56,19 +61,19 @@ class GRN(nn.Module):
         self.inner = OneDNNLinear(width, width)
         self.drop = nn.Dropout(dropout)
         self.skip = OneDNNLinear(inputs, outputs) if outputs else nn.Identity()
-        self.gate = GatedSkip(width, outputs or inputs)
+        self.gate = GateAddNorm(width, outputs or inputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.gated(self.outer(x), self.skip(x), context)
+        return self.gate_first_linear_output(self.outer(x), self.skip(x), context)
 
-    def gated(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
+    def gate_first_linear_output(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
         """Compute the layer from the output of the first linear map on."""
         if self.context is not None:
             first = first + self.context(context)
-        return self.gate(self.drop(self.inner(elu(first))), skipped)
+        return self.gate(self.drop(self.inner(tft_elu(first))), skipped)
 
 
-class VariableSelection(nn.Module):
+class VariableSelectionNetwork(nn.Module):
     """Variable selection: V numbers a step become one vector, weighted by a softmax over the variables (section 4.2).
 
     x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and run at once. A
@@ -87,7 +92,7 @@ class VariableSelection(nn.Module):
         self.gate_VGD, self.gate_VG = _uniform(D, V, 2 * D, D), _uniform(D, V, 2 * D)
         self.norm_VD, self.bias_VD = nn.Parameter(torch.ones(V, D)), nn.Parameter(torch.zeros(V, D))
         # One variable is always chosen whole.
-        self.joint = GRN(V * D, D, V, context, dropout) if V > 1 else None
+        self.joint = GatedResidualNetwork(V * D, D, V, context, dropout) if V > 1 else None
 
     def forward(self, x_BTV: Tensor, context_B1D: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weight_BTV = self._weights(x_BTV, context_B1D)
@@ -101,7 +106,7 @@ class VariableSelection(nn.Module):
         (V, N, _), D = x_VN1.shape, self.scale_VD.shape[1]
         if x_VN1.device.type != "cpu":
             return self._in_rows(N, x_VN1, *parts)
-        if not onednn_takes(min(N, PIECE // D) * D * 2 * D):
+        if not should_use_onednn(min(N, PIECE // D) * D * 2 * D):
             return self._in_rows(PIECE // (V * D), x_VN1, *parts)
         # One variable after the other: each is a product that is large enough by itself.
         each = zip(*(part.split(1) for part in (x_VN1, *parts)), strict=True)
@@ -118,8 +123,10 @@ class VariableSelection(nn.Module):
     def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
         if self.joint is None:
             return torch.ones_like(x_BTV)
-        first, skipped = (linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip))
-        return self.joint.gated(first, skipped, context_B1D).softmax(dim=-1)
+        first, skipped = (
+            onednn_or_torch_linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip)
+        )
+        return self.joint.gate_first_linear_output(first, skipped, context_B1D).softmax(dim=-1)
 
     def _folded(self, part: nn.Linear) -> tuple[Tensor, Tensor]:
         """Weight and bias over the numbers x_BTV themselves of a linear map over their embeddings (B, T, V D)."""
@@ -145,16 +152,16 @@ class VariableSelection(nn.Module):
         self, x_VN1: Tensor, scale_V1D: Tensor, shift_V1D: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor
     ) -> Tensor:
         """Each variable's gated residual network, up to the scale and bias of its norm."""
-        inner_VNX = elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        inner_VNX = tft_elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
         for weight, bias in zip(maps[::2], maps[1::2], strict=True):
             if weight is not maps[0]:
                 inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
-            inner_VNX = stacked(inner_VNX, weight, bias)
+            inner_VNX = onednn_batched_linear(inner_VNX, weight, bias)
         embedded_VND = torch.addcmul(shift_V1D, x_VN1, scale_V1D)
-        return functional.layer_norm(embedded_VND + glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
+        return functional.layer_norm(embedded_VND + tft_glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
 
 
-class InterpretableAttention(nn.Module):
+class InterpretableMultiHeadAttention(nn.Module):
     """Heads that share their values, so that the mean of their weights is the attention (equations 13 to 16).
 
     The last S positions of x_BUD are the queries; each attends to itself and all before. Returns (mixed_BSD,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.models.base import check_sizes
-from ml_factory.models.heads import ChannelHead, Forecast, Task
-from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, Patches, TokenDropout
+from ml_factory.models.base import check_model_setting_ranges
+from ml_factory.models.heads import ChannelHead, ForecastTask, Task
+from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, PatchLayer, TokenDropout
 from ml_factory.models.onednn_linear import OneDNNLinear
 
 
@@ -20,7 +20,7 @@ class PatchTSTSpec:
     """Patch, stride and width are the paper's for small data; few heads and layers, for 100 features on two cores.
 
     patch, stride : in time steps.
-    pad : see `Patches`.
+    pad : see `PatchLayer`.
     inner : width of the feed-forward part.
     norm : "layer", or the paper's "batch" (see `EncoderLayer`).
     instance_norm : see `InstanceNorm`.
@@ -40,7 +40,9 @@ class PatchTSTSpec:
     read: int | None = None
 
     def __post_init__(self):
-        check_sizes(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner", *_given(self)))
+        check_model_setting_ranges(
+            self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner", *_given(self))
+        )
         _check_heads(self, "a PatchTST")
         if self.norm not in NORMS:
             raise SettingsError(
@@ -71,7 +73,7 @@ class PatchTST(nn.Module):
                 next_step="a longer lookback, or a shorter patch",
             )  # fmt: skip
         self.norm = InstanceNorm() if spec.instance_norm else None
-        self.patches = Patches(spec.patch, spec.stride, spec.pad)
+        self.patches = PatchLayer(spec.patch, spec.stride, spec.pad)
         count = self.patches.count(lookback)
         self.embed = OneDNNLinear(spec.patch, spec.width)
         self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
@@ -80,7 +82,7 @@ class PatchTST(nn.Module):
             *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout, spec.norm) for _ in range(spec.layers))
         )
         self.head_drop = nn.Dropout(spec.dropout)
-        self.forecasts = isinstance(task, Forecast)
+        self.forecasts = isinstance(task, ForecastTask)
         width = spec.width * (count if self.forecasts else 1)
         self.head = ChannelHead(width, features, task, self.norm is not None, spec.read)
 
@@ -106,7 +108,7 @@ class ITransformerSpec:
     read: int | None = 4
 
     def __post_init__(self):
-        check_sizes(self, "an iTransformer", whole=("width", "heads", "layers", "inner", *_given(self)))
+        check_model_setting_ranges(self, "an iTransformer", whole=("width", "heads", "layers", "inner", *_given(self)))
         _check_heads(self, "an iTransformer")
 
 
@@ -141,7 +143,7 @@ def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
     """Return the head's output; the levels of instance norm join the codes of classes, and are added to a forecast."""
     if not taken:
         return head(code_BFX, None)
-    if isinstance(head.task, Forecast):
+    if isinstance(head.task, ForecastTask):
         return InstanceNorm.reverse(head(code_BFX, None), *taken)
     return head(code_BFX, InstanceNorm.levels(*taken))
 

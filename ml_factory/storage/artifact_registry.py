@@ -23,7 +23,7 @@ from ml_factory.errors import CheckpointError, FileError, SettingsError, Workspa
 from ml_factory.storage.files import cache_folder, files
 from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.pending_uploads import clear_pending, mark_pending
+from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
 from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.storage.workspace import check_symbol
 
@@ -105,16 +105,16 @@ class LineageEntry:
     available: bool | None = None
 
 
-class Registry:
+class ArtifactRegistry:
     """The artifacts under one `models` folder."""
 
     def __init__(self, models_folder: str | os.PathLike):
         self.folder = Path(models_folder)
 
     @property
-    def local_fallback(self) -> "Registry":
+    def local_fallback(self) -> "ArtifactRegistry":
         """Registry on the local disk for artifacts that a mount refused, until it accepts them."""
-        return Registry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
+        return ArtifactRegistry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
 
     def is_persisted(self, artifact: Artifact) -> bool:
         """Return True when the artifact is in the workspace, not only on the local disk."""
@@ -151,7 +151,7 @@ class Registry:
             if not files.is_remote(self.folder):
                 raise
             artifact = self.local_fallback._store(data, **description)
-            mark_pending((str(self.folder), digest), f"{name} of {symbol}")
+            mark_upload_pending((str(self.folder), digest), f"{name} of {symbol}")
             _log.warning(
                 "%s of %s is stored on this machine's disk for now (%s), and moves to the workspace when possible: %s",
                 name, symbol, artifact.path, error
@@ -223,7 +223,7 @@ class Registry:
                 try:
                     self.import_artifact(artifact.path)
                     shutil.rmtree(artifact.path, ignore_errors=True)
-                    clear_pending((str(self.folder), artifact.hash))
+                    clear_pending_upload((str(self.folder), artifact.hash))
                     _log.warning(
                         "%s of %s, stored on this machine's disk, is in the workspace now", artifact.name, symbol
                     )

@@ -12,7 +12,7 @@ _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _LEFTOVER_SECONDS = 3600
 
 
-def temp_path(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary path that `path` is written to before the rename."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
@@ -27,7 +27,7 @@ def commit_rename(temporary: Path, path: Path, flush: bool = True) -> None:
         _flush_folder(path.parent)
 
 
-def sweep_leftovers(path: Path) -> None:
+def sweep_temporary_files(path: Path) -> None:
     """Delete temporary files of `path` that a killed process left behind more than an hour ago."""
     with suppress(OSError):
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.lazy_module import import_module
+from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import cache_folder, files
 from ml_factory.storage.json_values import fingerprint
 
@@ -223,7 +223,7 @@ class BucketMirror:
             ) from error  # fmt: skip
 
 
-def file_at(address: str) -> Path:
+def download_bucket_file(address: str) -> Path:
     """Download the object at gs://bucket/folder/name once and return its local path. Raises SettingsError,
     WorkspaceError.
     """
@@ -241,7 +241,7 @@ def _open():
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
-    client = import_module("gcsfs.core").GCSFileSystem
+    client = import_module_or_explain("gcsfs.core").GCSFileSystem
     return client(skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options)
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.errors import FileError, WorkspaceError
-from ml_factory.redaction import redact
-from ml_factory.storage.atomic_replace import commit_rename, sweep_leftovers, temp_path
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.atomic_replace import commit_rename, sweep_temporary_files, temporary_path
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.worker_process import ParentConnection
 
@@ -228,8 +228,8 @@ class Files:
             return
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        sweep_leftovers(path)
-        temporary = temp_path(path)
+        sweep_temporary_files(path)
+        temporary = temporary_path(path)
         try:
             with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else None)):
                 writer(temporary)
@@ -247,7 +247,7 @@ class Files:
 
         NaN and infinity are refused because JSON cannot represent them.
         """
-        text = redact(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+        text = redact_secrets(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
         data = text.encode()
         self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
 
@@ -271,8 +271,8 @@ class Files:
     def upload(self, path: Path, source: str) -> None:
         """Replace `path` with a copy of a local file in one step: temporary file in its folder, flushed, renamed."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep_leftovers(path)
-        temporary = temp_path(path)
+        sweep_temporary_files(path)
+        temporary = temporary_path(path)
         try:
             with open(source, "rb") as file, open(temporary, "wb") as copy:
                 self._copy(file, copy)
@@ -387,7 +387,7 @@ def serve(channel: str, parent: str) -> None:
     """Run the parent's operations until the parent is gone."""
     link = ParentConnection(channel, parent)
     files.run_in_process(link.alive)
-    link.answer_with(_answer)
+    link.answer_requests(_answer)
 
 
 def _answer(request: dict) -> tuple[dict, bytes]:

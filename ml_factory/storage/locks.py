@@ -25,7 +25,7 @@ _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 _held: dict[Path, tuple[int, int, int]] = {}
 
 
-def acquire(path: Path, what: str) -> None:
+def acquire_lock_file(path: Path, what: str) -> None:
     """Own `path` (a lock file) for this process; nested calls are counted, and each needs its own `release`.
 
     Parameters
@@ -47,7 +47,7 @@ def acquire(path: Path, what: str) -> None:
         _held[path] = (_acquire(path, what), os.getpid(), 1)
 
 
-def release(path: Path) -> None:
+def release_lock_file(path: Path) -> None:
     """Undo one `acquire`; the last one frees the lock."""
     path = Path(os.path.abspath(path))
     descriptor, owner, count = _held.pop(path, (-1, 0, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.errors import UnresponsiveMountError
-from ml_factory.storage.worker_process import WorkerProcess, WorkerUnavailable
+from ml_factory.storage.worker_process import WorkerProcess, WorkerUnavailableError
 
 # Seconds without a reply: of a mount that has answered so far, of one that has not.
 DEADLINE, RETRY_DEADLINE = 30.0, 2.0
@@ -42,7 +42,7 @@ class Mount:
             child = WorkerProcess(self._module, [], self._top, seconds)
         try:
             answer, content = child.call({"do": operation, "path": os.path.abspath(path), "args": args}, seconds)
-        except WorkerUnavailable as error:
+        except WorkerUnavailableError as error:
             self.unresponsive = True
             raise UnresponsiveMountError(
                 "The mount does not answer; nothing there was changed", where=path, got=error,

@@ -46,11 +46,11 @@ class TensorEntry:
     floats: str = ""
 
     @property
-    def on_device(self) -> bool:
+    def is_on_device(self) -> bool:
         return not isinstance(self.data, np.ndarray)
 
 
-class Layout:
+class SafetensorsLayout:
     """Offset of each array in the bytes of one safetensors file.
 
     Parameters
@@ -75,9 +75,9 @@ class Layout:
         self.size = first + ends[-1]
 
     @property
-    def on_device(self) -> bool:
+    def is_on_device(self) -> bool:
         """True when an array is still on an accelerator, so that pinned pages are faster."""
-        return any(entry.on_device for _, entry, *_ in self._positions)
+        return any(entry.is_on_device for _, entry, *_ in self._positions)
 
     def fill(self, buffer: memoryview) -> None:
         """Copy every array into the first `size` bytes of the buffer.
@@ -88,7 +88,7 @@ class Layout:
         buffer[: len(self._head)] = self._head
         flat, bad = np.frombuffer(buffer, np.uint8), []
         for name, entry, start, end in self._positions:
-            if not entry.on_device and not _copy(entry, flat[start:end]):
+            if not entry.is_on_device and not _copy(entry, flat[start:end]):
                 bad.append(name)
         bad += list(self._from_device(buffer))
         if bad:
@@ -100,7 +100,7 @@ class Layout:
 
     def _from_device(self, buffer: memoryview) -> Iterator[str]:
         """Queue every device copy, wait once; yield the names of arrays that are not finite."""
-        positions = [position for position in self._positions if position[1].on_device]
+        positions = [position for position in self._positions if position[1].is_on_device]
         if not positions:
             return
         torch = sys.modules["torch"]

@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
-from ml_factory.lazy_module import import_module
+from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files
-from ml_factory.storage.safetensors_layout import DTYPES, Layout, TensorEntry
+from ml_factory.storage.safetensors_layout import DTYPES, SafetensorsLayout, TensorEntry
 
 VERSION = 1
 _TREE = "tree"
@@ -34,7 +34,7 @@ _MUST_BE_FINITE = {"float16", "bfloat16", "float32", "float64"}
 _TRAINED = re.compile(r"\['(network|model|module|weights|params|parameters|optimizer|ema|coef|state_dict)'\]")
 
 
-def plan_layout(state: dict, *, finite: bool = False) -> Layout:
+def plan_state_layout(state: dict, *, finite: bool = False) -> SafetensorsLayout:
     """Compute the offset of each value of a state; nothing is copied before `Layout.fill`.
 
     Parameters
@@ -54,14 +54,14 @@ def plan_layout(state: dict, *, finite: bool = False) -> Layout:
         entries = {name: replace(blob, floats="") for name, blob in entries.items()}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     encoded = np.frombuffer(text.encode(), np.uint8)
-    return Layout({**entries, _TREE: TensorEntry(encoded, "uint8", encoded.shape)})
+    return SafetensorsLayout({**entries, _TREE: TensorEntry(encoded, "uint8", encoded.shape)})
 
 
 def encode_state(state: dict) -> bytes:
     """Copy the state's present values to bytes; equal states give equal bytes. Arguments and errors as of
-    `plan_layout`.
+    `plan_state_layout`.
     """
-    layout = plan_layout(state)
+    layout = plan_state_layout(state)
     data = bytearray(layout.size)
     layout.fill(memoryview(data))
     return bytes(data)
@@ -91,14 +91,14 @@ def decode_state(data: bytes | bytearray) -> dict:
     return state
 
 
-def save_state(path: str | os.PathLike, state: dict) -> None:
+def write_state_file(path: str | os.PathLike, state: dict) -> None:
     """Write the state to one file in one step. Raises CheckpointError, or WorkspaceError when the disk is full."""
     files.write(path, encode_state(state))
 
 
-def load_state(path: str | os.PathLike) -> dict:
-    """Read a state that `save_state` wrote. Raises CheckpointError naming the file, WorkspaceError when it does not
-    exist.
+def read_state_file(path: str | os.PathLike) -> dict:
+    """Read a state that `write_state_file` wrote. Raises CheckpointError naming the file, WorkspaceError when it does
+    not exist.
     """
     data = files.read(path)
     try:
@@ -206,7 +206,7 @@ def _unpack_tensor(value: list, arrays: dict[str, np.ndarray]):
     if dtype not in _TENSORS:
         raise CheckpointError("A state holds a tensor of an unknown kind", got=dtype)
     try:
-        torch = import_module("torch")
+        torch = import_module_or_explain("torch")
         kind = getattr(torch, dtype)
     except AttributeError as error:
         raise CheckpointError("This state holds torch tensors", got=error, next_step="install a newer torch") from error

@@ -29,7 +29,7 @@ _PIECE = 1 << 20
 _abandoned: list[tuple[str, subprocess.Popen]] = []  # (resource, child that no code waits for)
 
 
-class WorkerUnavailable(TimeoutError):
+class WorkerUnavailableError(TimeoutError):
     """A child sent nothing in time, died, or cannot be started; the text holds the reason."""
 
 
@@ -65,7 +65,7 @@ def _is_alive(process: subprocess.Popen) -> bool:
         return False
 
 
-def readable(descriptor: int, seconds: float) -> bool:
+def wait_until_readable(descriptor: int, seconds: float) -> bool:
     """Wait until the descriptor can be read or its other end was closed; return False after `seconds`."""
     poll = select.poll()  # not select.select, which refuses descriptors from 1024 on
     poll.register(descriptor, select.POLLIN)
@@ -107,22 +107,22 @@ class WorkerProcess:
         """
         deadline_seconds = self.deadline if deadline is None else deadline
         if not self._one_call.acquire(timeout=deadline_seconds):
-            raise WorkerUnavailable("an earlier request is still under way")
+            raise WorkerUnavailableError("an earlier request is still under way")
         try:
             if self._closed:
-                raise WorkerUnavailable("it was closed")
+                raise WorkerUnavailableError("it was closed")
             if self._process is None or self._process.poll() is not None or self._parent != os.getpid():
                 self._start()
             try:
                 self._channel.settimeout(deadline_seconds)
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
                 return self._answer(deadline_seconds)
-            except WorkerUnavailable:
+            except WorkerUnavailableError:
                 self._kill()
                 raise
             except OSError as error:
                 self._kill()
-                raise WorkerUnavailable(
+                raise WorkerUnavailableError(
                     "the child process died" if isinstance(error, ConnectionError) else error
                 ) from error
             except BaseException:  # a signal in the middle: the pending answer belongs to no request
@@ -168,8 +168,8 @@ class WorkerProcess:
         return line
 
     def _receive(self, deadline_seconds: float) -> None:
-        if not readable(self._channel.fileno(), deadline_seconds):
-            raise WorkerUnavailable(f"no answer for {deadline_seconds:g} s")
+        if not wait_until_readable(self._channel.fileno(), deadline_seconds):
+            raise WorkerUnavailableError(f"no answer for {deadline_seconds:g} s")
         more = self._channel.recv(_PIECE)
         if not more:
             raise ConnectionResetError
@@ -179,7 +179,7 @@ class WorkerProcess:
         """Start a child, unless too many earlier ones still hang."""
         hanging = sum(resource == self._stuck_in and _is_alive(process) for resource, process in _abandoned)
         if hanging >= _MAX_ABANDONED:
-            raise WorkerUnavailable(f"{hanging} earlier requests still hang")
+            raise WorkerUnavailableError(f"{hanging} earlier requests still hang")
         if self._channel is not None:  # of a child that died between two requests, or of the process before a fork
             self._channel.close()
         self._channel, theirs = socket.socketpair()
@@ -225,7 +225,7 @@ class ParentConnection:
             self._reported_at = now
             self._socket.sendall(b"{}\n")
 
-    def answer_with(self, handle: Callable[[dict], tuple[dict, bytes]]) -> None:
+    def answer_requests(self, handle: Callable[[dict], tuple[dict, bytes]]) -> None:
         """Answer every request until the parent is gone."""
         with self._socket.makefile("rb") as requests:
             for line in requests:

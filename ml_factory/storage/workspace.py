@@ -36,7 +36,7 @@ def check_symbol(symbol: str) -> str:
     """
     if isinstance(symbol, str) and len(symbol) <= SYMBOL_LENGTH and _SYMBOL.fullmatch(symbol):
         return symbol
-    proposal = legal_symbol(str(symbol))
+    proposal = nearest_legal_symbol(str(symbol))
     raise SettingsError(
         "This symbol cannot be a folder's name",
         where="symbol",
@@ -46,7 +46,7 @@ def check_symbol(symbol: str) -> str:
     )
 
 
-def legal_symbol(text: str) -> str:
+def nearest_legal_symbol(text: str) -> str:
     """Return the nearest legal spelling, or '' when no legal character is left."""
     spelling = re.sub(r"[^A-Z0-9_.-]+", "-", text.upper().strip())
     spelling = re.sub(r"\.+(?=-|$)|(?<=-)\.+|\.(?=\.)", "", spelling)  # dots stand only between two words
@@ -59,7 +59,7 @@ def on_colab() -> bool:
     return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
 
 
-def default_root() -> Path:
+def default_workspace_root() -> Path:
     """Return the root when none is given."""
     if os.environ.get("ML_FACTORY_ROOT"):
         return Path(os.environ["ML_FACTORY_ROOT"])
@@ -80,9 +80,9 @@ class Workspace:
 
     Parameters
     ----------
-    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_root`). A bucket is mirrored
-        in a local folder, `root`: small files are downloaded at once, a symbol's bars and data when they are first
-        used, and `push` uploads what was written.
+    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_workspace_root`). A bucket
+        is mirrored in a local folder, `root`: small files are downloaded at once, a symbol's bars and data when they
+        are first used, and `push` uploads what was written.
 
     Raises WorkspaceError when the root is a file, cannot be written, or is a bucket that does not answer.
     """
@@ -97,7 +97,7 @@ class Workspace:
         )
         self._pulled: set[str] = set()
         self.files = files  # reads and writes everything in this workspace, also where a mount may hang
-        folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()
+        folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_workspace_root()
         self.root = Path(os.path.abspath(folder))
         _buckets[self.root] = self._bucket
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
@@ -172,7 +172,7 @@ class Workspace:
         return hash(self.root)
 
 
-def parse_raw_name(name: str) -> tuple[str, int] | None:
+def parse_raw_bars_name(name: str) -> tuple[str, int] | None:
     """Split a file name of data/raw, such as MES_5m.parquet, into (symbol, minutes of a bar); None for other names."""
     found = _RAW.fullmatch(name)
     return (found[1], int(found[2])) if found and int(found[2]) in BAR_MINUTES else None
@@ -183,7 +183,7 @@ def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
     path = workspace.raw_bars(symbol)
     if files.is_file(path):
         return path
-    symbols = symbols_in(workspace)
+    symbols = workspace_symbols(workspace)
     raise NotPreparedError(
         "There are no raw bars for this symbol",
         where=path,
@@ -194,19 +194,19 @@ def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
     )
 
 
-def symbols_in(workspace: Workspace) -> list[str]:
+def workspace_symbols(workspace: Workspace) -> list[str]:
     """List the symbols with raw bars in this workspace, sorted."""
-    return sorted({found[0] for found in map(parse_raw_name, workspace.files.names(workspace.raw)) if found})
+    return sorted({found[0] for found in map(parse_raw_bars_name, workspace.files.names(workspace.raw)) if found})
 
 
-def push_checkpoints(root: Path) -> None:
+def push_workspace_checkpoints(root: Path) -> None:
     """Upload the checkpoints of the workspace at `root` to its bucket in the background; no effect for a folder."""
     bucket = _buckets.get(root)
     if bucket:
         bucket.push_in_background("checkpoints/")
 
 
-def push_on_exit(verb: Verb) -> Verb:
+def push_workspace_on_exit(verb: Verb) -> Verb:
     """Decorate a function whose first argument is a workspace: its changes are uploaded to the bucket, also when it
     fails, because complete checkpoints and parts are worth keeping.
     """

@@ -21,7 +21,7 @@ _SHARES = 6  # 2**6 bars in a block of shares
 
 
 @njit(cache=True, nogil=True)
-def barrier_prices(bars, segment, span, multiples, horizon, tick, cost_ticks, rounds, prices):
+def barrier_prices_kernel(bars, segment, span, multiples, horizon, tick, cost_ticks, rounds, prices):
     """Compute upper and lower barrier prices, NaN before `span` returns of the volatility.
 
     bars : open, high, low, close, each float64[N]
@@ -76,7 +76,7 @@ def _off(steps):
 
 
 @njit(cache=True, nogil=True)
-def block_extremes(high, low):
+def block_extremes_kernel(high, low):
     """Return highest high and lowest low of every block, float64[M, 2], and the start of each level, int64."""
     n = len(high)
     begins = np.zeros(_LEVELS + 2, np.int64)
@@ -160,7 +160,7 @@ def _exit_excursions(barrier, price, open_, high, low, up, down, best, worst):
 
 
 @njit(cache=True, nogil=True)
-def scan(bars, entry, end, prices, slack, horizon, minute_bars, exits):
+def barrier_exit_kernel(bars, entry, end, prices, slack, horizon, minute_bars, exits):
     """Find the exit of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
     Parameters
@@ -176,7 +176,7 @@ def scan(bars, entry, end, prices, slack, horizon, minute_bars, exits):
     f_open, f_high, f_low, f_first, f_stop = minute_bars
     barrier, exit_bar, ret, mae, mfe = exits
     count = len(entry)
-    blocks, begins = block_extremes(high, low)
+    blocks, begins = block_extremes_kernel(high, low)
     after, j, top, bottom = -1, 0, 0.0, 0.0
     for r in range(count - 1, -1, -1):  # backwards: the next row has scanned nearly all of this row's bars
         i, stop = entry[r], end[r] + 1
@@ -212,7 +212,7 @@ def scan(bars, entry, end, prices, slack, horizon, minute_bars, exits):
 
 
 @njit(cache=True, nogil=True)
-def log_price_ratio(price, reference, rows):
+def log_price_ratio_kernel(price, reference, rows):
     """Return float64[R]: log(price / reference) on these rows of two float64[N]."""
     out = np.empty(len(rows))
     for r in range(len(rows)):
@@ -221,7 +221,7 @@ def log_price_ratio(price, reference, rows):
 
 
 @njit(cache=True, nogil=True)
-def mean_share(start, end, n):
+def average_uniqueness_kernel(start, end, n):
     """Return float64[R]: mean over the bars start..end (int64[R], both included, of n) of 1 / labels alive on that bar.
 
     Sums run inside blocks of 64 bars: O(1 + life / 64) a label, without rounding carried over from distant bars.

@@ -18,29 +18,29 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.lazy_module import import_module
+from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.json_values import fingerprint
-from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
+from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.label_table import average_uniqueness
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 
-def search_barriers(
-    base: Frame,
-    minute_bars: Frame | None,
+def search_barriers_on_training_rows(
+    base: ResampledBars,
+    minute_bars: ResampledBars | None,
     market: MarketSpec,
     train_rows: pd.DatetimeIndex,
-    spec: SearchSpec,
+    spec: BarrierSearchSpec,
     *,
     evaluated: pd.DatetimeIndex | None = None,
     record: dict | None = None,
     save: Callable[[dict], None] | None = None,
     session_close: np.ndarray | None = None,
-) -> SearchedLabels:
+) -> SearchedLabelSpec:
     """Return the label spec with the most informative labels of the training rows, among those that keep the balance.
 
     Parameters
@@ -55,7 +55,7 @@ def search_barriers(
         bars are removed before the first trial
     record : passed to `save` by an earlier, unfinished call; the search continues from there
     save : called after every trial with the whole record (JSON)
-    session_close : as in `triple_barrier`
+    session_close : as in `triple_barrier_labels`
 
     Raises
     ------
@@ -85,20 +85,20 @@ def search_barriers(
         if save is not None:
             save({"key": key, "trials": list(done)})
     best = _best(spec, done)
-    return SearchedLabels(spec.labels_of(best["params"]), spec, view.seen, best, len(done))
+    return SearchedLabelSpec(spec.labels_of(best["params"]), spec, view.seen, best, len(done))
 
 
 @dataclass(frozen=True)
 class _View:
     """Data that a search may see: bars up to its last moment, its rows, and when each label must have ended."""
 
-    base: Frame
-    minute_bars: Frame | None
+    base: ResampledBars
+    minute_bars: ResampledBars | None
     market: MarketSpec
     rows: np.ndarray  # int64[R] ns, increasing
     by: np.ndarray  # int64[R] ns, the latest label_end allowed
     session_close: np.ndarray | None
-    seen: SeenRows
+    seen: BarrierSearchRows
 
     @classmethod
     def of(cls, base, minute_bars, market, train_rows, evaluated, session_close) -> "_View":
@@ -115,16 +115,18 @@ class _View:
             )
         by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
         until = int(by.max())
-        seen = fingerprint_of_bars(base, minute_bars, market, until)
+        seen = fingerprint_searched_bars(base, minute_bars, market, until)
         base, minute_bars = _up_to(base, until), None if minute_bars is None else _up_to(minute_bars, until)
         session_close = None if session_close is None else np.asarray(session_close)[: len(base)]
         moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
-        seen = SeenRows(*moment, len(rows), _digest(rows, by), seen)
+        seen = BarrierSearchRows(*moment, len(rows), _digest(rows, by), seen)
         return cls(base, minute_bars, market, rows, by, session_close, seen)
 
-    def evaluate(self, spec: SearchSpec, labels: LabelSpec) -> dict:
+    def evaluate(self, spec: BarrierSearchSpec, labels: LabelSpec) -> dict:
         """Evaluate one trial: value (bits a training row), constraint violations (above 0) and class shares."""
-        table = triple_barrier(self.base, self.minute_bars, labels, self.market, session_close=self.session_close)
+        table = triple_barrier_labels(
+            self.base, self.minute_bars, labels, self.market, session_close=self.session_close
+        )
         known_at = table.index.as_unit("ns").asi8
         at = np.minimum(np.searchsorted(self.rows, known_at), len(self.rows) - 1)
         ends = pd.DatetimeIndex(table["label_end"]).as_unit("ns").asi8
@@ -151,14 +153,16 @@ class _View:
         return float(entropy * (unique * np.maximum(1 - cost / distance, 0)).sum())
 
 
-def _up_to(frame: Frame, until: int) -> Frame:
+def _up_to(frame: ResampledBars, until: int) -> ResampledBars:
     """Return the bars known by `until`."""
     count = int(np.searchsorted(frame.known_at, until, side="right"))
     arrays = {f.name: getattr(frame, f.name) for f in fields(frame)}
     return replace(frame, **{name: a[:count] for name, a in arrays.items() if isinstance(a, np.ndarray)})
 
 
-def fingerprint_of_bars(base: Frame, minute_bars: Frame | None, market: MarketSpec, until: int) -> str:
+def fingerprint_searched_bars(
+    base: ResampledBars, minute_bars: ResampledBars | None, market: MarketSpec, until: int
+) -> str:
     """Return the hex digest of the bars known by `until` (ns) and of the market's facts used for labels.
 
     The same whatever bars follow, so that a label spec can be matched with the data that it was searched on.
@@ -178,7 +182,7 @@ def _digest(*parts: np.ndarray | bytes) -> str:
     return digest.hexdigest()
 
 
-def _search_space(optuna, spec: SearchSpec) -> dict:
+def _search_space(optuna, spec: BarrierSearchSpec) -> dict:
     """Return Optuna's distributions; k on a log scale."""
     sides = ("k",) if spec.symmetric else ("k_up", "k_down")
     ks = {name: optuna.distributions.FloatDistribution(*spec.k, log=True) for name in sides}
@@ -206,7 +210,7 @@ def _record_of(key: str, record: dict | None) -> list[dict]:
     return list(record["trials"])
 
 
-def _best(spec: SearchSpec, trials: list[dict]) -> dict:
+def _best(spec: BarrierSearchSpec, trials: list[dict]) -> dict:
     """Return the best trial without violations, the first of equals."""
     kept = [trial for trial in trials if max(trial["broken"].values()) <= 0]
     if kept:
@@ -224,6 +228,6 @@ def _best(spec: SearchSpec, trials: list[dict]) -> dict:
 
 def _optuna():
     """Import Optuna on demand, with its log messages off."""
-    optuna = import_module("optuna")
+    optuna = import_module_or_explain("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

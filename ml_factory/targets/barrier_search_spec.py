@@ -4,14 +4,14 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ml_factory.errors import SettingsError, wrong_field
+from ml_factory.errors import SettingsError, wrong_field_error
 from ml_factory.targets.labels import LabelSpec
 
 VERSION = 3  # of a label spec: 1 given by hand, 2 with the rows of a search, 3 with their bars
 
 
 @dataclass(frozen=True)
-class SearchSpec:
+class BarrierSearchSpec:
     """Search space and constraints.
 
     labels : horizon, costs and session rule of every trial, and the barriers of the first one
@@ -52,7 +52,7 @@ class SearchSpec:
         wrong = [name for name, valid in right.items() if not valid]
         if wrong:
             default = next(f for f in fields(self) if f.name == wrong[0])
-            raise wrong_field(
+            raise wrong_field_error(
                 self, wrong[0], "Barriers cannot be searched like this",
                 wanted=f"something like {LabelSpec() if wrong[0] == 'labels' else default.default!r}",
                 next_step=f"leave {wrong[0]} out for its default",
@@ -71,7 +71,7 @@ class SearchSpec:
 
 
 @dataclass(frozen=True)
-class SeenRows:
+class BarrierSearchRows:
     """The rows that a search saw.
 
     first, last : known_at of the first and last row (ISO, UTC)
@@ -91,12 +91,12 @@ class SeenRows:
 
 
 @dataclass(frozen=True)
-class SearchedLabels:
+class SearchedLabelSpec:
     """A label spec, version 3: the barriers found, the search, the rows it saw and the best trial."""
 
     labels: LabelSpec
-    search: SearchSpec
-    seen_rows: SeenRows
+    search: BarrierSearchSpec
+    seen_rows: BarrierSearchRows
     best: dict
     trials: int
     version: int = VERSION
@@ -105,7 +105,7 @@ class SearchedLabels:
         return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "SearchedLabels":
+    def from_json(cls, text: str) -> "SearchedLabelSpec":
         """Parse a label spec; raise SettingsError for another version."""
         stored = json.loads(text)
         if stored.get("version") != VERSION:
@@ -114,8 +114,8 @@ class SearchedLabels:
                 next_step="search again",
             )  # fmt: skip
         search = stored["search"] | {"labels": LabelSpec(**stored["search"]["labels"])}
-        parts = {"labels": LabelSpec(**stored["labels"]), "search": SearchSpec(**search)}
-        return cls(**(stored | parts | {"seen_rows": SeenRows(**stored["seen_rows"])}))
+        parts = {"labels": LabelSpec(**stored["labels"]), "search": BarrierSearchSpec(**search)}
+        return cls(**(stored | parts | {"seen_rows": BarrierSearchRows(**stored["seen_rows"])}))
 
 
 def _is_whole(value: object) -> bool:

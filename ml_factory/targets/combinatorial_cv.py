@@ -12,7 +12,13 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.splits import check_count, check_embargo, keep_mask, label_times, no_training_row_error
+from ml_factory.targets.splits import (
+    check_embargo,
+    check_split_count,
+    label_start_and_end,
+    no_training_row_error,
+    purge_keep_mask,
+)
 
 MOST_FOLDS = 1_000  # each is a training
 
@@ -57,7 +63,7 @@ class CombinatorialFolds(Sequence):
         return kept
 
 
-def combinatorial_purged(labels: pd.DataFrame, blocks: int, test_blocks: int, embargo: int) -> CombinatorialFolds:
+def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: int, embargo: int) -> CombinatorialFolds:
     """Return the folds of every choice of `test_blocks` of `blocks` contiguous blocks as the test: C(N, k) folds.
 
     The rule of `splits` holds for every test block of a fold. Twelve rows whose labels end one row later,
@@ -72,8 +78,8 @@ def combinatorial_purged(labels: pd.DataFrame, blocks: int, test_blocks: int, em
 
     Raises SettingsError when a fold would keep no training row, or when there would be more than 1,000 folds.
     """
-    check_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
-    check_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
+    check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
+    check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
     check_embargo(embargo, "embargo")
     if math.comb(blocks, test_blocks) > MOST_FOLDS:
         raise SettingsError(
@@ -83,12 +89,12 @@ def combinatorial_purged(labels: pd.DataFrame, blocks: int, test_blocks: int, em
             wanted=f"at most {MOST_FOLDS:,}, since each is a training",
             next_step="use blocks=6, test_blocks=2: 15 folds, 5 paths",
         )
-    known_at, label_end = label_times(labels)
+    known_at, label_end = label_start_and_end(labels)
     rows, left_out = np.arange(len(labels)), []
     parts = np.array_split(rows, blocks)
     for part in parts:
         outside = np.delete(rows, part)
-        left_out.append(outside[~keep_mask(known_at, label_end, outside, part, embargo)])
+        left_out.append(outside[~purge_keep_mask(known_at, label_end, outside, part, embargo)])
     edges = np.cumsum([0, *map(len, parts)])
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
     for number in range(len(folds)):

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import DAY_NS, session_days
+from ml_factory.data.sessions import DAY_NS, scheduled_session_days
 from ml_factory.errors import FactoryError
 
 
-def longest_session(start_ns: np.ndarray, calendar: str, base_minutes: int) -> int:
+def longest_session_bars(start_ns: np.ndarray, calendar: str, base_minutes: int) -> int:
     """Return the base bars of the longest scheduled session around these bars' starts (int64 ns, UTC)."""
     first, last = int(start_ns[0] // DAY_NS) - 7, int(start_ns[-1] // DAY_NS) + 7
-    return int(session_days(calendar, first, last)[1].max()) // base_minutes
+    return int(scheduled_session_days(calendar, first, last)[1].max()) // base_minutes
 
 
-def check_horizon_fits(horizon: int, session_end: str, longest: int) -> None:
+def check_horizon_fits_session(horizon: int, session_end: str, longest: int) -> None:
     """Refuse a horizon that no session holds, unless labels span sessions.
 
     Parameters
@@ -42,7 +42,7 @@ def check_horizon_fits(horizon: int, session_end: str, longest: int) -> None:
         )  # fmt: skip
 
 
-def check_classes(labels: pd.DataFrame, splits: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> None:
+def check_class_sufficiency(labels: pd.DataFrame, splits: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> None:
     """Refuse a split whose training rows lack a class, or whose validation or test rows are of a single class.
 
     Parameters

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data import sessions
-from ml_factory.data.resample import Frame, segments_between_rolls
+from ml_factory.data.resample import ResampledBars, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
-from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, mean_share, scan
+from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, average_uniqueness_kernel, barrier_exit_kernel
 
 SESSION_ENDS = ("session", "drop", "span")  # treatment of rows near one: `LabelSpec.session_end`
 SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
@@ -20,7 +20,7 @@ NOT_PROVEN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class LabelPaths:
+class LabelExits:
     """R rows of a frame and their paths to the exit.
 
     entry, exit_bar, last : int64[R], positions in the frame of the row, of its exit bar and of the last bar that its
@@ -38,8 +38,8 @@ class LabelPaths:
     mfe: np.ndarray
 
 
-def rows_with_future_bars(
-    base: Frame, session_end: str, selected: np.ndarray | None = None
+def find_labelable_rows(
+    base: ResampledBars, session_end: str, selected: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[R] positions of the rows with a later bar in their segment, and of the segment's last bar.
 
@@ -65,9 +65,9 @@ def rows_with_future_bars(
     return entry, np.repeat(ends, np.diff(ends, prepend=-1))[entry]
 
 
-def simulate_exits(
-    base: Frame,
-    minute_bars: Frame | None,
+def simulate_label_exits(
+    base: ResampledBars,
+    minute_bars: ResampledBars | None,
     entry: np.ndarray,
     last: np.ndarray,
     end: np.ndarray,
@@ -75,27 +75,27 @@ def simulate_exits(
     down,
     market,
     horizon,
-) -> LabelPaths:
+) -> LabelExits:
     """Find the exits of the rows `entry` on bars entry + 1 to `end`, between two barrier prices float64[N]."""
     finer, first, stop = _bars_inside(base, minute_bars)
     # Allocated here: NumPy requests huge memory pages, which compiled code does not.
     barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
     ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
-    scan(
+    barrier_exit_kernel(
         (base.open, base.high, base.low, base.close), entry, end, (up, down), float(market.tick or 0.0) * SLACK,
         int(horizon), (finer.open, finer.high, finer.low, first, stop), (barrier, exit_bar, ret, mae, mfe),
     )  # fmt: skip
-    return LabelPaths(entry, exit_bar, last, barrier, ret, mae, mfe)
+    return LabelExits(entry, exit_bar, last, barrier, ret, mae, mfe)
 
 
-def no_barriers(base: Frame) -> tuple[np.ndarray, np.ndarray]:
+def unreachable_barriers(base: ResampledBars) -> tuple[np.ndarray, np.ndarray]:
     """Return barrier prices that no bar reaches."""
     return np.full(len(base), np.inf), np.full(len(base), -np.inf)
 
 
-def label_table(
-    base: Frame,
-    rows: LabelPaths,
+def build_label_table(
+    base: ResampledBars,
+    rows: LabelExits,
     label: np.ndarray,
     spec,
     market: MarketSpec,
@@ -115,7 +115,7 @@ def label_table(
         "label_end": label_end,
         "ret": rows.ret,
         "barrier": rows.barrier,
-        "uniqueness": mean_share(rows.entry + 1, rows.exit_bar, len(base)),
+        "uniqueness": average_uniqueness_kernel(rows.entry + 1, rows.exit_bar, len(base)),
         "mae": rows.mae,
         "mfe": rows.mfe,
         **facts,
@@ -142,10 +142,12 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
     start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
     if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
         raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
-    return mean_share(start_pos, end_pos, n)
+    return average_uniqueness_kernel(start_pos, end_pos, n)
 
 
-def _bars_inside(base: Frame, minute_bars: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
+def _bars_inside(
+    base: ResampledBars, minute_bars: ResampledBars | None
+) -> tuple[ResampledBars, np.ndarray, np.ndarray]:
     """Return the minute bars, and int64[N] first and stop positions of each base bar's bars in them; none without them.
 
     No minute bar belongs to two base bars: the minute that shows the beginning of another contract is known with the
@@ -158,7 +160,7 @@ def _bars_inside(base: Frame, minute_bars: Frame | None) -> tuple[Frame, np.ndar
     return minute_bars, first.astype(np.int64), stop.astype(np.int64)
 
 
-def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_close) -> np.ndarray:
+def _proven_at(base, rows: LabelExits, horizon, session_end, market, session_close) -> np.ndarray:
     """Return int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
 
     With session_end="drop" a row is proven to be kept only when all its bars exist; with "span" no session's close
@@ -176,7 +178,7 @@ def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_clo
         close_at = np.full(len(ends), NOT_PROVEN)
     elif session_close is None:
         # By the bar's last moment: after an early close its bucket may have begun before that close.
-        close_at = sessions.sessions_of(known_at[ends] - 1, market.calendar).close_ns
+        close_at = sessions.assign_sessions(known_at[ends] - 1, market.calendar).close_ns
     else:
         close_at = np.asarray(session_close, np.int64)[ends]
     # Before the scheduled close only a bar of another segment proves that no further bar comes.
@@ -185,7 +187,7 @@ def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_clo
     return proven
 
 
-def mark_inferred(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.DataFrame:
+def mark_inferred_labels(labels: pd.DataFrame, base: ResampledBars, market: MarketSpec) -> pd.DataFrame:
     """Return the labels, with column `inferred` where facts of the market were inferred: int8, 1 in those sessions.
 
     Bars after such a row decided the facts it was made with, so it may be used for neither training nor evaluation.
@@ -195,6 +197,6 @@ def mark_inferred(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.D
     return labels.assign(inferred=(base.session[labels["entry_bar"]] < market.learn_since).astype(np.int8))
 
 
-def usable_rows(labels: pd.DataFrame) -> np.ndarray:
-    """Return the positions (int64) of the rows that `mark_inferred` left unmarked."""
+def usable_label_rows(labels: pd.DataFrame) -> np.ndarray:
+    """Return the positions (int64) of the rows that `mark_inferred_labels` left unmarked."""
     return np.flatnonzero(labels["inferred"] == 0) if "inferred" in labels else np.arange(len(labels))

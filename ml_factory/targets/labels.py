@@ -13,24 +13,32 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import LABEL_KINDS
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError, did_you_mean, wrong_field
-from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices, log_price_ratio
+from ml_factory.errors import SettingsError, did_you_mean, wrong_field_error
+from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices_kernel, log_price_ratio_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
     SIDE,
     average_uniqueness,
-    label_table,
-    rows_with_future_bars,
-    simulate_exits,
+    build_label_table,
+    find_labelable_rows,
+    simulate_label_exits,
 )
 
 KINDS = LABEL_KINDS
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
 _BETS = {"pass": 0, "act": 1}
 
-__all__ = ["BARRIERS", "KINDS", "LabelSpec", "average_uniqueness", "barriers_of", "classes_of", "triple_barrier"]
+__all__ = [
+    "BARRIERS",
+    "KINDS",
+    "LabelSpec",
+    "average_uniqueness",
+    "label_classes",
+    "triple_barrier_labels",
+    "triple_barrier_prices",
+]
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class LabelSpec:
         self._check_primary()
 
     def _wrong(self, name: str, wanted: str, step: str) -> SettingsError:
-        return wrong_field(self, name, "A label cannot be made like this", wanted=wanted, next_step=step)
+        return wrong_field_error(self, name, "A label cannot be made like this", wanted=wanted, next_step=step)
 
     def _check_primary(self) -> None:
         """Check that meta-labels, and only they, have a primary side."""
@@ -97,33 +105,33 @@ class LabelSpec:
             raise self._wrong("primary", "a column of the base bars, whose sign is the side of the bet", step)
         if self.kind != "meta" and (self.primary or self.against or self.primary_least):
             step = "set kind to meta (prepare --target meta), or leave the primary side out"
-            raise wrong_field(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
+            raise wrong_field_error(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
 
 
-def classes_of(kind: str) -> dict[str, int]:
+def label_classes(kind: str) -> dict[str, int]:
     """Return class name -> label of a kind of labels: three sides, or of "meta" a bet's two."""
     return _BETS if kind == "meta" else _SIDES
 
 
-def expected_classes(kind: str) -> dict[str, int]:
+def expected_label_classes(kind: str) -> dict[str, int]:
     """Return the classes that rows of any market should have: a trend is neutral only if the price is constant."""
-    classes = classes_of(kind)
+    classes = label_classes(kind)
     return {name: label for name, label in classes.items() if label or kind != "trend_scanning"}
 
 
-def label_kind(settings: Mapping) -> str:
+def stored_label_kind(settings: Mapping) -> str:
     """Return the kind of labels in the settings that data and bundles are stored with."""
     return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
 
 
-def class_labels(settings: Mapping) -> tuple[int, ...]:
+def stored_class_labels(settings: Mapping) -> tuple[int, ...]:
     """Return the labels of the classes in these settings."""
-    return tuple(classes_of(label_kind(settings)).values())
+    return tuple(label_classes(stored_label_kind(settings)).values())
 
 
-def triple_barrier(
-    base: Frame,
-    minute_bars: Frame | None,
+def triple_barrier_labels(
+    base: ResampledBars,
+    minute_bars: ResampledBars | None,
     spec: LabelSpec,
     market: MarketSpec,
     *,
@@ -162,19 +170,22 @@ def triple_barrier(
     ------
     BarsError : a close is not a positive number
     """
-    up, down = barriers_of(base, spec, market)
-    entry, last = rows_with_future_bars(base, spec.session_end, ~np.isnan(up))
-    rows = simulate_exits(
+    up, down = triple_barrier_prices(base, spec, market)
+    entry, last = find_labelable_rows(base, spec.session_end, ~np.isnan(up))
+    rows = simulate_label_exits(
         base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
     )
-    distances = {"up": log_price_ratio(up, base.close, entry), "down": log_price_ratio(base.close, down, entry)}
-    return label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)
+    distances = {
+        "up": log_price_ratio_kernel(up, base.close, entry),
+        "down": log_price_ratio_kernel(base.close, down, entry),
+    }
+    return build_label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)
 
 
-def barriers_of(base: Frame, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
+def triple_barrier_prices(base: ResampledBars, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
     """Return upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
     up, down = np.empty(len(base)), np.empty(len(base))
-    barrier_prices(
+    barrier_prices_kernel(
         (base.open, base.high, base.low, base.close), base.segment, int(spec.sigma_span),
         (float(spec.k_up), float(spec.k_down)), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks),
         spec.round_to_tick, (up, down),

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_kernels import SLACK, log_price_ratio
-from ml_factory.targets.label_table import label_table, rows_with_future_bars, simulate_exits
-from ml_factory.targets.labels import LabelSpec, barriers_of
+from ml_factory.targets.barrier_kernels import SLACK, log_price_ratio_kernel
+from ml_factory.targets.label_table import build_label_table, find_labelable_rows, simulate_label_exits
+from ml_factory.targets.labels import LabelSpec, triple_barrier_prices
 
 
 def meta_labels(
-    base: Frame,
-    minute_bars: Frame | None,
+    base: ResampledBars,
+    minute_bars: ResampledBars | None,
     side: pd.Series,
     spec: LabelSpec,
     market: MarketSpec,
@@ -27,9 +27,9 @@ def meta_labels(
 ) -> pd.DataFrame:
     """Label each bet 1 if it returns more than the round-trip cost, else 0; rows without a side are left out.
 
-    Returns the columns of `triple_barrier` and `side`. label is int8, 0 or 1; ret, mae and mfe are those of the bet, so
-    a short that falls has ret > 0; barrier, up and down stay those of the price. An ambiguous row has label 0, ret NaN
-    and weight 0. Uniqueness counts the bets alone.
+    Returns the columns of `triple_barrier_labels` and `side`. label is int8, 0 or 1; ret, mae and mfe are those of the
+    bet, so a short that falls has ret > 0; barrier, up and down stay those of the price. An ambiguous row has label 0,
+    ret NaN and weight 0. Uniqueness counts the bets alone.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ def meta_labels(
     at, sides = _positions(base, side)
     bets = np.zeros(len(base), np.int8)
     bets[at] = sides
-    up, down = barriers_of(base, spec, market)
-    short_up, short_down = barriers_of(base, replace(spec, k_up=spec.k_down, k_down=spec.k_up), market)
+    up, down = triple_barrier_prices(base, spec, market)
+    short_up, short_down = triple_barrier_prices(base, replace(spec, k_up=spec.k_down, k_down=spec.k_up), market)
     up, down = np.where(bets < 0, short_up, up), np.where(bets < 0, short_down, down)
-    entry, last = rows_with_future_bars(base, spec.session_end, (bets != 0) & ~np.isnan(up))
-    rows = simulate_exits(
+    entry, last = find_labelable_rows(base, spec.session_end, (bets != 0) & ~np.isnan(up))
+    rows = simulate_label_exits(
         base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
     )
     bet = bets[entry]
@@ -57,14 +57,14 @@ def meta_labels(
     label = (ret > cost).astype(np.int8)
     seen = replace(rows, ret=ret, mae=np.where(short, -rows.mfe, rows.mae), mfe=np.where(short, -rows.mae, rows.mfe))
     facts = {
-        "up": log_price_ratio(up, base.close, entry),
-        "down": log_price_ratio(base.close, down, entry),
+        "up": log_price_ratio_kernel(up, base.close, entry),
+        "down": log_price_ratio_kernel(base.close, down, entry),
         "side": bet,
     }
-    return label_table(base, seen, label, spec, market, session_close, facts)
+    return build_label_table(base, seen, label, spec, market, session_close, facts)
 
 
-def _positions(base: Frame, side: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+def _positions(base: ResampledBars, side: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[M] positions of the sides' rows in the frame, and the sides as int8[M]."""
     values = np.asarray(side.to_numpy(), float)
     odd = np.flatnonzero(~np.isin(values, (-1.0, 0.0, 1.0)))

@@ -17,7 +17,7 @@ MOST_LABELS = 1 << 22  # the sum of their probabilities stays below 2^62
 MOST_BARS = 1 << 22  # as does the sum of the shares of one label
 
 
-def bootstrap_rows(rows: pd.DataFrame, draws: int | None = None, seed: int = 0) -> np.ndarray:
+def sequential_bootstrap_rows(rows: pd.DataFrame, draws: int | None = None, seed: int = 0) -> np.ndarray:
     """Draw int64[draws] positions into `rows`, some more than once; ambiguous rows are never drawn.
 
     rows : the training rows of one fold, in time order (barrier, entry_bar, exit_bar)

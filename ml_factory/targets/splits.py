@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import BarsError, SettingsError, wrong_field
-from ml_factory.targets.label_table import usable_rows
+from ml_factory.errors import BarsError, SettingsError, wrong_field_error
+from ml_factory.targets.label_table import usable_label_rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SplitSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
                 what, step = "The rows cannot be split like this", "use for example train=0.7, validation=0.15"
-                raise wrong_field(self, name, what, wanted="a share between 0 and 1", next_step=step)
+                raise wrong_field_error(self, name, what, wanted="a share between 0 and 1", next_step=step)
         if not self.train + self.validation < 1 or not math.isfinite(self.train + self.validation):
             raise SettingsError(
                 "The rows cannot be split like this",
@@ -61,12 +61,12 @@ def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.n
         validation                    6  .  .
         test                                   9 10 11
 
-    Rows marked `inferred` (`label_table.mark_inferred`) are in no part, and the shares are of the others.
+    Rows marked `inferred` (`label_table.mark_inferred_labels`) are in no part, and the shares are of the others.
 
     Raises SettingsError when a part would be empty, BarsError when every row is marked.
     """
-    known_at, label_end = label_times(labels)
-    rows = usable_rows(labels)
+    known_at, label_end = label_start_and_end(labels)
+    rows = usable_label_rows(labels)
     n = len(rows)
     if not n and len(labels):
         raise BarsError(
@@ -78,8 +78,8 @@ def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.n
     train, validation, test = np.split(rows, [first, second])
     parts = {"train": train, "validation": validation, "test": test}
     if all(map(len, parts.values())):
-        parts["validation"] = purge(known_at, label_end, validation, test, spec.embargo_bars)
-        parts["train"] = purge(known_at, label_end, train, rows[first:], spec.embargo_bars)
+        parts["validation"] = purge_training_rows(known_at, label_end, validation, test, spec.embargo_bars)
+        parts["train"] = purge_training_rows(known_at, label_end, train, rows[first:], spec.embargo_bars)
     for name, rows in parts.items():
         if not len(rows):
             raise SettingsError(
@@ -104,24 +104,28 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[n
 
     Raises SettingsError when a fold would keep no training row.
     """
-    check_count(folds, "folds", 2, len(labels), "use folds=5")
+    check_split_count(folds, "folds", 2, len(labels), "use folds=5")
     check_embargo(embargo, "embargo")
-    known_at, label_end = label_times(labels)
+    known_at, label_end = label_start_and_end(labels)
     rows, pairs = np.arange(len(labels)), []
     for number, test in enumerate(np.array_split(rows, folds)):
-        train = purge(known_at, label_end, np.delete(rows, test), test, embargo)
+        train = purge_training_rows(known_at, label_end, np.delete(rows, test), test, embargo)
         if not len(train):
             raise no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
         pairs.append((train, test))
     return pairs
 
 
-def purge(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
-    """Return the training rows that stay next to `block` by the rule of this module; arguments as in `keep_mask`."""
-    return rows[keep_mask(known_at, label_end, rows, block, embargo)]
+def purge_training_rows(
+    known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int
+) -> np.ndarray:
+    """Return the training rows that stay next to `block` by the rule of this module; arguments as in
+    `purge_keep_mask`.
+    """
+    return rows[purge_keep_mask(known_at, label_end, rows, block, embargo)]
 
 
-def keep_mask(
+def purge_keep_mask(
     known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int
 ) -> np.ndarray:
     """Return bool[len(rows)]: rows that stay by the rule of this module.
@@ -135,13 +139,13 @@ def keep_mask(
     return (label_end[rows] < known_at[block[0]]) | (rows >= free)
 
 
-def label_times(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def label_start_and_end(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[N] ns: known_at and label_end of every row."""
     known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     return known_at, pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
 
 
-def check_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
+def check_split_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
     """Raise SettingsError unless `value` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise SettingsError(
@@ -155,7 +159,7 @@ def check_count(value: object, where: str, least: int, most: int, next_step: str
 
 def check_embargo(value: object, where: str) -> None:
     """Raise SettingsError unless `value` is a number of rows."""
-    check_count(value, where, 0, 10**9, "use the length of the model's input window")
+    check_split_count(value, where, 0, 10**9, "use the length of the model's input window")
 
 
 def no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:

@@ -11,16 +11,21 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_kernels import SESSION, VERTICAL
-from ml_factory.targets.label_table import label_table, no_barriers, rows_with_future_bars, simulate_exits
+from ml_factory.targets.label_table import (
+    build_label_table,
+    find_labelable_rows,
+    simulate_label_exits,
+    unreachable_barriers,
+)
 from ml_factory.targets.labels import LabelSpec
 
 
-def trend_scanning(
-    base: Frame,
+def trend_scanning_labels(
+    base: ResampledBars,
     spec: LabelSpec,
     market: MarketSpec,
     *,
@@ -30,9 +35,9 @@ def trend_scanning(
 ) -> pd.DataFrame:
     """Label rows by the sign of the trend with the largest |t| among those of `shortest` to `spec.horizon` bars.
 
-    Returns the columns of `triple_barrier` without up and down, and t_value and trend_bars, the chosen trend's length;
-    ret, mae and mfe are the trend's. The choice needs every horizon, so a label lives, for overlap and for its proof,
-    until the longest is known. (The book's t1 is the trend's own end; purged by it, rows would train on later
+    Returns the columns of `triple_barrier_labels` without up and down, and t_value and trend_bars, the chosen trend's
+    length; ret, mae and mfe are the trend's. The choice needs every horizon, so a label lives, for overlap and for its
+    proof, until the longest is known. (The book's t1 is the trend's own end; purged by it, rows would train on later
     information.)
 
     Parameters
@@ -62,15 +67,15 @@ def trend_scanning(
             wanted="a finite number, 0 or more",
             next_step="use least_t=0 for the sign of every trend",
         )
-    entry, last = rows_with_future_bars(base, spec.session_end)
+    entry, last = find_labelable_rows(base, spec.session_end)
     longest = np.minimum(entry + spec.horizon, last)
     chosen, t_value = strongest_trend(base.close, entry, longest, int(shortest))
-    rows = simulate_exits(base, None, entry, last, chosen, *no_barriers(base), market, spec.horizon)
+    rows = simulate_label_exits(base, None, entry, last, chosen, *unreachable_barriers(base), market, spec.horizon)
     whole = np.where(longest == entry + spec.horizon, VERTICAL, SESSION).astype(np.int8)
     rows = replace(rows, exit_bar=longest, barrier=whole)
     label = np.where(np.abs(t_value) >= least_t, np.sign(t_value), 0).astype(np.int8)
     facts = {"t_value": t_value, "trend_bars": chosen - entry}
-    return label_table(base, rows, label, spec, market, session_close, facts, kept=last - entry >= shortest)
+    return build_label_table(base, rows, label, spec, market, session_close, facts, kept=last - entry >= shortest)
 
 
 @njit(cache=True, nogil=True)

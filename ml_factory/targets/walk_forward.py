@@ -7,7 +7,7 @@ block's first `known_at`, and no embargo is needed.
 import numpy as np
 import pandas as pd
 
-from ml_factory.targets.splits import check_count, label_times, no_training_row_error, purge
+from ml_factory.targets.splits import check_split_count, label_start_and_end, no_training_row_error, purge_training_rows
 
 Fold = tuple[np.ndarray, np.ndarray]
 
@@ -25,11 +25,11 @@ def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
 
     Raises SettingsError when a fold would keep no training row.
     """
-    check_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
-    known_at, label_end = label_times(labels)
+    check_split_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
+    known_at, label_end = label_start_and_end(labels)
     pairs = []
     for number, test in enumerate(np.array_split(np.arange(len(labels)), folds + 1)[1:]):
-        train = purge(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
+        train = purge_training_rows(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
         if not len(train):
             raise no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
         pairs.append((train, test))
@@ -52,5 +52,5 @@ def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = 
     """
     pairs = walk_forward_expanding(labels, folds)
     window = len(pairs[0][0]) if window is None else window
-    check_count(window, "window", 1, len(labels), "leave window out for that of the first fold")
+    check_split_count(window, "window", 1, len(labels), "leave window out for that of the first fold")
     return [(train[-window:], test) for train, test in pairs]

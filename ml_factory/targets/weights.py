@@ -11,11 +11,18 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.errors import SettingsError, wrong_field
+from ml_factory.errors import SettingsError, wrong_field_error
 from ml_factory.targets.labels import average_uniqueness
-from ml_factory.targets.sequential_bootstrap import bootstrap_rows
+from ml_factory.targets.sequential_bootstrap import sequential_bootstrap_rows
 
-__all__ = ["WeightSpec", "average_uniqueness", "concurrency", "effective_rows", "time_decay", "training_weights"]
+__all__ = [
+    "WeightSpec",
+    "average_uniqueness",
+    "effective_sample_size",
+    "label_concurrency",
+    "time_decay_weights",
+    "training_weights",
+]
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,12 @@ class WeightSpec:
         for name in ("uniqueness", "returns"):
             if not isinstance(getattr(self, name), bool):
                 what, step = "Rows cannot be weighed like this", f"leave {name} out for its default"
-                raise wrong_field(self, name, what, wanted="True or False", next_step=step)
+                raise wrong_field_error(self, name, what, wanted="True or False", next_step=step)
         _check_decay(self.decay, "WeightSpec.decay")
         seed = self.bootstrap
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             what, step = "Rows cannot be drawn like this", "use for example bootstrap=0"
-            raise wrong_field(self, "bootstrap", what, wanted="a seed, 0 or more, or None", next_step=step)
+            raise wrong_field_error(self, "bootstrap", what, wanted="a seed, 0 or more, or None", next_step=step)
 
 
 def training_weights(
@@ -57,7 +64,7 @@ def training_weights(
 
     Parameters
     ----------
-    rows : the training rows of one fold, in time order, of `triple_barrier` (barrier, entry_bar, exit_bar)
+    rows : the training rows of one fold, in time order, of `triple_barrier_labels` (barrier, entry_bar, exit_bar)
     spec : the default is average uniqueness (AFML 4.4), nothing else
     bar_returns : float64[N], log return of each bar on the previous bar; used on the labels' bars only, and only with
         `spec.returns`
@@ -75,27 +82,27 @@ def training_weights(
     first, last = first - offset, last - offset
     if spec.returns:
         value = _returns_of_label_bars(bar_returns, offset, first, last, bars)
-        shared = value / np.maximum(concurrency(first, last, bars), 1) if spec.uniqueness else value
+        shared = value / np.maximum(label_concurrency(first, last, bars), 1) if spec.uniqueness else value
         weights[clear] = np.abs(_sums(first, last, shared))
     elif spec.uniqueness:
         weights[clear] = average_uniqueness(first, last, bars)
     else:
         weights[clear] = 1.0
     if spec.decay != 1:
-        weights[clear] *= time_decay(average_uniqueness(first, last, bars), spec.decay)
+        weights[clear] *= time_decay_weights(average_uniqueness(first, last, bars), spec.decay)
     if spec.bootstrap is not None:
-        weights *= np.bincount(bootstrap_rows(rows, seed=spec.bootstrap), minlength=len(rows))
+        weights *= np.bincount(sequential_bootstrap_rows(rows, seed=spec.bootstrap), minlength=len(rows))
     total = weights.sum()
     return weights * (len(rows) / total) if total > 0 else weights
 
 
-def concurrency(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
+def label_concurrency(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
     """Return int64[n]: labels alive on each bar (AFML 4.3), given first and last bar of each, both included."""
     change = np.bincount(start_pos, minlength=n + 1) - np.bincount(np.asarray(end_pos) + 1, minlength=n + 1)
     return np.cumsum(change[:n])
 
 
-def time_decay(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
+def time_decay_weights(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
     """Return float64[n], a factor for each row, 1 for the newest, linear in cumulative uniqueness (AFML 4.11).
 
     A new row ages the others only by the uniqueness it adds, so redundant rows do not make the past decay faster.
@@ -109,7 +116,7 @@ def time_decay(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
     return np.maximum(1.0 - slope * (age[-1] - age), 0.0)
 
 
-def effective_rows(rows: pd.DataFrame, weights: np.ndarray | None = None) -> float:
+def effective_sample_size(rows: pd.DataFrame, weights: np.ndarray | None = None) -> float:
     """Return the number of independent rows with the same information: Kish's effective size, with overlapping labels.
 
     (sum w)^2 / sum_ij w_i w_j r_ij, with r_ij = shared bars / sqrt(life_i * life_j): the correlation of two labels'
@@ -148,7 +155,7 @@ def _returns_of_label_bars(
             wanted=f"{offset + bars} bars or more",
             next_step="give the log return of each base bar, or use WeightSpec(returns=False)",
         )
-    covered = concurrency(first, last, bars) > 0
+    covered = label_concurrency(first, last, bars) > 0
     value = np.where(covered, np.asarray(bar_returns, np.float64)[offset : offset + bars], 0.0)
     if not np.isfinite(value).all():
         raise SettingsError(

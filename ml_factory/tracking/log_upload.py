@@ -14,14 +14,16 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import disk_errors, files
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
-from ml_factory.tracking.run_log import Attempt, read_attempts, segments, sort_attempts
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.tracking.run_log import LogAttempt, list_log_segments, read_log_attempts, sort_log_attempts
 
 SUMMARY = "summary.json"
 PATIENCE, DEADLINE = 0.5, 60.0  # seconds that the training waits for a mount; seconds after which a child is killed
 
 
-def upload_segments(local: Path, folder: Path, attempt: Attempt, writing: str, texts: Mapping[str, str]) -> list[str]:
+def upload_segments(
+    local: Path, folder: Path, attempt: LogAttempt, writing: str, texts: Mapping[str, str]
+) -> list[str]:
     """Copy every closed local segment that the folder lacks or has incomplete, and write the texts; return the names
     there.
 
@@ -37,7 +39,7 @@ def upload_segments(local: Path, folder: Path, attempt: Attempt, writing: str, t
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if folder != local:
-            for path in segments(local).values():
+            for path in list_log_segments(local).values():
                 target = folder / path.name
                 if path.name == writing or (target.exists() and target.stat().st_size >= path.stat().st_size):
                     continue
@@ -46,7 +48,7 @@ def upload_segments(local: Path, folder: Path, attempt: Attempt, writing: str, t
         for name, text in texts.items():
             if not (name == SUMMARY and _has_later_attempt(folder, attempt)):
                 files.write(folder / name, text.encode())
-        return sorted(path.name for path in segments(folder).values())
+        return sorted(path.name for path in list_log_segments(folder).values())
 
 
 def is_log_complete(folder: Path) -> bool:
@@ -55,10 +57,10 @@ def is_log_complete(folder: Path) -> bool:
     return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
-def _has_later_attempt(folder: Path, attempt: Attempt) -> bool:
+def _has_later_attempt(folder: Path, attempt: LogAttempt) -> bool:
     """Return True when a later attempt has logged to the folder."""
     try:
-        order = sort_attempts({attempt: [], **read_attempts(folder)})
+        order = sort_log_attempts({attempt: [], **read_log_attempts(folder)})
     except WorkspaceError:  # damaged: the order of attempts is unknown
         return False
     return order[-1] != attempt
@@ -77,7 +79,9 @@ class LogUploader:
         self._worker = WorkerProcess(__name__, [local, folder], str(folder), DEADLINE) if remote else None
         self._thread = BackgroundThread("log upload")
 
-    def upload(self, attempt: Attempt, writing: str, texts: Mapping[str, str], patience: float = PATIENCE) -> list[str]:
+    def upload(
+        self, attempt: LogAttempt, writing: str, texts: Mapping[str, str], patience: float = PATIENCE
+    ) -> list[str]:
         """Upload, as `upload_segments`. Raises WorkspaceError when the folder refuses, or does not answer within
         `patience` seconds: then the child continues, and new content is uploaded by the next call.
         """
@@ -106,7 +110,7 @@ class LogUploader:
     def _send(self, request: dict) -> None:
         try:
             self._answer, _ = self._worker.call(request)
-        except WorkerUnavailable as error:
+        except WorkerUnavailableError as error:
             self._answer = {"error": str(error)}
 
 
@@ -116,11 +120,11 @@ def serve(channel: str, parent: str, local: str, folder: str) -> None:
     files.run_in_process(link.alive)
 
     def handle(request: dict) -> tuple[dict, bytes]:
-        attempt = Attempt(*request["attempt"])
+        attempt = LogAttempt(*request["attempt"])
         try:
             names = upload_segments(Path(local), Path(folder), attempt, request["writing"], request["texts"])
         except WorkspaceError as error:
             return {"error": str(error)}, b""
         return {"names": names}, b""
 
-    link.answer_with(handle)
+    link.answer_requests(handle)

@@ -12,13 +12,19 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.redaction import redact
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.tracking.run_log import read_steps
+from ml_factory.tracking.run_log import read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.tracker import begin_run, client
-from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, disable_wandb, mirror_mode, run_wandb_query
+from ml_factory.tracking.tracker import begin_wandb_run, import_wandb
+from ml_factory.tracking.wandb_process import (
+    FINISH_SECONDS,
+    INIT_SECONDS,
+    disable_wandb,
+    run_wandb_query,
+    wandb_mirror_mode,
+)
 from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
@@ -26,7 +32,7 @@ _CHILD = f"import sys; from {__name__} import child_main; child_main({{task!r}},
 _FETCH, _REPLAY = (_CHILD.format(task=task) for task in ("fetch", "replay"))
 
 
-def restore_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | None:
+def restore_wandb_artifact(registry: ArtifactRegistry, kind: str, run_id: str) -> Artifact | None:
     """Download the artifact of this run from W&B into the registry; None when W&B does not have it.
 
     Raises WorkspaceError when W&B does not answer, CheckpointError for a damaged download.
@@ -37,8 +43,11 @@ def restore_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | N
         return registry.import_artifact(Path(folder))
 
 
-def restore_run(
-    manager: CheckpointManager, snapshot: RunSnapshot, registry: Registry | None = None, kinds: Sequence[str] = ()
+def restore_artifact_or_checkpoints(
+    manager: CheckpointManager,
+    snapshot: RunSnapshot,
+    registry: ArtifactRegistry | None = None,
+    kinds: Sequence[str] = (),
 ) -> str:
     """Restore this run from W&B; return the kind restored, or "" for none.
 
@@ -51,7 +60,7 @@ def restore_run(
     snapshot : describes the run's files.
     registry, kinds : target and types of artifacts, such as "model".
 
-    Raises as `restore_artifact` does.
+    Raises as `restore_wandb_artifact` does.
     """
     names = {artifact_name(kind, snapshot.run): kind for kind in (*kinds, CHECKPOINTS)}
     with tempfile.TemporaryDirectory() as folder:
@@ -74,11 +83,11 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
 
     Returns {"run", "steps", "mode", "folder"}. Raises FactoryError where there is no log, or W&B refuses it.
     """
-    mode = mirror_mode(mirror)
+    mode = wandb_mirror_mode(mirror)
     if mode == "off":
         raise SettingsError("W&B is switched off", where="ML_FACTORY_WANDB or WANDB_MODE", next_step="unset it")
     folder = Path(folder).absolute()
-    rows = read_steps(folder)
+    rows = read_log_steps(folder)
     if not rows:
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
     run_file = files.read_json_or_none(folder / "run.json") or {}
@@ -90,10 +99,12 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
 
 
-def try_restore(manager: CheckpointManager, snapshot: RunSnapshot, *rest) -> str:
-    """Restore as `restore_run`. A service that does not answer costs its deadline once per process, and one warning."""
+def try_restore_from_wandb(manager: CheckpointManager, snapshot: RunSnapshot, *rest) -> str:
+    """Restore as `restore_artifact_or_checkpoints`. A service that does not answer costs its deadline once per
+    process, and one warning.
+    """
     try:
-        return restore_run(manager, snapshot, *rest)
+        return restore_artifact_or_checkpoints(manager, snapshot, *rest)
     except FactoryError as error:
         disable_wandb(
             f"Nothing is restored from W&B, and this process does not query it again; runs are logged locally: {error}"
@@ -112,7 +123,7 @@ def _fetch(names: Sequence[str], folder: Path) -> str:
 
 def _fetch_in_child(spec: dict) -> dict:
     """Look the artifacts up and download the first one's files."""
-    api = client().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
+    api = import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
     found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
     if found and spec["files"]:
         api.artifact(f"{PROJECT}/{found}:latest").download(root=spec["folder"])
@@ -121,8 +132,8 @@ def _fetch_in_child(spec: dict) -> dict:
 
 def _replay_in_child(spec: dict) -> dict:
     """Log the whole record to W&B."""
-    wandb = client()
-    sync = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
+    wandb = import_wandb()
+    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named))
     sync.sync_earlier(sys.maxsize)
     sync.run.summary.update(spec["summary"])
     where = str(Path(sync.run.dir).parent)
@@ -138,5 +149,5 @@ def child_main(task: str, text: str) -> None:
     try:
         answer = {"fetch": _fetch_in_child, "replay": _replay_in_child}[task](json.loads(text))
     except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
-        answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
+        answer = {"error": redact_secrets(f"{type(error).__name__}: {error}")[:500]}
     print(json.dumps(answer), flush=True)

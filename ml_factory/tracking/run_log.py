@@ -21,36 +21,36 @@ _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Attempt(NamedTuple):
+class LogAttempt(NamedTuple):
     """One process that logged: the number of the attempt and its session, 8 hex digits."""
 
     number: int
     session: str = ""
 
 
-def segment_name(attempt: Attempt, number: int) -> str:
+def log_segment_name(attempt: LogAttempt, number: int) -> str:
     """Return the file name of one segment; an attempt's names sort in the order of writing."""
     return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
 
 
-def attempt_of(name: str) -> Attempt:
+def attempt_of_segment(name: str) -> LogAttempt:
     """Return the attempt that wrote the segment with this file name."""
     match = _SEGMENT.fullmatch(name)
-    return Attempt(int(match[1]), match[2] or "")
+    return LogAttempt(int(match[1]), match[2] or "")
 
 
-def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
+def list_log_segments(*folders: Path) -> dict[tuple[LogAttempt, int], Path]:
     """Return {(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
         for name in files.names(folder):
             match = _SEGMENT.fullmatch(name)
             if match:
-                found.setdefault((attempt_of(name), int(match[3])), folder / name)
+                found.setdefault((attempt_of_segment(name), int(match[3])), folder / name)
     return dict(sorted(found.items()))
 
 
-def record_line(step: int, time: float, metrics: dict) -> str:
+def format_log_line(step: int, time: float, metrics: dict) -> str:
     """Return one line of the log. NaN and infinity, which JSON lacks, are written as texts: NaN, Infinity,
     -Infinity.
     """
@@ -60,7 +60,7 @@ def record_line(step: int, time: float, metrics: dict) -> str:
     )
 
 
-def parse_lines(data: bytes, where: object) -> list[dict]:
+def parse_log_lines(data: bytes, where: object) -> list[dict]:
     """Parse the records in `data`; a last line without its end was torn by a kill and is skipped.
 
     Raises WorkspaceError naming the line when any other line is damaged.
@@ -81,24 +81,24 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
     return records
 
 
-def sort_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
+def sort_log_attempts(attempts: Mapping[LogAttempt, list[dict]]) -> list[LogAttempt]:
     """Sort attempts from the first to the last: by number; equal numbers by the time of their first record."""
 
-    def began(attempt: Attempt) -> tuple:
+    def began(attempt: LogAttempt) -> tuple:
         records = attempts[attempt]
         return attempt.number, records[0]["time"] if records else math.inf, attempt.session
 
     return sorted(attempts, key=began)
 
 
-def merge_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
+def merge_log_attempts(attempts: Mapping[LogAttempt, list[dict]]) -> list[dict]:
     """Return each step once, in order: {"step", "time", "attempt", "metrics"}.
 
     attempts : attempt -> its records in order of writing. Records of one attempt about one step are merged, the later
         winning.
     """
     rows: dict[int, dict] = {}
-    for attempt in sort_attempts(attempts):
+    for attempt in sort_log_attempts(attempts):
         records = attempts[attempt]
         if records:
             first = records[0]["step"]
@@ -109,23 +109,23 @@ def merge_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
-def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
+def read_log_attempts(*folders: Path) -> dict[LogAttempt, list[dict]]:
     """Read the records of each attempt that these folders have segments of, in order of writing."""
-    attempts: dict[Attempt, list[dict]] = {}
-    for (attempt, _), path in segments(*folders).items():
-        attempts.setdefault(attempt, []).extend(parse_lines(files.read(path), path))
+    attempts: dict[LogAttempt, list[dict]] = {}
+    for (attempt, _), path in list_log_segments(*folders).items():
+        attempts.setdefault(attempt, []).extend(parse_log_lines(files.read(path), path))
     return attempts
 
 
-def read_steps(*folders: Path, before: Attempt | None = None) -> list[dict]:
+def read_log_steps(*folders: Path, before: LogAttempt | None = None) -> list[dict]:
     """Return the merged steps of a run's segments in these folders; only those of attempts before `before`, if
     given.
     """
-    attempts = read_attempts(*folders)
+    attempts = read_log_attempts(*folders)
     if before is not None:
-        order = sort_attempts({before: [], **attempts})
+        order = sort_log_attempts({before: [], **attempts})
         attempts = {attempt: attempts[attempt] for attempt in order[: order.index(before)] if attempt in attempts}
-    return merge_attempts(attempts)
+    return merge_log_attempts(attempts)
 
 
 def count_logged_steps(steps: Sequence[int], *folders: Path) -> int:
@@ -133,7 +133,7 @@ def count_logged_steps(steps: Sequence[int], *folders: Path) -> int:
     all steps are logged again.
     """
     try:
-        recorded = {row["step"] for row in read_steps(*folders)}
+        recorded = {row["step"] for row in read_log_steps(*folders)}
     except WorkspaceError:
         recorded = set()
     return next((position for position, step in enumerate(steps) if step not in recorded), len(steps))

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import copy_container, read_header
-from ml_factory.checkpoints.leases import fence_of
-from ml_factory.checkpoints.slot_pool import Pool, Unit
-from ml_factory.checkpoints.slots import Slots, recency
+from ml_factory.checkpoints.file_format import copy_container, read_container_header
+from ml_factory.checkpoints.leases import fencing_token_of
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool
+from ml_factory.checkpoints.slots import Slots, slot_recency
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.files import files
 
@@ -74,7 +74,7 @@ class RunSnapshot:
             for info in infos:
                 with suppress(CheckpointError):  # torn, or overwritten just now: try the one before
                     copied = copy_container(Disk(), target / _name(unit), Disk(), Path(info["path"]))
-                    fences[_name(unit)] = fence_of(copied)
+                    fences[_name(unit)] = fencing_token_of(copied)
                     break
         for file in self._files():
             (target / file.name).write_bytes(files.read(file))
@@ -105,35 +105,37 @@ class RunSnapshot:
             if target is not None:
                 parts.append((Path(target) / file.name, file))
                 continue
-            unit = Unit(*(str(read_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
+            unit = CheckpointUnit(*(str(read_container_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
             if unit.run not in self.runs:
                 raise CheckpointError("This is the checkpoint of another run", where=name, got=unit.run)
             units.append((unit, file))
         for unit, file in units:
-            slots.copy_in(unit, keep, str(file))
+            slots.copy_from_pool(unit, keep, str(file))
         for target, file in parts:
             if not files.is_file(target):
                 files.write(target, files.read(file))
         return len(units) + len(parts)
 
-    def _units(self) -> dict[Unit, list[dict]]:
+    def _units(self) -> dict[CheckpointUnit, list[dict]]:
         """Return the descriptions of each unit's slots, newest first, without returned slots."""
-        found: dict[Unit, list[dict]] = {}
-        for slot in Pool(Path(self.pool)).scan():
+        found: dict[CheckpointUnit, list[dict]] = {}
+        for slot in SlotPool(Path(self.pool)).scan():
             info = slot.header.info
-            if slot.fault is None and not slot.returned and info.get("run") in self.runs:
+            if slot.fault is None and not slot.is_returned and info.get("run") in self.runs:
                 description = {**info, "hash": slot.header.hash, "path": str(slot.path)}
-                found.setdefault(Unit(info["run"], str(info["phase"])), []).append(description)
-        return {unit: sorted(infos, key=recency, reverse=True) for unit, infos in sorted(found.items(), key=_sort_key)}
+                found.setdefault(CheckpointUnit(info["run"], str(info["phase"])), []).append(description)
+        return {
+            unit: sorted(infos, key=slot_recency, reverse=True) for unit, infos in sorted(found.items(), key=_sort_key)
+        }
 
     def _files(self) -> Iterator[Path]:
         for folder, pattern in self.files:
             yield from (Path(folder) / name for name in fnmatch.filter(files.names(folder), pattern))
 
 
-def _name(unit: Unit) -> str:
+def _name(unit: CheckpointUnit) -> str:
     return f"{unit.run}--{unit.phase}.ckpt"
 
 
-def _sort_key(item: tuple[Unit, object]) -> str:
+def _sort_key(item: tuple[CheckpointUnit, object]) -> str:
     return _name(item[0])

@@ -14,30 +14,30 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.leases import TakenOverError, session_id
+from ml_factory.checkpoints.leases import LeaseTakenOverError, lease_session_id
 from ml_factory.errors import FactoryError, WorkspaceError
-from ml_factory.redaction import redact
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.storage.files import cache_folder, disk_errors, files
 from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
-    Attempt,
-    attempt_of,
+    LogAttempt,
+    attempt_of_segment,
     count_logged_steps,
-    record_line,
-    segment_name,
-    segments,
+    format_log_line,
+    list_log_segments,
+    log_segment_name,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.wandb_process import DeadlineWatchdog, MirrorProcess, mirror_mode, warn_once
+from ml_factory.tracking.wandb_process import DeadlineWatchdog, WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
 from ml_factory.tracking.wandb_sync import (
     PROJECT,
     SECONDS_PER_MB,
     WandbSync,
     artifact_name,
-    has_ended,
+    has_run_ended,
     read_exit_record,
 )
 
@@ -75,18 +75,19 @@ class Tracker:
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
-        mode = mirror_mode(mirror)
+        mode = wandb_mirror_mode(mirror)
         self._file = self._mirror = None
         self._logged = self._finished = False
         self._texts: dict[str, str] = {}
         with disk_errors(self.local_folder):
             self.local_folder.mkdir(parents=True, exist_ok=True)
         self._log_uploader = LogUploader(self.local_folder, self.folder)
-        local = [attempt.number for attempt, _ in segments(self.local_folder)]
-        self._attempt, self._number = Attempt(1 + max(local, default=0), session_id()[:8]), 0
+        local = [attempt.number for attempt, _ in list_log_segments(self.local_folder)]
+        self._attempt, self._number = LogAttempt(1 + max(local, default=0), lease_session_id()[:8]), 0
         uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
-        self._attempt = Attempt(
-            1 + max([*local, *(attempt_of(name).number for name in uploaded)], default=0), session_id()[:8]
+        self._attempt = LogAttempt(
+            1 + max([*local, *(attempt_of_segment(name).number for name in uploaded)], default=0),
+            lease_session_id()[:8],
         )
         self._open_segment()
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
@@ -94,7 +95,7 @@ class Tracker:
         if mode != "off":
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
             spec["snapshot"] = snapshot.to_dict() if snapshot is not None else None
-            self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
+            self._mirror = WandbMirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
 
     @property
     def attempt(self) -> int:
@@ -105,7 +106,7 @@ class Tracker:
         """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""
         if self._finished:
             raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
-        line = redact(record_line(int(step), time.time(), metrics)).encode()
+        line = redact_secrets(format_log_line(int(step), time.time(), metrics)).encode()
         try:
             with disk_errors(self.local_folder):
                 if self._file is None:
@@ -113,7 +114,7 @@ class Tracker:
                 self._file.write(line)
             self._logged = True
         except WorkspaceError as error:
-            warn_once(f"A step of {self.run_id} is not in its log: {error}")
+            warn_wandb_once(f"A step of {self.run_id} is not in its log: {error}")
         if self._mirror is not None:
             self._mirror.check()
 
@@ -172,7 +173,7 @@ class Tracker:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, TakenOverError):
+        if isinstance(error, LeaseTakenOverError):
             self._abandon()
         self.finish(status="finished" if kind is None else "failed")
 
@@ -185,7 +186,7 @@ class Tracker:
             self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
 
     def _open_segment(self) -> None:
-        path = self.local_folder / segment_name(self._attempt, self._number)
+        path = self.local_folder / log_segment_name(self._attempt, self._number)
         with disk_errors(path):
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives until the segment is closed
 
@@ -200,34 +201,34 @@ class Tracker:
 
     def _upload(self, patience: float = PATIENCE) -> list[str]:
         """Upload closed segments to the workspace; return the segments' names there, none where it refuses."""
-        writing = segment_name(self._attempt, self._number) if self._file is not None else ""
+        writing = log_segment_name(self._attempt, self._number) if self._file is not None else ""
         try:
             names = self._log_uploader.upload(self._attempt, writing, self._texts, patience)
         except WorkspaceError as error:
-            warn_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
+            warn_wandb_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
             return []
         self._texts.clear()
         return names
 
     def _write_json(self, name: str, record: dict) -> None:
-        self._texts[name] = redact(json.dumps(record, indent=2, allow_nan=False) + "\n")
+        self._texts[name] = redact_secrets(json.dumps(record, indent=2, allow_nan=False) + "\n")
         self._upload()
 
 
-def mirror_main(text: str) -> None:
+def run_mirror_process(text: str) -> None:
     """Follow the local log into W&B until the run has ended or the parent is gone, in the mirror process."""
     spec = json.loads(text)
     status, end = Path(spec["status"]), Path(spec["end"])
-    sys.excepthook = lambda kind, error, trace: status.write_text(redact(f"{kind.__name__}: {error}")[:500])
+    sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
     watchdog = DeadlineWatchdog(status)
     watchdog.allow(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
-    wandb = client()
-    sync = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
+    wandb = import_wandb()
+    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named), watchdog.allow)
     watchdog.allow(None, "")
     status.write_text("ready")
-    sync.follow(lambda: has_ended(end, spec["parent"]))
+    sync.follow_log(lambda: has_run_ended(end, spec["parent"]))
     record = read_exit_record(end)
     payloads = record.get("artifacts", [])
     unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
@@ -245,12 +246,12 @@ def mirror_main(text: str) -> None:
         sync.delete_checkpoints(payloads)
 
 
-def client():
+def import_wandb():
     """Import the wandb module; only in child processes, because it may hang."""
     return importlib.import_module("wandb")
 
 
-def begin_run(wandb, spec: dict, **named):
+def begin_wandb_run(wandb, spec: dict, **named):
     """Start a W&B run with our settings: quiet and with deadlines."""
     settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
     return wandb.init(

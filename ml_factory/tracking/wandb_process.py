@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
-from ml_factory.lazy_module import missing_package
-from ml_factory.redaction import has_wandb_key, redact
+from ml_factory.lazy_module import missing_package_error
+from ml_factory.redaction import has_wandb_key, redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.worker_process import abandon, start_python
 
@@ -30,7 +30,7 @@ SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
 _DISABLED = "W&B has failed"
 
 
-class MirrorProcess:
+class WandbMirrorProcess:
     """The parent's handle of the mirror process. Every method returns at once, or after the seconds it was given."""
 
     def __init__(self, process: subprocess.Popen, status: Path, end: Path, mode: str):
@@ -39,7 +39,7 @@ class MirrorProcess:
         self._ended = False
 
     @classmethod
-    def start(cls, code: str, mode: str, folder: Path, attempt, spec: dict) -> "MirrorProcess | None":
+    def start(cls, code: str, mode: str, folder: Path, attempt, spec: dict) -> "WandbMirrorProcess | None":
         """Start the mirror process on the run that `spec` describes, or warn once why it cannot start.
 
         Parameters
@@ -51,7 +51,7 @@ class MirrorProcess:
         spec : JSON-able description of the run.
         """
         if not _wandb_installed():
-            warn_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
+            warn_wandb_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
         status, end = (folder / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
         spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(folder), "parent": os.getpid()}
@@ -59,7 +59,7 @@ class MirrorProcess:
         try:
             process = _start(code, {**spec, "status": str(status), "end": str(end)}, folder, mode)
         except OSError as error:
-            warn_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
+            warn_wandb_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
         abandon(process, SERVICE)
         return cls(process, status, end, mode)
@@ -86,10 +86,10 @@ class MirrorProcess:
     def end(self, record: dict, seconds: float) -> None:
         """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
         with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
-            files.write(self._end, redact(json.dumps(record)).encode())
+            files.write(self._end, redact_secrets(json.dumps(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
         if not self._ended and self._mode == "online" and not self._status.exists():
-            warn_once(
+            warn_wandb_once(
                 "W&B has not answered yet; the local log is complete, the mirror keeps trying for a while", SERVICE
             )
 
@@ -108,7 +108,7 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     Raises WorkspaceError with the reason when there is no answer.
     """
     if not _wandb_installed():
-        raise missing_package("wandb")
+        raise missing_package_error("wandb")
     process = _start(code, spec, folder, mode, subprocess.PIPE)
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -123,14 +123,14 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     if "error" in answer:
-        raise WorkspaceError("W&B did not answer the query", got=redact(str(answer["error"])))
+        raise WorkspaceError("W&B did not answer the query", got=redact_secrets(str(answer["error"])))
     return answer
 
 
 def _start(code: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
     """Start a child process that communicates with W&B and reads `spec` as JSON from its standard input."""
     with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
-        text.write(redact(json.dumps(spec)).encode())
+        text.write(redact_secrets(json.dumps(spec)).encode())
         text.seek(0)
         environment = _mirror_environment(mode, folder)
         return start_python(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
@@ -154,7 +154,7 @@ class DeadlineWatchdog:
                 os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def mirror_mode(mirror: str) -> str:
+def wandb_mirror_mode(mirror: str) -> str:
     """Return "off", "offline" or "online": the least that the argument, ML_FACTORY_WANDB and WANDB_MODE allow.
 
     Offline without a key, or once W&B has failed in this process, so that no run waits for it again.
@@ -193,12 +193,12 @@ def _mirror_environment(mode: str, folder: Path) -> dict[str, str]:
 
 def disable_wandb(text: str) -> None:
     """Warn that W&B has failed, and stop waiting for it in this process."""
-    warn_once(text, SERVICE)
+    warn_wandb_once(text, SERVICE)
     _warned.add(_DISABLED)
 
 
-def warn_once(text: str, topic: str = "") -> None:
+def warn_wandb_once(text: str, topic: str = "") -> None:
     """Log a warning, only the first of its text or topic in this process."""
     if (topic or text) not in _warned:
         _warned.add(topic or text)
-        _log.warning("%s", redact(text))
+        _log.warning("%s", redact_secrets(text))

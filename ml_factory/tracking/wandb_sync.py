@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.tracking.run_log import Attempt, parse_lines, read_steps, segments
+from ml_factory.tracking.run_log import LogAttempt, list_log_segments, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
@@ -42,7 +42,7 @@ class WandbSync:
     def __init__(self, wandb, spec: dict, begin_run: Callable, allow: Callable = lambda seconds, reason: None):
         self._wandb, self._spec, self._begin_run, self._allow = wandb, spec, begin_run, allow
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
-        self._attempt, self._online = Attempt(*spec["attempt"]), spec["mode"] == "online"
+        self._attempt, self._online = LogAttempt(*spec["attempt"]), spec["mode"] == "online"
         self._name = wandb_name(spec["run_id"])
         self._offsets: dict[Path, int] = {}
         self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
@@ -50,7 +50,7 @@ class WandbSync:
         self._versions = ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
         self.run = begin_run(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
-    def follow(self, over: Callable[[], bool]) -> None:
+    def follow_log(self, over: Callable[[], bool]) -> None:
         """Log the valid steps of earlier attempts, then this attempt's as they come, until the run is `over`.
 
         A step is logged when a later one has begun, because until then more metrics may be added to it.
@@ -85,7 +85,7 @@ class WandbSync:
         known = self.run.starting_step if self._online else 0
         if known > first:
             known = self._rewind(first)
-        return self.log_rows(row for row in read_steps(self._local, self._folder, before=self._attempt)
+        return self.log_rows(row for row in read_log_steps(self._local, self._folder, before=self._attempt)
                          if known <= row["step"] < first)  # fmt: skip
 
     def log_rows(self, rows: Iterable[dict]) -> int:
@@ -117,7 +117,7 @@ class WandbSync:
             if not content or content == self._sent:
                 return
             facts = self._snapshot.pack(Path(folder))
-            if self._online and is_outdated(facts, self._versions.metadata()):
+            if self._online and is_snapshot_outdated(facts, self._versions.metadata()):
                 return
             if self._online:
                 self._versions.delete_old()
@@ -156,7 +156,7 @@ class WandbSync:
 
     def _new_records(self) -> Iterator[dict]:
         """Yield the records of this attempt's segments that were not read yet, up to the last complete line."""
-        for (attempt, _), path in segments(self._local).items():
+        for (attempt, _), path in list_log_segments(self._local).items():
             if attempt != self._attempt:
                 continue
             with open(path, "rb") as file:
@@ -164,7 +164,7 @@ class WandbSync:
                 data = file.read()
             data = data[: data.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(data)
-            yield from parse_lines(data, path)
+            yield from parse_log_lines(data, path)
 
 
 class ArtifactVersions:
@@ -221,7 +221,7 @@ def artifact_name(kind: str, run_id: str) -> str:
     return wandb_name(f"{kind}-{run_id}")
 
 
-def is_outdated(local: dict, metadata: dict) -> bool:
+def is_snapshot_outdated(local: dict, metadata: dict) -> bool:
     """Return True when W&B has a checkpoint of a later session for a unit in this snapshot."""
     fences = metadata.get("fences")
     remote = fences if isinstance(fences, dict) else {}
@@ -236,6 +236,6 @@ def read_exit_record(end: Path) -> dict:
         return {"status": "killed", "summary": {}}
 
 
-def has_ended(end: Path, parent: int) -> bool:
+def has_run_ended(end: Path, parent: int) -> bool:
     """Return True when the run has ended, or its process is gone."""
     return end.exists() or os.getppid() != parent

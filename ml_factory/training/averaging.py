@@ -27,7 +27,7 @@ class WeightAverage:
         torch._foreach_add_(self.values, torch._foreach_mul([p.detach() for p in self.parameters], moved))
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def use_averaged_weights(self) -> Iterator[None]:
         """Inside the block the network holds the average; afterwards its own weights again, bit for bit."""
         with torch.no_grad():
             own = [p.detach().clone() for p in self.parameters]

@@ -137,5 +137,5 @@ def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Cal
 
 def _padded(rows: Tensor, device: Device) -> Tensor:
     """Move rows to the device, padded with rows of 0 to the length it wants; padding is never selected."""
-    padding = device.padded_length(len(rows)) - len(rows)
+    padding = device.padded_row_count(len(rows)) - len(rows)
     return device.to_device(torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows)

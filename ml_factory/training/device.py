@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
-from ml_factory.models.base import environment
+from ml_factory.models.base import fit_environment
 from ml_factory.storage.compile_cache import compile_cache_folder
-from ml_factory.training.distributed import Processes, join
-from ml_factory.training.malloc_tuning import keep_freed_memory
+from ml_factory.training.distributed import ProcessGroup, join_process_group
+from ml_factory.training.malloc_tuning import keep_freed_malloc_memory
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
@@ -51,7 +51,7 @@ class Device:
     kind: str
     threads: int
     precision: str = "fp32"
-    processes: Processes = field(default_factory=Processes)
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
     chips: int = 1
     recompiles: RecompileMonitor = field(default_factory=RecompileMonitor, compare=False)
 
@@ -69,7 +69,7 @@ class Device:
         """Move a tensor, module or Windows to this device."""
         return value.to(self.target)
 
-    def padded_length(self, rows: int) -> int:
+    def padded_row_count(self, rows: int) -> int:
         """Return the number of rows that a data set of so many rows is padded to."""
         return rows
 
@@ -90,7 +90,7 @@ class Device:
         dtype = DTYPES[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
-    def wrap(self, network: nn.Module, compiled: bool = False) -> nn.Module:
+    def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
         """Wrap the network as a step calls it: by `torch.compile` if asked for, gradients averaged over several
         processes.
         """
@@ -113,14 +113,14 @@ class Device:
 
         On other devices only `torch.compile` builds programs, on their first call; here they are counted.
         """
-        if self.recompiles.grown(_graphs()):
+        if self.recompiles.has_new_graphs(_graphs()):
             self.recompiles.after(program, 1, inputs)
 
     def free_bytes(self) -> int:
         """Return the device memory available for arrays; unlimited here, since the host's arrays are there already."""
         return 1 << 62
 
-    def peak_bytes(self) -> int | None:
+    def peak_memory_bytes(self) -> int | None:
         """Return the peak memory of this process; of a GPU or TPU the peak there. None where it is not reported."""
         try:
             status = Path("/proc/self/status").read_text()
@@ -130,10 +130,10 @@ class Device:
         lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
         return 1024 * int(lines[0][1]) if lines else None
 
-    def reset_peak(self) -> None:
-        """Reset the count of `peak_bytes`, where the hardware can: a GPU."""
+    def reset_peak_memory(self) -> None:
+        """Reset the count of `peak_memory_bytes`, where the hardware can: a GPU."""
 
-    def out_of_memory(self, error: BaseException) -> bool:
+    def is_out_of_memory_error(self, error: BaseException) -> bool:
         """Return True where this error means that memory ran out."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
@@ -144,14 +144,14 @@ class Device:
 
     def training(self) -> AbstractContextManager:
         """Return the context of a training: memory of one step is kept for the next."""
-        return keep_freed_memory()
+        return keep_freed_malloc_memory()
 
-    def keep_programs(self, folder: Path) -> None:
+    def cache_compiled_programs(self, folder: Path) -> None:
         """Cache compiled programs under `folder`, for the next session."""
 
     def facts(self) -> dict:
         """Return the facts that the bits of a run depend on besides data and settings."""
-        return environment(
+        return fit_environment(
             device=self.kind,
             capability=self._capability(),
             threads=self.threads,
@@ -164,7 +164,7 @@ class Device:
         return torch.backends.cpu.get_cpu_capability()
 
 
-class Cuda(Device):
+class CudaDevice(Device):
     """One NVIDIA GPU a process."""
 
     @property
@@ -201,10 +201,10 @@ class Cuda(Device):
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.processes.local)[0]
 
-    def peak_bytes(self) -> int | None:
+    def peak_memory_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.processes.local)
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.processes.local)
 
     def release(self) -> None:
@@ -213,7 +213,7 @@ class Cuda(Device):
     def training(self) -> AbstractContextManager:
         return nullcontext()
 
-    def keep_programs(self, folder: Path) -> None:
+    def cache_compiled_programs(self, folder: Path) -> None:
         # Read when the first kernel is compiled.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
@@ -222,7 +222,7 @@ class Cuda(Device):
         return torch.cuda.get_device_name(self.processes.local)
 
 
-class Xla(Device):
+class XlaDevice(Device):
     """The XLA devices of this process: one chip, or several with equal weights that share each batch's rows (SPMD).
 
     Operations are recorded, and executed at `mark_step`.
@@ -238,7 +238,7 @@ class Xla(Device):
         spmd.mark_sharding(batch, mesh, ("rows", *[None] * (batch.ndim - 1)))
         return batch
 
-    def padded_length(self, rows: int) -> int:
+    def padded_row_count(self, rows: int) -> int:
         # A length is part of the program. Eight lengths per power of two, so that folds and growing data share some.
         step = 1 << max(rows.bit_length() - 4, 0)
         return -(-rows // step) * step
@@ -247,7 +247,7 @@ class Xla(Device):
         super().seed_step(seed)
         _xla().manual_seed(seed)
 
-    def wrap(self, network: nn.Module, compiled: bool = False) -> nn.Module:
+    def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
         # XLA compiles every step as it is, and `torch.compile` for another device would fail on its tensors.
         return network
 
@@ -263,7 +263,7 @@ class Xla(Device):
     def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
         self.recompiles.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
         before = self._compiled()
-        self.recompiles.announce(program)
+        self.recompiles.announce_compilation(program)
         _xla().sync()
         self.recompiles.after(program, self._compiled() - before, inputs)
 
@@ -274,13 +274,13 @@ class Xla(Device):
             return 4 << 30
         return memory["bytes_limit"] - memory["bytes_used"]
 
-    def peak_bytes(self) -> int | None:
+    def peak_memory_bytes(self) -> int | None:
         try:
             return _xla("core.xla_model").get_memory_info(_xla().device()).get("peak_bytes_used")
         except RuntimeError:
             return None
 
-    def keep_programs(self, folder: Path) -> None:
+    def cache_compiled_programs(self, folder: Path) -> None:
         # The CPU client writes files that it cannot read back; a cache that is open stays.
         if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
             _xla("runtime").initialize_cache(str(folder / "xla"))
@@ -292,7 +292,7 @@ class Xla(Device):
         return _xla("debug.metrics").counter_value("UncachedCompile") or 0
 
 
-def pick(spec: TrainSpec) -> Device:
+def pick_device(spec: TrainSpec) -> Device:
     """Return the device of the spec; "auto" prefers CUDA, then a TPU."""
     on_tpu = _touch_xla(wanted=spec.device == "xla") == "TPU"
     cuda = torch.cuda.is_available()
@@ -310,12 +310,12 @@ def pick(spec: TrainSpec) -> Device:
             "A TPU has no fp16", where="precision", got="fp16", wanted="auto, bf16 or fp32",
             next_step="precision='auto' takes what each device multiplies fast, also in a run that changes devices",
         )  # fmt: skip
-    processes = Processes() if kind == "xla" else join("nccl" if kind == "cuda" else "gloo")
+    processes = ProcessGroup() if kind == "xla" else join_process_group("nccl" if kind == "cuda" else "gloo")
     if kind == "cuda":
         # Read when cuBLAS starts: without it matrix products may add in another order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(processes.local)
-    device = {"cpu": Device, "cuda": Cuda, "xla": Xla}[kind](
+    device = {"cpu": Device, "cuda": CudaDevice, "xla": XlaDevice}[kind](
         kind,
         spec.threads or cores(),
         native_precision(kind) if spec.precision == "auto" else spec.precision,
@@ -323,12 +323,12 @@ def pick(spec: TrainSpec) -> Device:
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
     if PROGRAMS in os.environ and kind != "cpu":
-        device.keep_programs(compile_cache_folder(Path(os.environ[PROGRAMS])))
+        device.cache_compiled_programs(compile_cache_folder(Path(os.environ[PROGRAMS])))
     return device
 
 
 @contextmanager
-def pinned(device: Device) -> Iterator[None]:
+def deterministic_device(device: Device) -> Iterator[None]:
     """Run with the device's thread count and deterministic kernels; restore the caller's settings and random state."""
     threads, states = torch.get_num_threads(), torch.get_rng_state()
     strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -12,7 +12,7 @@ from ml_factory.storage.serialization import decode_state, encode_state
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGroup:
     """The processes of a training.
 
     rank : this process, 0 .. world - 1; rank 0 saves and logs.
@@ -42,17 +42,17 @@ class Processes:
         return decode_state(_broadcast_bytes(payload, self.rank))["state"]
 
 
-def join(backend: str) -> Processes:
+def join_process_group(backend: str) -> ProcessGroup:
     """Return the processes of this training: an existing group, or the one torchrun has announced."""
     if not distributed.is_available():
-        return Processes()
+        return ProcessGroup()
     if not distributed.is_initialized() and launched_by_torchrun():
         distributed.init_process_group(backend)
         # Ends its threads before the interpreter; else a short process aborts ("terminate called").
         atexit.register(distributed.destroy_process_group)
     if not distributed.is_initialized():
-        return Processes()
-    return Processes(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+        return ProcessGroup()
+    return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def _broadcast_bytes(payload: bytes, rank: int) -> bytes:

@@ -15,25 +15,30 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.base import (
     CLASSES,
-    Estimator,
-    FitResult,
-    apply_limits,
-    check_rows,
-    data_signature,
-    with_model,
+    ModelBase,
+    ModelFitResult,
+    apply_fit_limits,
+    bind_model_to_callbacks,
+    check_training_rows,
+    training_data_checksum,
 )
-from ml_factory.models.clock_offset import ClockOffset, check_offset
-from ml_factory.models.heads import zero_output_layer
-from ml_factory.models.multi_timeframe_network import Strides, as_strides, several_frames
-from ml_factory.models.tabular_data import class_factors
+from ml_factory.models.clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.heads import zero_output_head
+from ml_factory.models.multi_timeframe_network import Strides, build_multi_timeframe_network, parse_timeframe_strides
+from ml_factory.models.tabular_data import balanced_class_factors
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, covariate_shapes, init_network, split_settings
-from ml_factory.training.evaluate import outputs
+from ml_factory.training.device import deterministic_device, pick_device
+from ml_factory.training.estimator_base import (
+    NeuralEstimatorBase,
+    init_network_from_seed,
+    network_covariate_shapes,
+    split_neural_settings,
+)
+from ml_factory.training.evaluate import evaluate_outputs
 from ml_factory.training.losses import weighted_cross_entropy
 
 
-class NeuralClassifier(Neural, Estimator):
+class NeuralClassifier(NeuralEstimatorBase, ModelBase):
     """Estimator of any network of `models`.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
@@ -50,14 +55,14 @@ class NeuralClassifier(Neural, Estimator):
         self, name: str, network: type[nn.Module], *, lookback: int = 32, frames: Strides | None = None,
         offset_column: int = -1, offset_bars: int = 0, **settings: Any,
     ):  # fmt: skip
-        check_offset(offset_column, offset_bars)
+        check_clock_offset_settings(offset_column, offset_bars)
         self.offset_column, self.offset_bars = offset_column, offset_bars if offset_column >= 0 else 0
         self.offset: ClockOffset | None = None
-        self.frames = as_strides(frames) if frames else None
+        self.frames = parse_timeframe_strides(frames) if frames else None
         self.name, self.network_kind, self.lookback = name, network, lookback
-        self.kind = several_frames(network, self.frames) if self.frames else network
-        self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.covariates = covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
+        self.kind = build_multi_timeframe_network(network, self.frames) if self.frames else network
+        self.settings, self.network_spec = split_neural_settings(name, network, lookback, settings)
+        self.covariates = network_covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
         if self.frames and self.covariates:
             raise SettingsError(
                 "Frames cannot be combined with these inputs", where="frames",
@@ -68,9 +73,9 @@ class NeuralClassifier(Neural, Estimator):
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
-    ) -> FitResult:
-        spec, limited = apply_limits(self.settings, limits)
-        device, self.features = pick(spec), 0
+    ) -> ModelFitResult:
+        spec, limited = apply_fit_limits(self.settings, limits)
+        device, self.features = pick_device(spec), 0
         parts = self._parts(x, y, sample_weight, "training")
         held = validation and self._parts(*(*validation, None)[:3], "validation")
         parts, held = self._with_offset_scores(*_with_class_weights(parts, held, spec.class_weight))
@@ -78,8 +83,9 @@ class NeuralClassifier(Neural, Estimator):
         result = self._learn(
             parts, held, spec, device,
             settings={**spec.identity(), **asdict(self.network_spec), **self._shape()},
-            data=data_signature(self.features, *_checksum_arrays(*parts), *(_checksum_arrays(*held) if held else ())),
-            callbacks=with_model(callbacks, self), checkpoints=checkpoints,
+            data=training_data_checksum(self.features, *_checksum_arrays(*parts),
+            *(_checksum_arrays(*held) if held else ())),
+            callbacks=bind_model_to_callbacks(callbacks, self), checkpoints=checkpoints,
             offset=self.offset and self.offset.to_dict(),
         )  # fmt: skip
         result.limited = limited
@@ -91,10 +97,10 @@ class NeuralClassifier(Neural, Estimator):
         windows = self._windows(x)
         if not len(windows):
             return np.empty((0, len(CLASSES)))
-        device = pick(self.settings)
-        with pinned(device):
+        device = pick_device(self.settings)
+        with deterministic_device(device):
             feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
-            logits_NC = outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
+            logits_NC = evaluate_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
             if self.offset is not None:
                 logits_NC = logits_NC.double() + torch.from_numpy(self.offset.scores(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
@@ -139,11 +145,11 @@ class NeuralClassifier(Neural, Estimator):
     def _build(self, features: int) -> None:
         """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
         self.features = features
-        self.network = init_network(
+        self.network = init_network_from_seed(
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
         )
         if self.offset_column >= 0:
-            zero_output_layer(self.network, len(CLASSES))
+            zero_output_head(self.network, len(CLASSES))
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, target_B, weight_B = batch
@@ -158,9 +164,9 @@ class NeuralClassifier(Neural, Estimator):
         if self.offset_column < 0:
             return parts, held
         windows, *_, target, weight = parts
-        check_offset(self.offset_column, self.offset_bars, windows.shape[2])
+        check_clock_offset_settings(self.offset_column, self.offset_bars, windows.shape[2])
         given = {"column": self.offset_column, "ending": self.offset_bars}
-        self.offset = ClockOffset.of_rows(self._clock(windows), target, weight, **given)
+        self.offset = ClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
 
         def with_scores(part: tuple) -> tuple:
             scores = self.offset.scores(self._clock(part[0])).astype(np.float32)
@@ -175,7 +181,7 @@ class NeuralClassifier(Neural, Estimator):
     def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
         """Return windows, covariates, classes int64 (N,) and weights float32 (N,), checked."""
         windows = self._windows(x)
-        target, weight = check_rows(len(windows), y, weight, where=where)
+        target, weight = check_training_rows(len(windows), y, weight, where=where)
         return windows, *self._covariates_of(windows), target, weight.astype(np.float32)
 
     def _covariates_of(self, windows: Windows) -> list[np.ndarray]:
@@ -203,10 +209,10 @@ class NeuralClassifier(Neural, Estimator):
 
 
 def _with_class_weights(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
-    """Return both parts with class-balanced weights, as of `tabular_data.apply_class_weights`."""
+    """Return both parts with class-balanced weights, as of `tabular_data.apply_tabular_class_weights`."""
     if class_weight == "none":
         return parts, held
-    factor = class_factors(parts[-2], parts[-1].astype(np.float64))
+    factor = balanced_class_factors(parts[-2], parts[-1].astype(np.float64))
 
     def times(part: tuple) -> tuple:
         *others, target, weight = part

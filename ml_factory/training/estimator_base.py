@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.models.base import FitResult
+from ml_factory.models.base import ModelFitResult
 from ml_factory.models.heads import Task
-from ml_factory.models.registry import available_models, locate, spec_of
+from ml_factory.models.registry import available_models, find_model_spec, resolve_registry_entry
 from ml_factory.seeding import derive_seed
 from ml_factory.training.batches import BatchLoader, Part
 from ml_factory.training.device import Device
-from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import Validation, fit
+from ml_factory.training.evaluate import evaluate_mean_loss
+from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
 
 
-def split_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
+def split_neural_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
     """Split settings into (those of the training, those of the network), each checked.
 
     Raises SettingsError for an unknown one, with the nearest spelling.
@@ -38,12 +38,16 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
 
 def _models_with(setting: str) -> str:
     """Return the next step for a setting that only other networks have; "" where none has it."""
-    networks = {name: locate(spec_of(name).network) for name in available_models() if spec_of(name).windowed}
+    networks = {
+        name: resolve_registry_entry(find_model_spec(name).network)
+        for name in available_models()
+        if find_model_spec(name).windowed
+    }
     theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
     return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
-def covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
+def network_covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
     """Return the covariates of a network of this spec: argument -> shape of a row. steps : number of steps ahead."""
     known, static = (getattr(spec, name, ()) for name in ("known", "static"))
     shapes = {"known_BSK": (known, (steps,)), "static_BV": (static, ())}
@@ -52,18 +56,20 @@ def covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in there.items() if shape[-1]}
 
 
-def init_network(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
+def init_network_from_seed(
+    name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int
+):
     """Build a network whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
         return network(features, lookback, task, spec)
 
 
-class Neural:
+class NeuralEstimatorBase:
     """Base of the estimators of networks; a subclass defines `_loss`.
 
     network : None until it is fitted or loaded.
-    covariates : covariates of the network, as of `covariate_shapes`.
+    covariates : covariates of the network, as of `network_covariate_shapes`.
     """
 
     name: str
@@ -74,7 +80,7 @@ class Neural:
         self, parts: Sequence[Part], held: Sequence[Part] | None, spec: TrainSpec, device: Device, *,
         settings: Mapping, data: Mapping, callbacks: Sequence[Callable], checkpoints: Any,
         offset: Mapping | None = None,
-    ) -> FitResult:  # fmt: skip
+    ) -> ModelFitResult:  # fmt: skip
         """Run the training loop on these parts; the best epoch is chosen on the `held` out parts, if any.
 
         settings, data : identity that a checkpoint must match to be resumed.
@@ -85,9 +91,9 @@ class Neural:
         identity = {"model": self.name, "settings": settings, "data": data} | ({"offset": offset} if offset else {})
 
         def validate() -> float:
-            return mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
+            return evaluate_mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
 
-        return fit(
+        return run_training_loop(
             self.network, len(feed), feed, self._loss, spec, device,
             identity=identity, validation=Validation(validate, from_start=offset is not None) if held else None,
             callbacks=callbacks, checkpoints=checkpoints,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.progress import phase
+from ml_factory.progress import progress_phase
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.losses import Loss
@@ -27,7 +27,7 @@ def forward_windows(network: nn.Module, batch: tuple) -> Tensor:
 
 
 @torch.no_grad()
-def outputs(
+def evaluate_outputs(
     network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = forward_windows
 ) -> Tensor:
     """Return forward(network, batch) of every row, float32 (N, ...) on the host, in the weights' precision.
@@ -40,7 +40,7 @@ def outputs(
         parts = []
         pieces = list(_batches(len(feed), size, device.chips))
         batches = feed.batches(positions for positions, _ in pieces)
-        with phase("predicting", len(feed)) as done:
+        with progress_phase("predicting", len(feed)) as done:
             for (_, inside), batch in zip(pieces, batches, strict=True):
                 out = forward(network, batch)
                 device.mark_step("evaluate", batch, (out,))
@@ -53,7 +53,7 @@ def outputs(
 
 
 @torch.no_grad()
-def mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device: Device, size: int) -> float:
+def evaluate_mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device: Device, size: int) -> float:
     """Return sum(w * loss) / sum(w) over all rows; each process takes its share of the batches.
 
     feed : loader of the batches of `loss`, the last part the weights (B,).
@@ -84,7 +84,7 @@ def _as_large_as_fits(run_batches: Callable[[int], T], size: int, device: Device
             return run_batches(size)
         except (RuntimeError, MemoryError) as error:
             # Other processes use batches of this size.
-            if not device.out_of_memory(error) or size < 2 or device.processes.world > 1:
+            if not device.is_out_of_memory_error(error) or size < 2 or device.processes.world > 1:
                 raise
         # Here the error and the tensors of its frames are released.
         device.release()

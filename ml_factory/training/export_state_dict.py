@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.heads import ClockOffsetNetwork
+from ml_factory.models.heads import ClockOffsetHead
 from ml_factory.training.estimator import NeuralClassifier
 
 
-def pth_bytes(model: NeuralClassifier) -> bytes:
+def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
     """Return the state dict, tensors on the CPU, as bytes. Raises FactoryError before the model is fitted."""
     if model.network is None:
         raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
@@ -29,10 +29,10 @@ def network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network
-    return ClockOffsetNetwork(model.network, model.offset.column, model.offset.ending, model.offset)
+    return ClockOffsetHead(model.network, model.offset.column, model.offset.ending, model.offset)
 
 
-def module_source_line(model: NeuralClassifier) -> str:
+def state_dict_module_source(model: NeuralClassifier) -> str:
     """Return Python that builds the `nn.Module` of the state dict; C = 3 logits of short, neutral, long."""
     kind, spec = model.network_kind, model.network_spec
     settings = ", ".join(

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import FitResult, hint_when_flat, replay_history
-from ml_factory.progress import phase
+from ml_factory.models.base import ModelFitResult, log_flat_training_loss, replay_history_to_callbacks
+from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
-from ml_factory.training.device import Device, pinned
+from ml_factory.training.device import Device, deterministic_device
 from ml_factory.training.losses import Loss
-from ml_factory.training.optim import controls, total_norm
-from ml_factory.training.progress_line import ProgressMeter
+from ml_factory.training.optim import optimizer_step_scalars, total_gradient_norm
+from ml_factory.training.progress_line import TrainingProgressLine
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 
 Batch = Callable[[np.ndarray], Any]
 
@@ -44,7 +44,7 @@ class Validation:
     from_start: bool = False
 
 
-def fit(
+def run_training_loop(
     network: nn.Module,
     rows: int,
     batch: Batch,
@@ -56,7 +56,7 @@ def fit(
     validation: Validation | None = None,
     callbacks: Sequence[Callable] = (),
     checkpoints: Any = None,
-) -> FitResult:
+) -> ModelFitResult:
     """Train `network` in place; it ends with the weights of its best epoch, on the device.
 
     batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
@@ -65,26 +65,26 @@ def fit(
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
-    with pinned(device), device.training():
+    with deterministic_device(device), device.training():
         network.train()
-        run, result = TrainingRun(device.to_device(network), rows, spec, device, identity), FitResult()
+        run, result = TrainingState(device.to_device(network), rows, spec, device, identity), ModelFitResult()
         saver = _start_or_resume(run, result, checkpoints, callbacks, validation)
-        meter = ProgressMeter(run)
-        total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
-        with phase("training", total, start=before) as moved:
+        meter = TrainingProgressLine(run)
+        total, before = (steps * run.order.batch for steps in (run.order.steps_until_epoch(spec.epochs), run.step))
+        with progress_phase("training", total, start=before) as moved:
             while not run.done:
-                began, end, timed = time.perf_counter(), run.order.steps_until(run.epoch), _Timed(batch)
-                while run.step < end or run.check_finite():
+                began, end, timed = time.perf_counter(), run.order.steps_until_epoch(run.epoch), _Timed(batch)
+                while run.step < end or run.rollback_if_not_finite():
                     # -------------------------------------------------- the step: no wait for the device
                     try:
-                        take_step(run, timed, loss, end)
+                        take_training_step(run, timed, loss, end)
                     except (RuntimeError, MemoryError) as error:
                         _halve_or_raise(run, error)
                         continue
                     # -------------------------------------------------- the log, and periodic jobs
                     moved(run.order.batch)
                     meter.record_step(timed.lap())
-                    if run.step % run.spec.log_steps == 0 and not run.check_finite():
+                    if run.step % run.spec.log_steps == 0 and not run.rollback_if_not_finite():
                         meter.log_if_due(saver.due_in())
                     saver.step()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
@@ -98,26 +98,30 @@ def fit(
 
 
 def _start_or_resume(
-    run: TrainingRun, result: FitResult, checkpoints: Any, callbacks: Sequence[Callable], validation: Validation | None
+    run: TrainingState,
+    result: ModelFitResult,
+    checkpoints: Any,
+    callbacks: Sequence[Callable],
+    validation: Validation | None,
 ) -> "_Saver":
     """Restore the last checkpoint, if there is one; else evaluate the untrained network where `validation` asks so."""
     saver = _Saver(run, checkpoints)
     if saver.resume():
         result.resumed_from, result.resumed_step = len(run.memory.history), run.step
-        replay_history(callbacks, run.memory.history)
+        replay_history_to_callbacks(callbacks, run.memory.history)
     elif validation is not None and validation.from_start:
         _evaluate_untrained(run, validation)
     return saver
 
 
-def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
+def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 0) -> None:
     """Take one step on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
 
     Nothing in this function waits for the device, so that its queue never runs empty.
 
     end : first step of the next epoch; the batch of every earlier part is prefetched.
     """
-    numbers = run.device.to_device(controls(run.step, run.learning_rate(), run.spec))
+    numbers = run.device.to_device(optimizer_step_scalars(run.step, run.learning_rate(), run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
     for part, rows in enumerate(parts):
         data = batch(rows)
@@ -145,13 +149,13 @@ def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
 
 
 @torch.no_grad()
-def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
+def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
     """Update weights, averages and the epoch's sums; where loss or gradient is not finite, only the flag."""
     # DDP averages gradients over processes; `world` makes the average a sum.
     to_mean = run.order.batch * run.device.processes.world / totals[1].clamp_min(1e-12)
     if run.scale is not None:
         to_mean = to_mean / run.scale.scale
-    norm = total_norm(run.optimizer.gradients()) * to_mean
+    norm = total_gradient_norm(run.optimizer.gradients()) * to_mean
     finite, loss_finite = torch.isfinite(norm), torch.isfinite(totals[0])
     ok = finite & loss_finite
     clip = (run.spec.clip / (norm + 1e-6)).clamp(max=1.0)
@@ -162,24 +166,24 @@ def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
     bad = ~ok
     if run.scale is not None:
         # An overflow may only mean that the scale is too large, unless no smaller scale is left.
-        bad = ~loss_finite | (~finite & run.scale.exhausted())
+        bad = ~loss_finite | (~finite & run.scale.is_at_minimum())
         run.scale.adapt(finite)
     first_bad, counter = run.flag.unbind()
     run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])
 
 
-def _halve_or_raise(run: TrainingRun, error: RuntimeError | MemoryError) -> None:
+def _halve_or_raise(run: TrainingState, error: RuntimeError | MemoryError) -> None:
     """Roll back with smaller micro-batches where memory ran out; raise every other error."""
-    if not run.device.out_of_memory(error):
+    if not run.device.is_out_of_memory_error(error):
         raise error
     error.with_traceback(None)  # its frames would keep the step's tensors alive
     if not run.halve_micro_batch():
         raise error
 
 
-def _evaluate_untrained(run: TrainingRun, validation: Validation) -> None:
+def _evaluate_untrained(run: TrainingState, validation: Validation) -> None:
     """Record the untrained network as the best one so far."""
-    with run.evaluation_mode():
+    with run.evaluation_weights():
         run.memory.best_loss, run.memory.best_weights = _finite(validation.loss(), 0), run.weights()
     run.snapshot()
 
@@ -195,11 +199,11 @@ def _finite(val_loss: float, epoch: int) -> float:
     return val_loss
 
 
-def _end_epoch(run: TrainingRun, validation: Validation | None, began: float) -> dict:
+def _end_epoch(run: TrainingState, validation: Validation | None, began: float) -> dict:
     """Record the losses of the epoch that just ended; keep the best weights. Returns the metrics."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
-    with run.evaluation_mode():
+    with run.evaluation_weights():
         val_loss = _finite(validation.loss(), epoch) if validation is not None else None
         best = val_loss is not None and val_loss < memory.best_loss
         if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
@@ -214,14 +218,14 @@ def _end_epoch(run: TrainingRun, validation: Validation | None, began: float) ->
         "seconds": time.perf_counter() - began,
     }
     memory.history = [*memory.history, {"epoch": epoch, **metrics}]
-    hint_when_flat(memory.history, spec.lr)
-    run.clear_totals()
+    log_flat_training_loss(memory.history, spec.lr)
+    run.reset_loss_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
     run.snapshot()
     return metrics
 
 
-def _finish(run: TrainingRun) -> None:
+def _finish(run: TrainingState) -> None:
     """Load the best epoch's weights and switch to evaluation."""
     if run.memory.best_weights is not None:
         run.network.load_state_dict(run.memory.best_weights)
@@ -229,7 +233,7 @@ def _finish(run: TrainingRun) -> None:
     run.network.eval()
 
 
-def _fill_result(run: TrainingRun, result: FitResult, meter: ProgressMeter) -> FitResult:
+def _fill_result(run: TrainingState, result: ModelFitResult, meter: TrainingProgressLine) -> ModelFitResult:
     """Fill the FitResult from the finished run."""
     memory, device = run.memory, run.device
     result.history, result.best_epoch = list(memory.history), memory.best_epoch
@@ -241,7 +245,7 @@ def _fill_result(run: TrainingRun, result: FitResult, meter: ProgressMeter) -> F
         "threads": device.threads,
         "precision": device.precision,
         "parameters": sum(item.numel() for item in run.network.parameters()),
-        "peak_bytes": device.peak_bytes(),
+        "peak_bytes": device.peak_memory_bytes(),
         "rows_per_second": meter.average(),
     }
     return result
@@ -272,7 +276,7 @@ class _Saver:
     Of several processes rank 0 loads, saves and decides.
     """
 
-    def __init__(self, run: TrainingRun, checkpoints: Any):
+    def __init__(self, run: TrainingState, checkpoints: Any):
         self.run, self.last = run, time.monotonic()
         self.checkpoints = checkpoints if run.device.processes.first else None
 

@@ -27,7 +27,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 @contextmanager
-def keep_freed_memory() -> Iterator[None]:
+def keep_freed_malloc_memory() -> Iterator[None]:
     """Keep freed memory for the next allocation; at the end of the outermost block all free memory is returned."""
     libc = _libc()
     _enter_or_leave(libc, 1)

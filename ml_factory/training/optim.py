@@ -18,7 +18,7 @@ from ml_factory.training.spec import TrainSpec
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
-def rate(step: int, total: int, spec: TrainSpec) -> float:
+def warmup_cosine_learning_rate(step: int, total: int, spec: TrainSpec) -> float:
     """Return the learning rate of step 0 .. total - 1: linear warm-up, then a cosine that would reach 0 at `total`."""
     warm = int(spec.warmup * total)
     if step < warm:
@@ -27,7 +27,7 @@ def rate(step: int, total: int, spec: TrainSpec) -> float:
     return spec.lr * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def controls(step: int, lr: float, spec: TrainSpec) -> Tensor:
+def optimizer_step_scalars(step: int, lr: float, spec: TrainSpec) -> Tensor:
     """Return the numbers of a step, float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias
     correction, one over the root of the square's, and the step of the weight average.
     """
@@ -70,7 +70,7 @@ class AdamW:
     def update(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:
         """Take one step along factor * gradient; where `ok` is false nothing changes, whatever the gradients hold.
 
-        numbers : `controls` of the step, on the device.
+        numbers : `optimizer_step_scalars` of the step, on the device.
         factor : scalar that converts the gradient to that of the mean loss, clipped; 0 where not ok.
         """
         one, zero = torch.ones_like(factor), torch.zeros_like(factor)
@@ -128,7 +128,7 @@ class AdamW:
                 place.copy_(value)
 
 
-def total_norm(gradients: list[Tensor]) -> Tensor:
+def total_gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients together, float32."""
     if gradients[0].device.type == "xla":
         return torch.cat([gradient.flatten() for gradient in gradients]).float().square().sum().sqrt()

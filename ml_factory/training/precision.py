@@ -22,7 +22,7 @@ def native_precision(kind: str) -> str:
     return "bf16" if torch.cpu._is_amx_tile_supported() else "fp32"
 
 
-class LossScale:
+class LossScaler:
     """Loss scaling that keeps small fp16 gradients above 0 (Micikevicius et al. 2018), decided on the device.
 
     Halved, and the step skipped, when a gradient overflows; doubled after 2,000 steps without. As torch's GradScaler,
@@ -40,7 +40,7 @@ class LossScale:
         self.scale = torch.where(ok, grown, (self.scale * 0.5).clamp_min(LEAST_SCALE))
         self.good = torch.where(grow, 0, good)
 
-    def exhausted(self) -> Tensor:
+    def is_at_minimum(self) -> Tensor:
         """Return True where no smaller scale is left: then an overflow is the network's own."""
         return self.scale <= LEAST_SCALE
 

@@ -3,17 +3,17 @@
 import logging
 import time
 
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 
 # Seconds between two lines, at least.
 SECONDS_BETWEEN = 10.0
 _log = logging.getLogger("ml_factory.training")
 
 
-class ProgressMeter:
+class TrainingProgressLine:
     """Rows and seconds of this session; `clock` returns seconds."""
 
-    def __init__(self, run: TrainingRun, clock=time.perf_counter):
+    def __init__(self, run: TrainingState, clock=time.perf_counter):
         self.run, self.clock = run, clock
         self.began = self.last_line = clock()
         self.rows = self.last_rows = 0
@@ -41,7 +41,7 @@ class ProgressMeter:
     def line(self, save_in: float | None) -> str:
         """Format the line. save_in : seconds until a save is due; None without checkpoints."""
         run, now = self.run, self.clock()
-        total = run.order.steps_until(run.spec.epochs)
+        total = run.order.steps_until_epoch(run.spec.epochs)
         loss_sum, weight = run.totals.tolist()
         spent = max(now - self.began, 1e-9)
         average = self.average()

@@ -38,7 +38,7 @@ class RecompileMonitor:
         """Mark the end of the first full cycle."""
         self.settled = True
 
-    def announce(self, program: str) -> None:
+    def announce_compilation(self, program: str) -> None:
         """Log once for each program that a lazy device is about to compile it: minutes pass before its first step."""
         if program in PROGRAMS and program not in self._announced:
             self._announced.add(program)
@@ -46,7 +46,7 @@ class RecompileMonitor:
                 "XLA compiles the program %s now; its first steps take minutes, the later ones do not", program
             )
 
-    def grown(self, built: int) -> bool:
+    def has_new_graphs(self, built: int) -> bool:
         """Return True where more graphs exist in this process than at the last call; False at the first call."""
         before, self._built = self._built, built
         return before is not None and built > before

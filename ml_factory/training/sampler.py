@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 
 
-class Order:
+class BatchSampler:
     """A stream of permutations of the rows, one per epoch, each drawn from (seed, epoch) alone.
 
     Batches are always full; rows left at an epoch's end open the next one.
@@ -18,7 +18,7 @@ class Order:
         self.batch = min(batch, rows) // shares * shares
         self._kept: dict[int, np.ndarray] = {}
 
-    def steps_until(self, epoch: int) -> int:
+    def steps_until_epoch(self, epoch: int) -> int:
         """Return the number of steps when that many epochs are over."""
         return epoch * self.rows // self.batch
 
@@ -35,16 +35,16 @@ class Order:
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._kept:
-            self._kept[epoch] = generator(self.seed, "order", epoch).permutation(self.rows)
+            self._kept[epoch] = seeded_generator(self.seed, "order", epoch).permutation(self.rows)
         return self._kept[epoch]
 
 
-def process_rows(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
+def batch_rows_of_process(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """Return the rows of one process in micro-batches, int64 (micro-batches, micro)."""
     return positions.reshape(world, -1, micro)[rank]
 
 
-def micro_size(rows: int, most: int, multiple: int = 1) -> int:
+def micro_batch_size(rows: int, most: int, multiple: int = 1) -> int:
     """Return the largest divisor of `rows` that is at most `most` and a multiple of `multiple`: all parts have one
     shape.
 

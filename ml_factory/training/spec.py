@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.tabular_data import check_class_weight
+from ml_factory.models.tabular_data import check_tabular_class_weight
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -57,7 +57,7 @@ class TrainSpec:
     class_weight: str = "none"
 
     def __post_init__(self):
-        check_class_weight(self.class_weight)
+        check_tabular_class_weight(self.class_weight)
         counts = ("epochs", 1), ("batch", 1), ("accumulate", 1), ("eval_batch", 1), ("log_steps", 1)
         for name, low in (*counts, ("patience", 0), ("threads", 0)):
             value = getattr(self, name)

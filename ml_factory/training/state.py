@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.models.base import check_same_run, describe_differences, union
+from ml_factory.models.base import check_checkpoint_of_same_fit, describe_differences, merge_inexact_reasons
 from ml_factory.training.averaging import WeightAverage
 from ml_factory.training.device import Device
-from ml_factory.training.optim import AdamW, rate
-from ml_factory.training.precision import LossScale
+from ml_factory.training.optim import AdamW, warmup_cosine_learning_rate
+from ml_factory.training.precision import LossScaler
 from ml_factory.training.recompute import recompute_blocks
-from ml_factory.training.sampler import Order, micro_size, process_rows
+from ml_factory.training.sampler import BatchSampler, batch_rows_of_process, micro_batch_size
 from ml_factory.training.spec import TrainSpec
 
 _log = logging.getLogger("ml_factory.training")
@@ -49,7 +49,7 @@ class EarlyStoppingState:
         return has_best and 0 < spec.patience <= len(self.history) - self.best_epoch
 
 
-class TrainingRun:
+class TrainingState:
     """One network in training.
 
     forward : network as a step calls it (compiled, or averaging gradients over processes).
@@ -60,7 +60,7 @@ class TrainingRun:
 
     def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
         self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
-        self.order = Order(rows, spec.batch, spec.seed, device.shares)
+        self.order = BatchSampler(rows, spec.batch, spec.seed, device.shares)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.shares}")
         self.micro = self._micro_batch_size(self.order.batch // device.processes.world // spec.accumulate)
@@ -68,11 +68,11 @@ class TrainingRun:
             _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
         self.optimizer = AdamW(network)
         self.average = WeightAverage(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
-        self.scale = LossScale(device.to_device) if device.precision == "fp16" else None
-        self.forward = device.wrap(network, spec.compile)
+        self.scale = LossScaler(device.to_device) if device.precision == "fp16" else None
+        self.forward = device.wrap_network(network, spec.compile)
         self.memory = EarlyStoppingState()
         self.step, self.done = 0, False
-        self.clear_totals()
+        self.reset_loss_totals()
         device.mark_step("start")
         self.snapshot()
 
@@ -87,27 +87,30 @@ class TrainingRun:
         return len(self.memory.history) + 1
 
     def learning_rate(self) -> float:
-        return rate(self.step, self.order.steps_until(self.spec.epochs), self.spec) * self.memory.slower
+        return (
+            warmup_cosine_learning_rate(self.step, self.order.steps_until_epoch(self.spec.epochs), self.spec)
+            * self.memory.slower
+        )
 
     def rows_of(self, step: int) -> np.ndarray:
         """Return this process's rows of a step, int64 (micro-batches, micro)."""
         processes = self.device.processes
-        return process_rows(self.order.positions(step), self.micro, processes.rank, processes.world)
+        return batch_rows_of_process(self.order.positions(step), self.micro, processes.rank, processes.world)
 
-    def clear_totals(self) -> None:
+    def reset_loss_totals(self) -> None:
         # float64 is exact enough to add any number of batches.
         self.totals = self.device.to_device(torch.zeros(2, dtype=torch.float64))
         # The step is counted on the device: as a constant it would make each step another program.
         self.flag = self.device.to_device(torch.tensor([-1, self.step], dtype=torch.int32))
 
     @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
+    def evaluation_weights(self) -> Iterator[None]:
         """Inside the block the network holds the weights to evaluate and keep: the averaged ones, if there are any."""
         self.network.eval()
         if self.average is None:
             yield
         else:
-            with self.average.in_place():
+            with self.average.use_averaged_weights():
                 yield
             self.device.mark_step("restore")
         self.network.train()
@@ -137,7 +140,7 @@ class TrainingRun:
 
     def restore(self, state: Mapping) -> None:
         """Restore a checkpoint on this run's device."""
-        check_same_run(state, self.identity)
+        check_checkpoint_of_same_fit(state, self.identity)
         if state["batch"] != self.order.batch:
             raise CheckpointError(
                 "The checkpoint's steps hold another number of rows",
@@ -153,7 +156,7 @@ class TrainingRun:
             found.append(f"micro-batch: began with {state['micro']}, now {micro}")
         self._set_micro_batch(micro)
         # Nondeterminism is permanent: its reasons are stored with the run.
-        self.memory.inexact = union(self.memory.inexact, found)
+        self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
         self.snapshot()
 
     def snapshot(self) -> None:
@@ -165,7 +168,7 @@ class TrainingRun:
         at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
         self._load(self.copy)
         self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier rollback
-        began = self.order.steps_until(self.epoch - 1)
+        began = self.order.steps_until_epoch(self.epoch - 1)
         # An uninterrupted run has its copy at the epoch's start; running out of memory is not reproducible.
         if self.step != began or micro is not None:
             inexact = [*inexact, f"{reason} at step {at + 1}, gone back to step {self.step + 1}"]
@@ -174,7 +177,7 @@ class TrainingRun:
         _log.warning("%s: back to step %d, %s", reason, self.step + 1, self._describe_rollback(micro))
 
     # ---------------------------------------------------------------------- when it fails
-    def check_finite(self) -> bool:
+    def rollback_if_not_finite(self) -> bool:
         """Check the flag. True when the run was rolled back (once, with half the rate); the second time
         FactoryError.
         """
@@ -198,7 +201,7 @@ class TrainingRun:
         Several processes, of which one calls this, roll back together at the next progress line: otherwise the others
         would wait for a step that never comes.
         """
-        return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
+        return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.rollback_if_not_finite()
 
     def halve_micro_batch(self) -> bool:
         """Halve the micro-batch after memory ran out, with the same effective batch. False when it cannot be halved."""
@@ -218,7 +221,7 @@ class TrainingRun:
         if self.scale and state["scale"]:
             self.scale.load(state["scale"], self.device.to_device)
         self.step, self.done = int(state["step"]), bool(state["done"])
-        self.clear_totals()
+        self.reset_loss_totals()
         self.totals = self.device.to_device(state["totals"].clone())
         self.memory = EarlyStoppingState(**state["memory"])
         self.optimizer.clear()
@@ -231,7 +234,7 @@ class TrainingRun:
             self.device.recompiles.forget()
 
     def _micro_batch_size(self, most: int) -> int:
-        return micro_size(self.order.batch // self.device.processes.world, most, self.device.chips)
+        return micro_batch_size(self.order.batch // self.device.processes.world, most, self.device.chips)
 
     def _describe_rollback(self, micro: int | None) -> str:
         if micro is None:

@@ -9,23 +9,23 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.activity_bars import base_and_frames
-from ml_factory.data.append_check import as_canonical, check_appended
-from ml_factory.data.io import read_table
+from ml_factory.data.activity_bars import build_base_bars_and_frames
+from ml_factory.data.append_check import canonicalize_for_append, check_appended_bars
+from ml_factory.data.io import read_bars_table
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.resample import Frame, asof_rows
-from ml_factory.data.sessions import MarketSpec, market_for
-from ml_factory.data.validation import BarSpec
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.incremental_quantiles import QuantileState, update_quantiles
-from ml_factory.datasets.preprocessing import Fitted, fit_steps
+from ml_factory.data.resample import ResampledBars, asof_rows
+from ml_factory.data.sessions import MarketSpec, resolve_market_spec
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState, update_incremental_quantiles
+from ml_factory.datasets.preprocessing import FittedStep, fit_preprocessing_steps
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
-from ml_factory.features.multi_timeframe import frame_name, staleness
-from ml_factory.features.stream import FeatureRows, FeatureStream
-from ml_factory.progress import phase
+from ml_factory.features.multi_timeframe import timeframe_name, timeframe_staleness
+from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
+from ml_factory.progress import progress_phase
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
@@ -34,7 +34,7 @@ STREAM_BARS = 50_000
 
 
 @dataclass(frozen=True)
-class CheckedBars:
+class CheckedRawBars:
     """Checked raw bars of a symbol.
 
     prefixes : the bars and their prefix hashes.
@@ -52,15 +52,15 @@ class CheckedBars:
         return self.prefixes.bars
 
 
-def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
+def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
     """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
-    market = market_for(
+    market = resolve_market_spec(
         symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
     )
     return settings.features.with_bar_size(market, bars)
 
 
-def appendable_store(store: Store, settings: DataSpec) -> Store | None:
+def find_appendable_store(store: Store, settings: DataSpec) -> Store | None:
     """Return the data set that new bars may be appended to: `store` if it is committed, else the symbol's current one.
 
     None unless the data set is intact and was made with the same settings and code.
@@ -75,37 +75,39 @@ def appendable_store(store: Store, settings: DataSpec) -> Store | None:
     return before if same and not before.verify() else None
 
 
-def load_appended_bars(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
+def load_appended_bars(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedRawBars | None:
     """Load the raw bars and check only those behind the bars that `before` was made of.
 
     None where the columns are spelled otherwise, the bars are no continuation, or a new bar must be refused: then all
     bars are checked. `strict` settings refuse findings in the whole file, so all bars are checked then too.
     """
-    if replace(settings.bars, minutes=None) != BarSpec():
+    if replace(settings.bars, minutes=None) != RawBarSpec():
         return None
     path, old = require_raw_bars(workspace, symbol), before.facts["raw"]["rows"]
-    with phase("reading") as done:
-        table = read_table(path)
+    with progress_phase("reading") as done:
+        table = read_bars_table(path)
         done(len(table))
-    bars = as_canonical(table)
+    bars = canonicalize_for_append(table)
     if bars is None or len(bars) < old:
         return None
     prefixes = PrefixHasher(bars)
-    market = market_of(symbol, bars, settings)
+    market = resolve_market_facts(symbol, bars, settings)
     if (
-        prefixes.hash_of(old) != before.facts["raw"]["bars"]
+        prefixes.hash_prefix(old) != before.facts["raw"]["bars"]
         or to_json_value(market.to_dict()) != before.facts["market"]
     ):
         return None
     report = before.facts["bars"]
     if len(bars) > old:
-        with phase("checking", len(bars) - old):
-            standard = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as in a check of the whole file
-            report = check_appended(prefixes, old, report, standard)
-    return None if report is None else CheckedBars(prefixes, market, report, before)
+        with progress_phase("checking", len(bars) - old):
+            standard = resolve_market_spec(
+                symbol, bars, bar_minutes=market.bar_minutes
+            )  # as in a check of the whole file
+            report = check_appended_bars(prefixes, old, report, standard)
+    return None if report is None else CheckedRawBars(prefixes, market, report, before)
 
 
-def can_append(before: Store, checked: CheckedBars) -> bool:
+def can_append_rows(before: Store, checked: CheckedRawBars) -> bool:
     """Return True where feature rows can be appended to those of `before`, whose bars are the first of these.
 
     False with custom features: the feature stream may round them otherwise than a computation on the whole file.
@@ -113,21 +115,25 @@ def can_append(before: Store, checked: CheckedBars) -> bool:
     raw, market = before.facts["raw"], to_json_value(checked.market.to_dict())
     if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
         return False
-    return checked.before is before or raw["bars"] == checked.prefixes.hash_of(raw["rows"])
+    return checked.before is before or raw["bars"] == checked.prefixes.hash_prefix(raw["rows"])
 
 
-def stream_state(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
+def append_stream_state(
+    bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec
+) -> dict | None:
     """Return the state of the feature stream behind these bars; None with custom features, which a stream may round
     otherwise.
     """
     return None if spec.custom else FeatureStream.from_matrix(bars, matrix, market, spec).get_state()
 
 
-def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
+def append_feature_rows(
+    before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec
+) -> tuple[StreamedFeatureRows, dict]:
     """Return the feature rows that follow those of `before`, and the state of the stream behind them."""
     stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]
     stream.load_state(before.load_state())
-    with phase("features", len(bars) - old) as done:
+    with progress_phase("features", len(bars) - old) as done:
         firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # at least one piece, which may be empty
         pieces = []
         for first in firsts:
@@ -135,12 +141,12 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
             done(STREAM_BARS)
     names = ("values", "known_at", "session", "segment", "close")
     columns = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
-    return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
+    return StreamedFeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
 
 
-def fit_or_update_steps(
-    sample: Sample, steps: Sequence[str | Mapping], before: QuantileState | None = None
-) -> tuple[Fitted, QuantileState | None]:
+def fit_or_update_preprocessing(
+    sample: FitSample, steps: Sequence[str | Mapping], before: IncrementalQuantileState | None = None
+) -> tuple[FittedStep, IncrementalQuantileState | None]:
     """Fit the preprocessing steps, or update the quantiles of a robust scaler with the new training rows alone.
 
     before : quantile state of training rows among the first rows of `sample`. Other steps are fitted on all rows again.
@@ -151,16 +157,18 @@ def fit_or_update_steps(
     used.
     """
     if tuple(steps) != (RobustScaler.kind,):
-        return fit_steps(steps, sample), None
-    quartiles, ranks = update_quantiles(sample.x_NF, sample.rows, QUARTILES, before)
-    return RobustScaler.of_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
+        return fit_preprocessing_steps(steps, sample), None
+    quartiles, ranks = update_incremental_quantiles(sample.x_NF, sample.rows, QUARTILES, before)
+    return RobustScaler.from_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
 
 
-def frames_and_staleness(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
+def base_frame_and_staleness(
+    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int
+) -> tuple[ResampledBars, dict]:
     """Return the base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
-    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+    base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
     ages = {}
     for minutes, frame in frames.items():
         joined = asof_rows(base.known_at, frame.known_at)[first:]
-        ages[frame_name(minutes)] = staleness(base.known_at[first:], frame.known_at, joined)
+        ages[timeframe_name(minutes)] = timeframe_staleness(base.known_at[first:], frame.known_at, joined)
     return base, ages

@@ -12,45 +12,45 @@ import pandas as pd
 from ml_factory.code_fingerprint import closure, source_hash, source_hashes
 from ml_factory.data.io import load_bars
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_plots
 from ml_factory.leakage.artifact_comparison import Tamper
-from ml_factory.leakage.certificate import certificate_path, trainings_path
-from ml_factory.leakage.fitted import check_fitted
-from ml_factory.leakage.pipeline_under_test import Fitted, Split
-from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
+from ml_factory.leakage.fitted import check_fitted_for_leaks
+from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, SplitUnderTest
+from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.spec import FULL_CUTS, ProofSpec
 from ml_factory.leakage.timed_tables import Leak
-from ml_factory.models.base import environment
-from ml_factory.models.registry import spec_of
-from ml_factory.progress import phase
-from ml_factory.run_folder import open_run
-from ml_factory.settings import RunSpec, run_spec
+from ml_factory.models.base import fit_environment
+from ml_factory.models.registry import find_model_spec
+from ml_factory.progress import progress_phase
+from ml_factory.run_folder import open_run_folder
+from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import (
-    Findings,
-    check_bars_used,
-    check_dataset,
-    check_rows_stored,
-    check_scaler_stored,
+    AuditFindings,
+    audit_bars_artifact,
+    audit_dataset_artifact,
+    audit_row_artifacts,
+    audit_scaler_artifact,
 )
-from ml_factory.workflows.audit_models import check_finished, check_predict, check_stack
+from ml_factory.workflows.audit_models import audit_finished_models, audit_model_predictions, audit_stack_model
 from ml_factory.workflows.audit_training import (
-    check_baselines,
-    check_fold,
-    check_predictions,
-    first_of_two_classes,
-    subsample,
+    audit_baselines,
+    audit_fold_training,
+    audit_row_count_with_two_classes,
+    audit_subsample,
+    audit_training_predictions,
 )
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.open_run import load_certified
-from ml_factory.workflows.predict import evaluate_artifact
-from ml_factory.workflows.prepared_dataset import Dataset
-from ml_factory.workflows.prove import Progress, leak_table, prove_store, settings_of
+from ml_factory.workflows.open_run import load_certified_dataset
+from ml_factory.workflows.predict import predict_and_evaluate_artifact
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
 from ml_factory.workflows.results import AuditResult
 from ml_factory.workflows.train import fit_holdout
 
@@ -72,18 +72,18 @@ def audit_data(
     store = Store.current(workspace.processed(symbol))
     horizons = tuple(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
-    bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
+    bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
     fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
     proof_progress = None if tamper else _training_progress(store, data, models)
     if fresh and proof_progress:
         proof_progress.forget()
-    findings = check_artifacts(workspace, store, bars, horizons, tamper)
+    findings = audit_prepared_files(workspace, store, bars, horizons, tamper)
     if not (tamper and findings.leaks):
-        check_runs(data, bars, tamper, findings)
+        audit_sample_runs(data, bars, tamper, findings)
         for horizon in horizons:
-            prepared = load_certified(workspace, symbol, horizon, uncertified=True)
-            check_finished(workspace, prepared, tamper, findings)
+            prepared = load_certified_dataset(workspace, symbol, horizon, uncertified=True)
+            audit_finished_models(workspace, prepared, tamper, findings)
     if not (tamper and findings.leaks):
         findings.leaks += _leaks_of_trainings(data, models, proof_progress)
     if tamper and findings.leaks:  # one named leak is enough: the cuts are skipped
@@ -102,131 +102,144 @@ def audit_data(
     close = bars["close"]
     return AuditResult(
         symbol=symbol, form=shown.describe(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
-        disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=leak_table(leaks),
+        disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=proof_leak_table(leaks),
         sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
         certificates=[certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
         seconds=time.perf_counter() - started, draw=lambda: data_plots.plot_cuts(close, cuts_made),
     )  # fmt: skip
 
 
-def check_artifacts(
+def audit_prepared_files(
     workspace: Workspace, store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
-) -> Findings:
+) -> AuditFindings:
     """Compare everything that is stored and read by training with its reference: bars, rows, splits, scalers, data
     sets.
     """
-    findings = Findings()
-    check_bars_used(workspace, store, bars, tamper, findings)
-    check_rows_stored(store, bars, horizons, tamper, findings)
+    findings = AuditFindings()
+    audit_bars_artifact(workspace, store, bars, tamper, findings)
+    audit_row_artifacts(store, bars, horizons, tamper, findings)
     for horizon in horizons:
-        check_scaler_stored(store, horizon, tamper, findings)
-        data = load_certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as trainings read it
-        check_dataset(data, store, findings, tamper)
+        audit_scaler_artifact(store, horizon, tamper, findings)
+        data = load_certified_dataset(
+            workspace, store.facts["symbol"], horizon, uncertified=True
+        )  # as trainings read it
+        audit_dataset_artifact(data, store, findings, tamper)
     return findings
 
 
-def check_runs(
-    data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings, model: str = MODELS[0]
+def audit_sample_runs(
+    data: PreparedDataset, bars: pd.DataFrame, tamper: Tamper | None, findings: AuditFindings, model: str = MODELS[0]
 ) -> None:
     """Run every step that learns or predicts on a sample: baselines, a fold, a training, a stack, and `predict`."""
-    part = subsample(data)
+    part = audit_subsample(data)
     steps = {
-        "baselines": lambda: check_baselines(data, tamper, findings),
-        "a fold": lambda: check_fold(part, model, tamper, findings),
-        "predictions": lambda: check_predictions(part, model, tamper, findings),
-        "a stack": lambda: check_stack(part, findings),
-        "predict": lambda: check_predict(part, bars, findings),
+        "baselines": lambda: audit_baselines(data, tamper, findings),
+        "a fold": lambda: audit_fold_training(part, model, tamper, findings),
+        "predictions": lambda: audit_training_predictions(part, model, tamper, findings),
+        "a stack": lambda: audit_stack_model(part, findings),
+        "predict": lambda: audit_model_predictions(part, bars, findings),
     }
     for name, check in steps.items():
-        with phase(f"proof of {name}", len(part.labels)):
+        with progress_phase(f"proof of {name}", len(part.labels)):
             check()
 
 
 def _tampered(
-    symbol: str, horizons: Sequence[int], findings: Findings, started: float, proof: Proof | None = None
+    symbol: str, horizons: Sequence[int], findings: AuditFindings, started: float, proof: Proof | None = None
 ) -> AuditResult:
     """Build the result of an audit with a tamper; it has no certificate."""
     cuts = [(pd.Timestamp(cut.moment), cut.why) for cut in proof.cuts] if proof else []
     return AuditResult(
         symbol=symbol, form="tampered with: no certificate", passed=not findings.leaks, horizons=list(horizons),
         cuts=len(cuts), disturbances=["truncate", *proof.disturbances] if proof else [], compared=findings.compared,
-        leaks=leak_table(findings.leaks), sentences=[leak.sentence() for leak in findings.leaks], reused=False,
+        leaks=proof_leak_table(findings.leaks), sentences=[leak.sentence() for leak in findings.leaks], reused=False,
         certificates=[], seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def _training_progress(store: Store, data: Dataset, models: Sequence[str]) -> ProofProgress:
+def _training_progress(store: Store, data: PreparedDataset, models: Sequence[str]) -> ProofProgressFile:
     """Open the file in which an audit keeps the findings of its trainings until its certificates are written."""
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
-    decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
+    decided = {"code": code, "rows": TRAINING_ROWS, "machine": fit_environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}
-    return ProofProgress(trainings_path(store.folder.parent, store.fingerprint), fingerprint(decided))
+    return ProofProgressFile(audit_trainings_path(store.folder.parent, store.fingerprint), fingerprint(decided))
 
 
-def _leaks_of_trainings(data: Dataset, models: Sequence[str], proof_progress: ProofProgress | None) -> list[Leak]:
-    """`leaks_of_training` of each model, kept as soon as it is known."""
+def _leaks_of_trainings(
+    data: PreparedDataset, models: Sequence[str], proof_progress: ProofProgressFile | None
+) -> list[Leak]:
+    """`audit_leaks_of_model` of each model, kept as soon as it is known."""
     done = (proof_progress and proof_progress.load()) or {}
     for model in models:
         if model not in done:
-            with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
-                done[model] = [leak.to_dict() for leak in leaks_of_training(data, model)]
+            with progress_phase(f"training {model}", min(_rows_for(model), len(data.labels))):
+                done[model] = [leak.to_dict() for leak in audit_leaks_of_model(data, model)]
                 if proof_progress:
                     proof_progress.save(done)
     return [Leak(**one) for model in models for one in done[model]]
 
 
-def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
+def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[Leak]:
     """Return leaks of a real training (weights, early stopping, temperature, preprocessing) and its evaluation."""
     some = np.flatnonzero(data.row >= 0)
-    some = some[: first_of_two_classes(data.y[some], _rows_for(model))]
+    some = some[: audit_row_count_with_two_classes(data.y[some], _rows_for(model))]
     values = data.x_NF[data.row[some]]
     labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
     rows = np.arange(len(some))
-    split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
-    return list(check_fitted(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
+    split = SplitUnderTest("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
+    return list(check_fitted_for_leaks(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
 
 
 class _Training:
-    """`fit_holdout` and `evaluate_artifact` as a pipeline under proof: the same doors that `train` goes through."""
+    """`fit_holdout` and `predict_and_evaluate_artifact` as a pipeline under proof: the same doors that `train` goes
+    through.
+    """
 
-    def __init__(self, data: Dataset, model: str):
+    def __init__(self, data: PreparedDataset, model: str):
         self.data, self.model = data, model
 
-    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+    def fit(
+        self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]
+    ) -> dict[str, FittedObjectUnderTest]:
         names, data = tuple(self.data.features.columns), self.data
         train, close = np.asarray(roles["train"]), labels["close"].to_numpy()
-        sample = Sample(values, names, train, close, labels.iloc[train])
+        sample = FitSample(values, names, train, close, labels.iloc[train])
         part = replace(
             data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,
             segment=np.zeros(len(labels), np.int32), splits=dict(roles),
-            scaler=fit_steps(data.settings["data"]["preprocess"], sample),
+            scaler=fit_preprocessing_steps(data.settings["data"]["preprocess"], sample),
         )  # fmt: skip
         spec = _small_run(data, self.model)
         with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
             # One for each fit: a model that other rows left as it was would find its earlier forecasts.
             workspace = Workspace(Path(folder))
-            run = open_run(workspace.results, data.symbol, spec, fresh=True)
+            run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
             artifact = fit_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
-            state, verdict = artifact.load_state(), evaluate_artifact(workspace, part, artifact)
+            state, verdict = artifact.load_state(), predict_and_evaluate_artifact(workspace, part, artifact)
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
         evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}
         # Validation rows stop the training and set the temperature; the preprocessing reads training rows alone.
         both = ("train", "validation")
-        trained = {f"trained {self.model}": Fitted(learnt, both), f"evaluated {self.model}": Fitted(evaluated, both)}
-        return trained | ({"steps before the model": Fitted(state["scaler"])} if self.model == MODELS[0] else {})
+        trained = {
+            f"trained {self.model}": FittedObjectUnderTest(learnt, both),
+            f"evaluated {self.model}": FittedObjectUnderTest(evaluated, both),
+        }
+        return trained | (
+            {"steps before the model": FittedObjectUnderTest(state["scaler"])} if self.model == MODELS[0] else {}
+        )
 
 
-def _small_run(data: Dataset, model: str) -> RunSpec:
-    return run_spec(
+def _small_run(data: PreparedDataset, model: str) -> RunSettings:
+    return make_run_settings(
         data.symbol, data.horizon, model, task="train", seed=0, quick=False, data=data.fingerprint,
         settings=_small(model),
     )  # fmt: skip
 
 
 def _family(model: str) -> str:
-    return "tabular" if spec_of(model).family == "tabular" else "network"
+    return "tabular" if find_model_spec(model).family == "tabular" else "network"
 
 
 def _rows_for(model: str) -> int:

@@ -11,40 +11,40 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.io import load_bars, read_table
+from ml_factory.data.io import load_bars, read_bars_table
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.validation import BarSpec
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import Store
 from ml_factory.features import custom
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
     apply_tamper,
-    compare_frames,
-    compare_positions,
-    compare_states,
-    difference,
-    unequal_rows,
+    artifact_leak,
+    compare_artifact_frames,
+    compare_artifact_positions,
+    compare_artifact_states,
+    find_unequal_rows,
 )
-from ml_factory.leakage.fitted import check_splits
-from ml_factory.leakage.pipeline_under_test import Split
+from ml_factory.leakage.fitted import check_splits_are_purged
+from ml_factory.leakage.pipeline_under_test import SplitUnderTest
 from ml_factory.leakage.timed_tables import ROWS, Leak
-from ml_factory.progress import phase
-from ml_factory.seeding import generator
+from ml_factory.progress import progress_phase
+from ml_factory.seeding import seeded_generator
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import chronological_split
-from ml_factory.workflows.load import dataset_of
-from ml_factory.workflows.prepared_dataset import SPLITS, Dataset
-from ml_factory.workflows.prove import pipeline_of, settings_of
+from ml_factory.workflows.load import load_dataset_of_store
+from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset
+from ml_factory.workflows.prove import pipeline_to_prove, stored_data_settings
 
 QUICK_COLUMNS = 12  # of a stored scaler, refitted at the end of `prepare`; an audit refits all of them
 
 
 @dataclass
-class Findings:
+class AuditFindings:
     """Leaks and counts of an audit.
 
     leaks : the leaks found.
@@ -63,16 +63,18 @@ class Findings:
 # ---- bars ------------------------------------------------------------------------------------------------------------
 
 
-def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings):
+def audit_bars_artifact(
+    workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: AuditFindings
+):
     """Compare the bars that the pipeline reads with a second reading, the rows of the raw file, and the stored hash."""
     given = apply_tamper(tamper, "bars", bars.copy() if tamper else bars)
-    settings, symbol = settings_of(store), store.facts["symbol"]
+    settings, symbol = stored_data_settings(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
-    leaks = compare_frames("bars", given, again, "the raw file's checked bars")
+    leaks = compare_artifact_frames("bars", given, again, "the raw file's checked bars")
     if not leaks and PrefixHasher(again).total_hash != store.facts["raw"]["bars"]:
-        leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
-    if replace(settings.bars, strict=False, minutes=None) == BarSpec():
-        leaks += _differences_from_raw_file(read_table(require_raw_bars(workspace, symbol)), again)
+        leaks = [artifact_leak("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
+    if replace(settings.bars, strict=False, minutes=None) == RawBarSpec():
+        leaks += _differences_from_raw_file(read_bars_table(require_raw_bars(workspace, symbol)), again)
     findings.take("bars", len(again), leaks)
 
 
@@ -87,37 +89,41 @@ def _differences_from_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[
     raw = raw[~raw.index.duplicated(keep="last")].reindex(bars.index)
     if raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
         return []
-    return compare_frames("bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute")
+    return compare_artifact_frames(
+        "bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute"
+    )
 
 
 # ---- features, labels, splits ----------------------------------------------------------------------------------------
 
 
-def check_rows_stored(
-    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, findings: Findings
+def audit_row_artifacts(
+    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, findings: AuditFindings
 ) -> None:
     """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
-    settings, facts = settings_of(store), store.facts["market"]
-    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=0)
-    with custom.fresh_instances():
+    settings, facts = stored_data_settings(store), store.facts["market"]
+    pipeline = pipeline_to_prove(store.facts["symbol"], settings, horizons, folds=0)
+    with custom.fresh_custom_features():
         known_at, values, names = pipeline.features(bars, facts)
         labels = pipeline.labels(bars, facts)
     index = pd.DatetimeIndex(known_at.astype("M8[ns]"), tz="UTC", name="known_at")
     wanted = pd.DataFrame(values, index=index, columns=names, copy=False)
     stored = store.load_features()
     given = apply_tamper(tamper, "features", stored.copy() if tamper else stored)
-    own = [custom.registered(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
+    own = [custom.get_custom_feature(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
     reference = "the features rebuilt from the bars"
-    findings.take("stored features", wanted.size, compare_frames("features", given, wanted, reference, rounded=own))
+    findings.take(
+        "stored features", wanted.size, compare_artifact_frames("features", given, wanted, reference, rounded=own)
+    )
     for horizon in horizons:
         made = labels[f"h{horizon}"].drop(columns="close")
         made = made[made["entry_bar"] >= store.facts["first"]]
         stored = store.load_labels(horizon)
         given = apply_tamper(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
         reference = "the labels rebuilt from the bars"
-        leaks = compare_frames(f"labels h{horizon}", given, made, reference, extra=True)
+        leaks = compare_artifact_frames(f"labels h{horizon}", given, made, reference, extra=True)
         findings.take(f"stored labels h{horizon}", len(made), leaks)
-        check_splits_stored(store, horizon, tamper, findings)
+        audit_split_artifacts(store, horizon, tamper, findings)
 
 
 def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
@@ -125,48 +131,50 @@ def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
     return labels
 
 
-def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, findings: Findings) -> None:
+def audit_split_artifacts(store: Store, horizon: int, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
-    settings, labels, splits = settings_of(store), store.load_labels(horizon), store.load_splits(horizon)
+    settings, labels, splits = stored_data_settings(store), store.load_labels(horizon), store.load_splits(horizon)
     given = apply_tamper(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
     part = f"splits h{horizon}"
-    leaks = compare_positions(part, given, chronological_split(labels, settings.splits), "the rule of the split")
+    leaks = compare_artifact_positions(
+        part, given, chronological_split(labels, settings.splits), "the rule of the split"
+    )
     if isinstance(given, Mapping) and set(given) == set(SPLITS) and all(map(len, given.values())):
         rows = {name: np.asarray(positions) for name, positions in given.items()}
         if all(one.min() >= 0 and one.max() < len(labels) for one in rows.values()):
-            split = Split("stored", rows, settings.splits.embargo_bars)
-            leaks = [*check_splits(labels, [split], f"h{horizon}"), *leaks]
+            split = SplitUnderTest("stored", rows, settings.splits.embargo_bars)
+            leaks = [*check_splits_are_purged(labels, [split], f"h{horizon}"), *leaks]
     findings.take(part, len(labels), leaks)
 
 
 # ---- scaler and data set ---------------------------------------------------------------------------------------------
 
 
-def check_scaler_stored(
-    store: Store, horizon: int, tamper: Tamper | None, findings: Findings, *, columns: int | None = None
+def audit_scaler_artifact(
+    store: Store, horizon: int, tamper: Tamper | None, findings: AuditFindings, *, columns: int | None = None
 ) -> None:
     """Refit the stored scaler, and the steps before it, on the stored training rows and compare.
 
     columns : number of columns of a lone scaler to compare, drawn at random; None: all.
     """
-    steps, labels = settings_of(store).preprocess, store.load_labels(horizon)
-    train, facts = store.load_splits(horizon)["train"], store.load_rows()
+    steps, labels = stored_data_settings(store).preprocess, store.load_labels(horizon)
+    train, facts = store.load_splits(horizon)["train"], store.load_row_facts()
     rows = store.known_at.get_indexer(labels.index)[train]
     values, names, stored = store.values, tuple(store.feature_names), store.load_scaler(horizon)
     given = apply_tamper(tamper, "scaler", stored)
     close = facts["close"].to_numpy()
     given = given.to_dict() if hasattr(given, "to_dict") else given
     if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
-        some = np.sort(generator("scaler columns", horizon).choice(len(names), columns, replace=False))
+        some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
         values, names, given = (
             np.ascontiguousarray(values[:, some]),
             tuple(names[k] for k in some),
             _select_columns(given, some),
         )
-    with phase(f"refitting scaler {horizon}", len(rows)):
-        wanted = fit_steps(steps, Sample(values, names, rows, close, labels.iloc[train]))
+    with progress_phase(f"refitting scaler {horizon}", len(rows)):
+        wanted = fit_preprocessing_steps(steps, FitSample(values, names, rows, close, labels.iloc[train]))
     reference = "the steps refitted on the training rows"
-    leaks = compare_states(f"scaler h{horizon}", "scaler", given, wanted, reference)
+    leaks = compare_artifact_states(f"scaler h{horizon}", "scaler", given, wanted, reference)
     findings.take(f"scaler h{horizon}", len(rows), leaks)
 
 
@@ -176,48 +184,50 @@ def _select_columns(scaler: Mapping, some: np.ndarray) -> dict:
     return {**scaler, **kept}
 
 
-def check_dataset(data: Dataset, store: Store, findings: Findings, tamper: Tamper | None = None) -> None:
+def audit_dataset_artifact(
+    data: PreparedDataset, store: Store, findings: AuditFindings, tamper: Tamper | None = None
+) -> None:
     """Compare what `load_dataset` returns with the stored files, and its derived arrays with its fields."""
     if tamper:
         data = replace(data, features=data.features.copy(), labels=data.labels.copy(), splits=dict(data.splits))
     given = apply_tamper(tamper, "dataset", data)
-    wanted, part = dataset_from_files(store, data.horizon), f"dataset h{data.horizon}"
-    if not isinstance(given, Dataset):
+    wanted, part = reload_audited_dataset(store, data.horizon), f"dataset h{data.horizon}"
+    if not isinstance(given, PreparedDataset):
         return findings.take(
-            part, 1, [difference(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")]
+            part, 1, [artifact_leak(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")]
         )
-    frame = partial(compare_frames, reference="the stored one")
+    frame = partial(compare_artifact_frames, reference="the stored one")
     leaks = frame(f"{part}, features", given.features, wanted.features)
     leaks += frame(f"{part}, labels", given.labels, wanted.labels)
-    leaks += compare_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
-    leaks += compare_states(part, "scaler", given.scaler, wanted.scaler, "the stored one")
+    leaks += compare_artifact_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
+    leaks += compare_artifact_states(part, "scaler", given.scaler, wanted.scaler, "the stored one")
     for name in ("symbol", "horizon", "fingerprint", "settings"):
         if to_json_value(getattr(given, name)) != to_json_value(getattr(wanted, name)):
-            leaks.append(difference(part, name, 1, "the first", "the stored one"))
+            leaks.append(artifact_leak(part, name, 1, "the first", "the stored one"))
     if not leaks:
         leaks = _derived(part, given, wanted)
     findings.take(part, wanted.features.size, leaks)
 
 
-def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
+def _derived(part: str, given: PreparedDataset, wanted: PreparedDataset) -> list[Leak]:
     """Compare the arrays that training derives from a data set; cached ones may differ from its fields."""
     leaks, names = [], ("segment", "close", "x_NF", "row", "y", "last_move", "volatility", "clear")
     read = {name: lambda one, name=name: getattr(one, name) for name in names}
     read |= {"clock": lambda one: np.stack([one.clock.progress, one.clock.minutes_left], axis=1)}
-    read |= {"usable": lambda one: one.usable(16), "split_of": lambda one: one.split_of().astype(str)}
-    read |= {"development": lambda one: one.development(), "classes": lambda one: list(one.classes.values())}
+    read |= {"usable": lambda one: one.usable(16), "split_of": lambda one: one.split_names().astype(str)}
+    read |= {"development": lambda one: one.development_rows(), "classes": lambda one: list(one.classes.values())}
     for name, of in read.items():
         one, two = of(given), of(wanted)
-        if len(unequal := unequal_rows(np.asarray(one), np.asarray(two))):
-            leaks.append(difference(part, name, len(unequal), f"row {unequal[0]}", "what the stored files give"))
+        if len(unequal := find_unequal_rows(np.asarray(one), np.asarray(two))):
+            leaks.append(artifact_leak(part, name, len(unequal), f"row {unequal[0]}", "what the stored files give"))
     return leaks
 
 
-def dataset_from_files(store: Store, horizon: int) -> Dataset:
+def reload_audited_dataset(store: Store, horizon: int) -> PreparedDataset:
     """Return the data set with all rows read from the files again, as the reference."""
-    rows = store.load_rows()
+    rows = store.load_row_facts()
     return replace(
-        dataset_of(store, horizon), features=store.load_features(), segment=rows["segment"].to_numpy(),
+        load_dataset_of_store(store, horizon), features=store.load_features(), segment=rows["segment"].to_numpy(),
         close=rows["close"].to_numpy(), labels=store.load_labels(horizon), splits=store.load_splits(horizon),
         scaler=store.load_scaler(horizon),
     )  # fmt: skip
@@ -226,12 +236,12 @@ def dataset_from_files(store: Store, horizon: int) -> Dataset:
 # ---- all of it -------------------------------------------------------------------------------------------------------
 
 
-def quick_check(store: Store, horizons: Sequence[int]) -> Findings:
+def quick_artifact_audit(store: Store, horizons: Sequence[int]) -> AuditFindings:
     """Run the last check of `prepare`: refit some columns of each stored scaler, compare the data set with its
     files.
     """
-    found = Findings()
+    found = AuditFindings()
     for horizon in horizons:
-        check_scaler_stored(store, horizon, None, found, columns=QUICK_COLUMNS)
-        check_dataset(dataset_of(store, horizon), store, found)
+        audit_scaler_artifact(store, horizon, None, found, columns=QUICK_COLUMNS)
+        audit_dataset_artifact(load_dataset_of_store(store, horizon), store, found)
     return found

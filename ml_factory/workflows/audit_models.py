@@ -10,31 +10,37 @@ from ml_factory.data.io import write_bars
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
-from ml_factory.leakage.artifact_comparison import Tamper, apply_tamper, compare_frames, compare_states, difference
+from ml_factory.leakage.artifact_comparison import (
+    Tamper,
+    apply_tamper,
+    artifact_leak,
+    compare_artifact_frames,
+    compare_artifact_states,
+)
 from ml_factory.leakage.timed_tables import ROWS, Leak, one_per_column
-from ml_factory.models.registry import spec_of
-from ml_factory.progress import phase
-from ml_factory.run_folder import open_run
-from ml_factory.settings import run_spec
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.models.registry import find_model_spec
+from ml_factory.progress import progress_phase
+from ml_factory.run_folder import open_run_folder
+from ml_factory.settings import make_run_settings
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.audit_artifacts import Findings
+from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.audit_training import (
     BLIND,
-    small_run_spec,
-    temporary_workspace,
-    with_disturbed_labels,
+    audit_training_spec,
+    disturb_dataset_labels,
+    temporary_audit_workspace,
 )
 from ml_factory.workflows.predict import (
     STACK,
-    evaluate_artifact,
-    is_prediction_of,
+    is_prediction_of_artifact,
+    predict_and_evaluate_artifact,
     predict_bars,
     predictions_path,
-    read_frame,
+    read_prediction_frame,
 )
-from ml_factory.workflows.prepared_dataset import SPLITS, Dataset
-from ml_factory.workflows.stack import fit_stack, stack_spec
+from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset
+from ml_factory.workflows.stack import fit_stack, stack_run_spec
 from ml_factory.workflows.train import fit_holdout
 
 NETWORK_ROWS = 1_000  # newest rows of each split: a network is slow on all of them
@@ -42,33 +48,35 @@ CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on
 SHIFT = 1e-4  # mean change of the probability of the outcome
 
 
-def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
+def audit_finished_models(
+    workspace: Workspace, data: PreparedDataset, tamper: Tamper | None, findings: AuditFindings
+) -> None:
     """Predict the stored forecasts of every finished model of this data set again from its bundle."""
-    for artifact in Registry(workspace.models).list(data.symbol):
+    for artifact in ArtifactRegistry(workspace.models).list(data.symbol):
         facts = artifact.facts
         if artifact.kind == STACK or (facts.get("data"), facts.get("horizon")) != (data.fingerprint, data.horizon):
             continue
         path = predictions_path(workspace, artifact)
-        if not artifact.is_intact() or not is_prediction_of(path, artifact):
+        if not artifact.is_intact() or not is_prediction_of_artifact(path, artifact):
             continue  # torn files and files without a checksum are rebuilt before use
         part = f"predictions of {facts['run_id']}"
-        state, frame = artifact.load_state(), read_frame(path)
-        leaks = compare_states(part, "scaler", state["scaler"], data.scaler, "the stored one")
+        state, frame = artifact.load_state(), read_prediction_frame(path)
+        leaks = compare_artifact_states(part, "scaler", state["scaler"], data.scaler, "the stored one")
         given = apply_tamper(tamper, "predictions", frame.copy())
-        with phase(f"re-predicting {facts['model']}", len(frame)):
+        with progress_phase(f"re-predicting {facts['model']}", len(frame)):
             rows, found = _differences_from_bundle(data, artifact, Bundle.from_state(state), given, part)
         findings.take(part, rows, leaks + found)
 
 
 def _differences_from_bundle(
-    data: Dataset, artifact: Artifact, bundle: Bundle, frame: pd.DataFrame, part: str
+    data: PreparedDataset, artifact: Artifact, bundle: Bundle, frame: pd.DataFrame, part: str
 ) -> tuple[int, list[Leak]]:
     """Return (rows compared, leaks) of stored probabilities against those that the bundle predicts now."""
     at = data.labels.index.get_indexer(frame.index)
     if not len(at) or (at < 0).any() or not (np.diff(at) > 0).all():
-        return 0, [difference(part, ROWS, max(1, int((at < 0).sum())), "the first", "the rows of the labels")]
-    tabular = spec_of(artifact.facts["model"]).family == "tabular"
-    split = data.split_of()[at]
+        return 0, [artifact_leak(part, ROWS, max(1, int((at < 0).sum())), "the first", "the rows of the labels")]
+    tabular = find_model_spec(artifact.facts["model"]).family == "tabular"
+    split = data.split_names()[at]
     newest = [np.flatnonzero(split == name)[-NETWORK_ROWS:] for name in SPLITS]
     kept = np.arange(len(at)) if tabular else np.concatenate(newest)
     predicted = predict_features(
@@ -78,12 +86,12 @@ def _differences_from_bundle(
     wrong = np.flatnonzero(~(np.abs(moved).max(axis=1) <= CLOSE["tabular" if tabular else "network"]))
     found, reference = [], "the predictions of its bundle"
     if len(wrong):
-        found.append(difference(part, "probabilities", len(wrong), frame.index[kept[wrong[0]]], reference))
+        found.append(artifact_leak(part, "probabilities", len(wrong), frame.index[kept[wrong[0]]], reference))
     elif abs(moved[np.arange(len(kept)), data.y[at[kept]] + 1].mean()) > SHIFT:
-        found.append(difference(part, "probability of the outcome", len(kept), frame.index[kept[0]], reference))
+        found.append(artifact_leak(part, "probability of the outcome", len(kept), frame.index[kept[0]], reference))
     for name, wanted in (("label", data.y[at]), ("split", split)):
         if name in frame and len(wrong := np.flatnonzero(frame[name].to_numpy() != wanted)):
-            found.append(difference(part, name, len(wrong), frame.index[wrong[0]], "the data set"))
+            found.append(artifact_leak(part, name, len(wrong), frame.index[wrong[0]], "the data set"))
     return len(kept), found
 
 
@@ -92,37 +100,41 @@ BARS = 60_000  # newest bars, on which `predict` is checked
 CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened, by one bar at least
 
 
-def check_stack(data: Dataset, findings: Findings) -> None:
+def audit_stack_model(data: PreparedDataset, findings: AuditFindings) -> None:
     """Check that weights, calibration and forecasts of a stack do not change with the test labels."""
-    clean, blind = _stacked(data), _stacked(with_disturbed_labels(data, data.splits["test"]))
-    leaks = compare_states("stack", "its weights and calibration", clean[0], blind[0], BLIND)
-    leaks += compare_frames("stack", clean[1], blind[1], BLIND)
+    clean, blind = _stacked(data), _stacked(disturb_dataset_labels(data, data.splits["test"]))
+    leaks = compare_artifact_states("stack", "its weights and calibration", clean[0], blind[0], BLIND)
+    leaks += compare_artifact_frames("stack", clean[1], blind[1], BLIND)
     findings.take("stack", len(clean[1]), one_per_column(leaks))
 
 
-def _stacked(data: Dataset) -> tuple[dict, pd.DataFrame]:
+def _stacked(data: PreparedDataset) -> tuple[dict, pd.DataFrame]:
     """Return (state of the fitted stack, its probabilities of every row)."""
-    with temporary_workspace() as workspace:
+    with temporary_audit_workspace() as workspace:
         hashes = []
         for model in MODELS:
-            spec = run_spec(
+            spec = make_run_settings(
                 data.symbol, data.horizon, model, task="train", seed=0, quick=True, data=data.fingerprint, settings=None
             )
-            run = open_run(workspace.results, data.symbol, spec, fresh=True)
+            run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
             hashes.append(fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off").hash)
-        spec = stack_spec(data, MODELS, hashes, FOLDS, 0, True)
-        run = open_run(workspace.results, data.symbol, spec, fresh=True)
+        spec = stack_run_spec(data, MODELS, hashes, FOLDS, 0, True)
+        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_stack(workspace, data, run, spec, FOLDS, mirror="off")
         learnt = {name: value for name, value in artifact.load_state().items() if name not in ("bases", "run_id")}
-        return learnt, read_frame(evaluate_artifact(workspace, data, artifact).path)[PROBABILITIES]
+        return learnt, read_prediction_frame(predict_and_evaluate_artifact(workspace, data, artifact).path)[
+            PROBABILITIES
+        ]
 
 
-def check_predict(data: Dataset, bars: pd.DataFrame, findings: Findings, cuts: Sequence[int] = CUTS) -> None:
+def audit_model_predictions(
+    data: PreparedDataset, bars: pd.DataFrame, findings: AuditFindings, cuts: Sequence[int] = CUTS
+) -> None:
     """Check that `predict` gives the same probabilities for a moment whether the file of bars ends there or later."""
     bars = bars.iloc[-BARS:]
-    with temporary_workspace() as workspace:
-        spec = small_run_spec(data, MODELS[0], "train")
-        run = open_run(workspace.results, data.symbol, spec, fresh=True)
+    with temporary_audit_workspace() as workspace:
+        spec = audit_training_spec(data, MODELS[0], "train")
+        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
 
         def predicted_until(stop: int) -> pd.DataFrame:
@@ -142,7 +154,7 @@ def check_predict(data: Dataset, bars: pd.DataFrame, findings: Findings, cuts: S
 
 def _differences(short: pd.DataFrame, whole: pd.DataFrame) -> list[Leak]:
     if not len(whole):
-        return [difference("predict", ROWS, 1, "the first", "any row: the bars are too few")]
+        return [artifact_leak("predict", ROWS, 1, "the first", "any row: the bars are too few")]
     # Matrix products round by their number of rows, so the last bits are not compared.
     reference = "the prediction with later bars"
-    return compare_frames("predict", short, whole, reference, rounded=PROBABILITIES)
+    return compare_artifact_frames("predict", short, whole, reference, rounded=PROBABILITIES)

@@ -13,36 +13,41 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.preprocessing import fit_steps, transform
-from ml_factory.ensemble.out_of_fold import inner_validation
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.preprocessing import apply_preprocessing_step, fit_preprocessing_steps
+from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.baselines import ClockBaseline, session_clock
+from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
     apply_tamper,
-    compare_frames,
-    compare_positions,
-    compare_states,
-    difference,
-    unequal_rows,
+    artifact_leak,
+    compare_artifact_frames,
+    compare_artifact_positions,
+    compare_artifact_states,
+    find_unequal_rows,
 )
-from ml_factory.leakage.fitted import purge_violations
-from ml_factory.leakage.independent_baselines import last_move_shares, mean_log_loss, prior_shares, restrict_to_classes
-from ml_factory.leakage.pipeline_under_test import Split
+from ml_factory.leakage.fitted import find_purge_violations
+from ml_factory.leakage.independent_baselines import (
+    independent_last_move_shares,
+    independent_log_loss,
+    independent_prior_shares,
+    independent_restrict_to_classes,
+)
+from ml_factory.leakage.pipeline_under_test import SplitUnderTest
 from ml_factory.leakage.timed_tables import Leak, one_per_column
-from ml_factory.run_folder import open_checkpoints, open_run
-from ml_factory.settings import RunSpec, run_spec
+from ml_factory.run_folder import open_run_checkpoints, open_run_folder
+from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.label_table import usable_rows
+from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows.audit_artifacts import Findings
-from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
-from ml_factory.workflows.fold_scores import UNCALIBRATED, evaluate_folds
+from ml_factory.workflows.audit_artifacts import AuditFindings
+from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.fold_scores import UNCALIBRATED, score_folds
 from ml_factory.workflows.folds import FoldModel, forecast_folds
-from ml_factory.workflows.predict import evaluate_artifact, read_frame
-from ml_factory.workflows.prepared_dataset import Dataset, baselines
+from ml_factory.workflows.predict import predict_and_evaluate_artifact, read_prediction_frame
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_baselines
 from ml_factory.workflows.train import fit_holdout
 
 ROWS = 3_000  # labelled rows of a small run
@@ -54,14 +59,14 @@ SETTINGS = {"rounds": 20, "threads": 1}
 # ---- small data ------------------------------------------------------------------------------------------------------
 
 
-def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
+def audit_subsample(data: PreparedDataset, rows: int = ROWS) -> PreparedDataset:
     """Return the first labelled rows and their features as a data set with its own split and scaler.
 
     Takes more than `rows` where these cannot be split, or where a split would hold a single class.
     """
-    there = usable_rows(data.labels)
+    there = usable_label_rows(data.labels)
     there = there[data.row[there] >= 0]
-    some = first_of_two_classes(data.y[there], rows)
+    some = audit_row_count_with_two_classes(data.y[there], rows)
     some, rows = there[:some], some
     labels = data.labels.iloc[some]
     embargo = int(data.settings["data"]["splits"]["embargo_bars"])
@@ -70,7 +75,7 @@ def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
     except SettingsError:
         if len(some) == len(there):
             raise
-        return subsample(data, 2 * rows)
+        return audit_subsample(data, 2 * rows)
     kept = slice(int(data.row[some[0]]), int(data.row[some[-1]]) + 1)
     part = replace(
         data, features=data.features.iloc[kept], segment=data.segment[kept], close=data.close[kept], labels=labels,
@@ -79,7 +84,7 @@ def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
     return replace(part, scaler=_steps_on(part, splits["train"]))
 
 
-def first_of_two_classes(y_N: np.ndarray, rows: int) -> int:
+def audit_row_count_with_two_classes(y_N: np.ndarray, rows: int) -> int:
     """Return how many of the first labels to take: `rows`, doubled until each fifth of them holds two classes or more.
 
     Each part of a .6/.2/.2 split then holds two classes, and so do the training rows of its folds. All labels where no
@@ -91,13 +96,13 @@ def first_of_two_classes(y_N: np.ndarray, rows: int) -> int:
     return rows
 
 
-def _steps_on(data: Dataset, rows: np.ndarray):
+def _steps_on(data: PreparedDataset, rows: np.ndarray):
     """Fit the preprocessing steps on these rows: the reference for what a fold or a training fits."""
-    sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
-    return fit_steps(data.settings["data"]["preprocess"], sample)
+    sample = FitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
-def with_disturbed_labels(data: Dataset, rows: np.ndarray) -> Dataset:
+def disturb_dataset_labels(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """Return the data set with other outcomes in these rows: each class becomes the next one, returns change sign and
     size.
     """
@@ -109,7 +114,7 @@ def with_disturbed_labels(data: Dataset, rows: np.ndarray) -> Dataset:
     return replace(data, labels=labels)
 
 
-def with_disturbed_features(data: Dataset, rows: np.ndarray) -> Dataset:
+def disturb_dataset_features(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """The data set with other inputs in the feature rows of these labels."""
     values = data.x_NF.copy()
     values[data.row[rows]] = -3.0 * values[data.row[rows]] + 7.0
@@ -117,16 +122,16 @@ def with_disturbed_features(data: Dataset, rows: np.ndarray) -> Dataset:
 
 
 @contextmanager
-def temporary_workspace() -> Iterator[Workspace]:
+def temporary_audit_workspace() -> Iterator[Workspace]:
     """A workspace that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
         yield Workspace(Path(folder))
 
 
-def small_run_spec(data: Dataset, model: str, task: str) -> RunSpec:
+def audit_training_spec(data: PreparedDataset, model: str, task: str) -> RunSettings:
     """The run of a small model."""
     settings = SETTINGS if model != "linear" else {"threads": 1}
-    return run_spec(
+    return make_run_settings(
         data.symbol, data.horizon, model, task=task, seed=0, quick=False, data=data.fingerprint, settings=settings
     )
 
@@ -140,10 +145,10 @@ class _RecordedModel(FoldModel):
 
     record: dict = field(default_factory=dict)
 
-    def build(self, data: Dataset, fold: int):
+    def build(self, data: PreparedDataset, fold: int):
         return _Recorder(super().build(data, fold), self.record)
 
-    def fit_scaler(self, data: Dataset, rows: np.ndarray):
+    def fit_scaler(self, data: PreparedDataset, rows: np.ndarray):
         fitted = super().fit_scaler(data, rows)
         self.record.update(train=np.array(rows), scaler=fitted)
         return fitted
@@ -167,20 +172,20 @@ class _Recorder:
         return self._model.predict_proba(x, *given, **options)
 
 
-def fold_record(data: Dataset, plan: FoldPlan, model: str) -> dict:
+def record_fold_training(data: PreparedDataset, plan: FoldPlan, model: str) -> dict:
     """Return the inputs, scaler, rows and forecasts of a fold of a cross-validation; see docs/guide.md, "An audit with
     a tamper".
     """
-    spec = small_run_spec(data, model, "folds")
+    spec = audit_training_spec(data, model, "folds")
     one = replace(plan, folds=[plan.folds[AUDITED_FOLD]], labels=data.labels.iloc[plan.rows])
     tracked = _RecordedModel(spec, model, dict(spec.settings))
-    with temporary_workspace() as workspace:
-        run = open_run(workspace.results, data.symbol, spec, fresh=True)
-        with open_checkpoints(workspace.checkpoints, run) as manager:
+    with temporary_audit_workspace() as workspace:
+        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
+        with open_run_checkpoints(workspace.checkpoints, run) as manager:
             outcome = forecast_folds(manager, data, one, tracked)
-    (evaluated,), seen = evaluate_folds(data, outcome, model), tracked.record
+    (evaluated,), seen = score_folds(data, outcome, model), tracked.record
     train_rows = one.folds[0][0][plan.usable[one.folds[0][0]]]
-    _, validation = inner_validation(one.labels, train_rows, 0.15)
+    _, validation = inner_validation_split(one.labels, train_rows, 0.15)
     return {
         "labels": data.labels, "features": data.features.iloc[data.row], "embargo": plan.embargo,
         "train": seen["train"], "validation": plan.rows[validation], "test": evaluated.rows, "scaler": seen["scaler"],
@@ -189,23 +194,25 @@ def fold_record(data: Dataset, plan: FoldPlan, model: str) -> dict:
     }  # fmt: skip
 
 
-def check_fold(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
+def audit_fold_training(data: PreparedDataset, model: str, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Check that a fold separates training from test rows, and that nothing fitted in it depends on its test rows."""
-    plan = fold_plan(data, data.development(), SchemeSpec(folds=FOLDS), 1, False)
-    clean = fold_record(data, plan, model)
+    plan = plan_folds(data, data.development_rows(), FoldSchemeSpec(folds=FOLDS), 1, False)
+    clean = record_fold_training(data, plan, model)
     given = apply_tamper(tamper, "fold", dict(clean))
     test = np.asarray(plan.rows[plan.folds[AUDITED_FOLD][1]])
-    labels_blind = fold_record(with_disturbed_labels(data, test), plan, model)
-    features_blind = fold_record(with_disturbed_features(data, test), plan, model)
+    labels_blind = record_fold_training(disturb_dataset_labels(data, test), plan, model)
+    features_blind = record_fold_training(disturb_dataset_features(data, test), plan, model)
     part, leaks = "fold", []
     rows = {name: np.asarray(given[name], np.int64) for name in ("train", "validation", "test")}
     leaks += _purge_violations(data, rows, plan.embargo)
     wanted = {name: labels_blind[name] for name in rows}
-    leaks += compare_positions(part, rows, wanted, "the purged fold")
+    leaks += compare_artifact_positions(part, rows, wanted, "the purged fold")
     wanted_steps = _steps_on(data, clean["train"])
-    leaks += compare_states(part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows")
-    leaks += compare_states(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
-    scaled = transform(wanted_steps, data.x_NF, data.close)
+    leaks += compare_artifact_states(
+        part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows"
+    )
+    leaks += compare_artifact_states(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
+    scaled = apply_preprocessing_step(wanted_steps, data.x_NF, data.close)
     for name, of in (("inputs_train", clean["train"]), ("inputs_test", clean["test"])):
         leaks += _unequal(part, name, given[name], scaled[data.row[of]], "the rows scaled by the refitted steps")
     leaks += _unequal(part, "y", given["y"], data.y[clean["train"]], "the labels of its train rows")
@@ -214,7 +221,7 @@ def check_fold(data: Dataset, model: str, tamper: Tamper | None, findings: Findi
     findings.take("fold", len(plan.rows), one_per_column(leaks))
 
 
-def _purge_violations(data: Dataset, rows: Mapping[str, np.ndarray], embargo: int) -> list[Leak]:
+def _purge_violations(data: PreparedDataset, rows: Mapping[str, np.ndarray], embargo: int) -> list[Leak]:
     """Training rows that violate purge or embargo with respect to the test rows."""
     both = np.union1d(rows["train"], rows["validation"])
     found = []
@@ -222,9 +229,9 @@ def _purge_violations(data: Dataset, rows: Mapping[str, np.ndarray], embargo: in
                              ({"train": rows["train"], "validation": rows["validation"]}, 0)):  # fmt: skip
         if not all(map(len, roles.values())) or max(map(np.max, roles.values())) >= len(data.labels):
             continue
-        for who, wrong in purge_violations(data.labels, Split("fold", roles, kept_away)):
+        for who, wrong in find_purge_violations(data.labels, SplitUnderTest("fold", roles, kept_away)):
             first = data.labels.index[wrong.min()]
-            found.append(difference("fold", who, len(wrong), first, "the rule of purge and embargo"))
+            found.append(artifact_leak("fold", who, len(wrong), first, "the rule of purge and embargo"))
     return found
 
 
@@ -245,33 +252,37 @@ class _Outcome:
     metrics: pd.DataFrame
 
 
-def _trained(data: Dataset, model: str) -> _Outcome:
-    spec = small_run_spec(data, model, "train")
-    with temporary_workspace() as workspace:
-        run = open_run(workspace.results, data.symbol, spec, fresh=True)
+def _trained(data: PreparedDataset, model: str) -> _Outcome:
+    spec = audit_training_spec(data, model, "train")
+    with temporary_audit_workspace() as workspace:
+        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
-        verdict = evaluate_artifact(workspace, data, artifact)
+        verdict = predict_and_evaluate_artifact(workspace, data, artifact)
         state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
-        return _Outcome(state, read_frame(verdict.path), verdict.metrics)
+        return _Outcome(state, read_prediction_frame(verdict.path), verdict.metrics)
 
 
-def check_predictions(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
+def audit_training_predictions(
+    data: PreparedDataset, model: str, tamper: Tamper | None, findings: AuditFindings
+) -> None:
     """Check that model, forecasts of test rows and baselines of the verdict do not change with the test labels."""
-    clean, blind = _trained(data, model), _trained(with_disturbed_labels(data, data.splits["test"]), model)
+    clean, blind = _trained(data, model), _trained(disturb_dataset_labels(data, data.splits["test"]), model)
     given = apply_tamper(tamper, "predictions", clean.predictions.copy())
     part = "predictions"
-    leaks = compare_states(part, "the model's state", clean.state, blind.state, BLIND)
+    leaks = compare_artifact_states(part, "the model's state", clean.state, blind.state, BLIND)
     forecast = blind.predictions[PROBABILITIES]
-    found = compare_frames(part, given, forecast, BLIND, extra=True)
+    found = compare_artifact_frames(part, given, forecast, BLIND, extra=True)
     if not found:
         at = data.labels.index.get_indexer(given.index)
-        about = pd.DataFrame({"split": data.split_of()[at], "label": data.y[at]}, index=given.index)
-        found = compare_frames(part, given, about, "the data set", extra=True)
+        about = pd.DataFrame({"split": data.split_names()[at], "label": data.y[at]}, index=given.index)
+        found = compare_artifact_frames(part, given, about, "the data set", extra=True)
     leaks += found or _leaks_of_verdict(data, model, given, clean.metrics)
     findings.take(part, len(forecast), one_per_column(leaks))
 
 
-def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metrics: pd.DataFrame) -> list[Leak]:
+def _leaks_of_verdict(
+    data: PreparedDataset, model: str, predictions: pd.DataFrame, metrics: pd.DataFrame
+) -> list[Leak]:
     """Return leaks for log losses that differ from those of the forecasts, or of baselines counted again."""
     at = data.labels.index.get_indexer(predictions.index)
     split = predictions["split"].to_numpy()
@@ -279,55 +290,58 @@ def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metr
     for name in ("validation", "test"):
         rows = at[split == name]
         forecasts = {model: predictions.loc[split == name, PROBABILITIES].to_numpy()}
-        forecasts |= reference_baselines(data, at[split == "train"], rows)
+        forecasts |= recount_baselines(data, at[split == "train"], rows)
         table = metrics[metrics["split"] == name].set_index("name")["log_loss"]
         for who, p_N3 in forecasts.items():
-            wanted = mean_log_loss(p_N3, data.y[rows], data.clear[rows])
+            wanted = independent_log_loss(p_N3, data.y[rows], data.clear[rows])
             if who in table.index and not np.isclose(table[who], wanted, rtol=0.0, atol=1e-9):
                 numbers = f"{wanted:.6f} by a recount, {table[who]:.6f} in the table"
-                leaks.append(difference("baseline", f"{who}, log loss of {name} rows", len(rows), at[0], numbers))
+                leaks.append(artifact_leak("baseline", f"{who}, log loss of {name} rows", len(rows), at[0], numbers))
     return leaks
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------------
 
 
-def reference_baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def recount_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return reference baselines of `rows`, counted from the unambiguous training rows alone: name -> (N, 3)."""
     train = np.sort(train_rows[data.clear[train_rows]])
     y = data.y[train]
     calendar, at = data.settings["market"]["calendar"], data.labels.index.as_unit("ns").asi8
     minutes = np.diff(at[train]) / 60e9 / np.diff(data.row[train]) if len(train) > 1 else np.ones(1)
     clock = ClockBaseline.fit(
-        session_clock(at[train], calendar), y, horizon=data.horizon, bar_minutes=float(np.median(minutes)),
+        baseline_session_clock(at[train], calendar), y, horizon=data.horizon, bar_minutes=float(np.median(minutes)),
         volatility=data.volatility[train],
     )  # fmt: skip
-    clock_now = session_clock(at[rows], calendar)
+    clock_now = baseline_session_clock(at[rows], calendar)
     found = {
-        "prior": np.tile(prior_shares(y), (len(rows), 1)),
-        "last_move": last_move_shares(data.last_move[train], y, data.last_move[rows]),
+        "prior": np.tile(independent_prior_shares(y), (len(rows), 1)),
+        "last_move": independent_last_move_shares(data.last_move[train], y, data.last_move[rows]),
         "clock": clock.predict(clock_now),
         "clock_volatility": clock.predict(clock_now, data.volatility[rows]),
     }
-    return {name: restrict_to_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
+    return {name: independent_restrict_to_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
 
 
-def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
+def audit_baselines(data: PreparedDataset, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Check that baselines of the test rows depend on the training rows' labels alone."""
     train, rows = data.splits["train"], data.splits["test"]
     index = data.labels.index[rows]
     used = {
-        name: pd.DataFrame(p, index=index, columns=PROBABILITIES) for name, p in baselines(data, train, rows).items()
+        name: pd.DataFrame(p, index=index, columns=PROBABILITIES)
+        for name, p in dataset_baselines(data, train, rows).items()
     }
     given = apply_tamper(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
-    blind = baselines(with_disturbed_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows)
-    again, leaks = reference_baselines(data, train, rows), []
+    blind = dataset_baselines(
+        disturb_dataset_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows
+    )
+    again, leaks = recount_baselines(data, train, rows), []
     for name, frame in used.items():
         one = given.get(name)
         values = np.asarray(one[PROBABILITIES] if isinstance(one, pd.DataFrame) else one, np.float64)
         leaks += _unequal("baseline", name, values, blind[name], BLIND)
         if name in again and (values.shape != again[name].shape or not np.allclose(values, again[name], 0.0, 1e-9)):
-            leaks.append(difference("baseline", name, len(frame), index[0], "a recount of the training rows"))
+            leaks.append(artifact_leak("baseline", name, len(frame), index[0], "a recount of the training rows"))
     findings.take("baseline", len(rows) * len(used), one_per_column(leaks))
 
 
@@ -335,5 +349,5 @@ def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) ->
 
 
 def _unequal(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
-    unequal = unequal_rows(np.asarray(got), np.asarray(wanted))
-    return [difference(part, name, len(unequal), f"row {unequal[0]}", reference)] if len(unequal) else []
+    unequal = find_unequal_rows(np.asarray(got), np.asarray(wanted))
+    return [artifact_leak(part, name, len(unequal), f"row {unequal[0]}", reference)] if len(unequal) else []

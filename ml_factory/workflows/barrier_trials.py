@@ -8,35 +8,35 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
-from ml_factory.data.activity_bars import base_and_minute_bars
+from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.io import load_bars
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import WorkspaceError
-from ml_factory.run_folder import machine_with
+from ml_factory.run_folder import machine_and_library_versions
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search import search_barriers
-from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
-from ml_factory.workflows.prove import settings_of
+from ml_factory.targets.barrier_search import search_barriers_on_training_rows
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.workflows.prove import stored_data_settings
 from ml_factory.workflows.unit_checkpoints import UnitCheckpoints
 
 _log = logging.getLogger("ml_factory")
-Frames = tuple[Frame, Frame | None, MarketSpec]
+Frames = tuple[ResampledBars, ResampledBars | None, MarketSpec]
 
 
-def frames_for(workspace: Workspace, store: Store) -> Frames:
+def load_barrier_trial_frames(workspace: Workspace, store: Store) -> Frames:
     """Return the base frame, the raw bars as a frame (None where they are the base bars) and the market of a data
     set.
     """
-    settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
+    settings, market = stored_data_settings(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
-    return *base_and_minute_bars(bars, market, settings.features.base), market
+    return *build_base_and_minute_bars(bars, market, settings.features.base), market
 
 
 @dataclass(frozen=True)
-class SearchOutcome:
+class BarrierTrialsOutcome:
     """Result of a search.
 
     spec : the label spec found.
@@ -45,16 +45,16 @@ class SearchOutcome:
     nondeterminism : differences between the machines that ran the trials.
     """
 
-    spec: SearchedLabels
+    spec: SearchedLabelSpec
     record: dict
     resumed: int
     nondeterminism: list[str]
 
 
-def checkpointed_search(
+def run_barrier_trials(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, evaluated: pd.DatetimeIndex,
-    spec: SearchSpec, *, results_path: Path, done: Callable[[int], None] = lambda count: None,
-) -> SearchOutcome:  # fmt: skip
+    spec: BarrierSearchSpec, *, results_path: Path, done: Callable[[int], None] = lambda count: None,
+) -> BarrierTrialsOutcome:  # fmt: skip
     """Run `search_barriers` with its record in a phase of checkpoints.
 
     frames : base frame, raw bars (None where they are the base bars), and the market.
@@ -66,25 +66,31 @@ def checkpointed_search(
         stored = files.read_json(results_path)
         record, count = stored["record"], len(stored["record"]["trials"])
         done(count)
-        found = search_barriers(*frames, train, spec, evaluated=evaluated, record=record)
-        return SearchOutcome(found, record, count, stored["elsewhere"])
-    machine = machine_with(("optuna",), 1)
-    checkpoint = UnitCheckpoints(checkpoints, machine, lambda record: format_trial(len(record["trials"]), spec))
+        found = search_barriers_on_training_rows(*frames, train, spec, evaluated=evaluated, record=record)
+        return BarrierTrialsOutcome(found, record, count, stored["elsewhere"])
+    machine = machine_and_library_versions(("optuna",), 1)
+    checkpoint = UnitCheckpoints(
+        checkpoints, machine, lambda record: format_trial_progress(len(record["trials"]), spec)
+    )
     with checkpoints.acquired():
         before = (checkpoint.load() or {"state": None})["state"]
         recorder = _TrialRecorder(checkpoint, before, done)
         try:
-            found = search_barriers(*frames, train, spec, evaluated=evaluated, record=before, save=recorder.save)
+            found = search_barriers_on_training_rows(
+                *frames, train, spec, evaluated=evaluated, record=before, save=recorder.save
+            )
         finally:
             recorder.flush()  # also after a failure: an impossible balance is not searched twice
             if recorder.record is not None and len(recorder.record["trials"]) == spec.trials:
                 _release_slots(
                     checkpoints, results_path, {"record": recorder.record, "elsewhere": checkpoint.machine_differences}
                 )
-    return SearchOutcome(found, recorder.record, len(before["trials"]) if before else 0, checkpoint.machine_differences)
+    return BarrierTrialsOutcome(
+        found, recorder.record, len(before["trials"]) if before else 0, checkpoint.machine_differences
+    )
 
 
-def format_trial(done: int, spec: SearchSpec) -> str:
+def format_trial_progress(done: int, spec: BarrierSearchSpec) -> str:
     """Format the progress of a search, such as "trial 3 of 40"."""
     return f"trial {done} of {spec.trials}"
 

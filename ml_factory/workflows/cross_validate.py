@@ -17,35 +17,46 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.seeding import derive_seed
-from ml_factory.settings import RunSpec
+from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import SearchSpec
-from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.splits import label_times, no_training_row_error, purge
-from ml_factory.workflows.barrier_trials import Frames, checkpointed_search, format_trial, frames_for
-from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
+from ml_factory.targets.splits import label_start_and_end, no_training_row_error, purge_training_rows
+from ml_factory.workflows.barrier_trials import (
+    Frames,
+    format_trial_progress,
+    load_barrier_trial_frames,
+    run_barrier_trials,
+)
+from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec
 from ml_factory.workflows.fold_scores import (
     UNCALIBRATED,
-    evaluate_folds,
-    evaluated_labels,
-    fold_metrics,
-    gain_over_blocks,
-    path_metrics,
-    verdict_of_folds,
+    fold_score_table,
+    labels_of_scored_folds,
+    mean_gain_over_blocks,
+    path_score_table,
+    score_folds,
+    verdict_of_fold_scores,
 )
 from ml_factory.workflows.folds import (
     FoldModel,
-    calibration_columns,
-    check_any_fitted,
+    check_any_fold_fitted,
+    fold_calibration_columns,
     forecast_folds,
-    out_of_fold_predictions,
+    forecast_folds_or_raise,
 )
-from ml_factory.workflows.prepared_dataset import Dataset
-from ml_factory.workflows.restore_run import snapshot_of, tracked
-from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, format_progress, nested_run, trials_file
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.restore_run import restorable_snapshot, tracked_run
+from ml_factory.workflows.unit_checkpoints import (
+    fold_forecasts_path,
+    fold_trials_path,
+    folds_phase_name,
+    format_fold_progress,
+    nested_fold_run,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class CrossValidationScores:
     gain_uncalibrated : the mean without calibration.
     unfitted : numbers of folds without forecasts.
     resumed, progress, nondeterminism : as of `FoldOutcome`.
-    verdict : over the blocks, as of `verdict_of_folds`.
+    verdict : over the blocks, as of `verdict_of_fold_scores`.
     """
 
     scores: pd.DataFrame
@@ -76,61 +87,68 @@ class CrossValidationScores:
 
 
 def cross_validate_plain(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
+    workspace: Workspace, data: PreparedDataset, plan: FoldPlan, run: RunFolder, model: FoldModel, *, mirror: str
 ) -> CrossValidationScores:
     """Fit and evaluate every fold on the prepared labels."""
     with _open_unit(workspace, run, model.spec, mirror) as (manager, finish):
-        results_path = forecasts_file(run, model.name)
-        outcome = out_of_fold_predictions(manager, data, plan, model, results_path)
-        evaluated = evaluate_folds(data, outcome, model.name)
-        scores = fold_metrics(data, evaluated)
+        results_path = fold_forecasts_path(run, model.name)
+        outcome = forecast_folds_or_raise(manager, data, plan, model, results_path)
+        evaluated = score_folds(data, outcome, model.name)
+        scores = fold_score_table(data, evaluated)
         gains = _gains(scores, model.name, finish)
     return CrossValidationScores(
-        scores, plan.table().assign(**calibration_columns(outcome.calibrations)),
-        path_metrics(data, plan, evaluated), **gains,
+        scores, plan.table().assign(**fold_calibration_columns(outcome.calibrations)),
+        path_score_table(data, plan, evaluated), **gains,
         unfitted=outcome.unfitted, resumed=outcome.resumed, progress=outcome.progress,
         nondeterminism=outcome.nondeterminism,
-        verdict=verdict_of_folds(data, scores, model.name, evaluated_labels(data, evaluated)),
+        verdict=verdict_of_fold_scores(data, scores, model.name, labels_of_scored_folds(data, evaluated)),
     )  # fmt: skip
 
 
 @contextmanager
 def _open_unit(
-    workspace: Workspace, run: Run, spec: RunSpec, mirror: str
+    workspace: Workspace, run: RunFolder, spec: RunSettings, mirror: str
 ) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
     """Open the run's checkpoints and its log; yield the manager and the function that takes the log's summary."""
-    with open_checkpoints(workspace.checkpoints, run) as manager:
-        snapshot, owned = snapshot_of(manager, run, spec), folds_phase(spec.model)
-        with tracked(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
+    with open_run_checkpoints(workspace.checkpoints, run) as manager:
+        snapshot, owned = restorable_snapshot(manager, run, spec), folds_phase_name(spec.model)
+        with tracked_run(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
             yield manager, finish
 
 
 def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> dict[str, float]:
     """Return the gains of the model over the blocks, and close the run's log with them."""
-    mean, error = gain_over_blocks(scores, name)
+    mean, error = mean_gain_over_blocks(scores, name)
     finish({"gain_mean": mean, "gain_se": error})
-    return {"gain": mean, "gain_se": error, "gain_uncalibrated": gain_over_blocks(scores, name + UNCALIBRATED)[0]}
+    return {"gain": mean, "gain_se": error, "gain_uncalibrated": mean_gain_over_blocks(scores, name + UNCALIBRATED)[0]}
 
 
 def cross_validate_nested(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
+    workspace: Workspace,
+    data: PreparedDataset,
+    plan: FoldPlan,
+    run: RunFolder,
+    model: FoldModel,
+    search: BarrierSearchSpec,
+    *,
+    mirror: str,
 ) -> CrossValidationScores:
     """Fit and evaluate every fold on labels whose barriers were searched on its own training rows, purged again.
 
     Each label spec found goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds have
     one test block each. Raises SettingsError where a fold's search cannot keep the class balance.
     """
-    frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
+    frames = load_barrier_trial_frames(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
     with _open_unit(workspace, run, model.spec, mirror) as (_, finish):
         nested = [_nested_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]
         unfitted = [k for k, fold in enumerate(nested) if fold.scores is None]
-        check_any_fitted(unfitted, len(nested), model.name)
+        check_any_fold_fitted(unfitted, len(nested), model.name)
         scores = pd.concat([fold.scores for fold in nested if fold.scores is not None], ignore_index=True)
         gains = _gains(scores, model.name, finish)
     labels = pd.concat([fold.labels for fold in nested if fold.labels is not None]).sort_index()
     resumed = sum(fold.resumed for fold in nested)
-    progress = format_progress(
+    progress = format_fold_progress(
         f"fold {resumed} of {len(nested)}" if resumed else "",
         [*(fold.partial_progress for fold in nested), ""][resumed],
     )
@@ -138,7 +156,7 @@ def cross_validate_nested(
     return CrossValidationScores(
         scores, pd.concat([fold.table for fold in nested], ignore_index=True), None, **gains,
         unfitted=unfitted, resumed=resumed, progress=progress, nondeterminism=nondeterminism,
-        verdict=verdict_of_folds(data, scores, model.name, labels),
+        verdict=verdict_of_fold_scores(data, scores, model.name, labels),
     )  # fmt: skip
 
 
@@ -147,7 +165,7 @@ class _NestedFold:
     """Result of one nested fold.
 
     table : its row of the fold table, with its barriers.
-    scores, labels : metrics, and `evaluated_labels`; None where nothing was fitted.
+    scores, labels : metrics, and `labels_of_scored_folds`; None where nothing was fitted.
     resumed, partial_progress, nondeterminism : as of `FoldOutcome`, those of the search included.
     """
 
@@ -160,49 +178,54 @@ class _NestedFold:
 
 
 def _nested_fold(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec,
+    workspace: Workspace, data: PreparedDataset, plan: FoldPlan, run: RunFolder, model: FoldModel,
+    search: BarrierSearchSpec,
     frames: Frames, number: int,
 ) -> _NestedFold:  # fmt: skip
     """Run one fold under its own run id: search, relabel, fit."""
     train, test = plan.folds[number]
     moments = plan.labels.index[train], plan.labels.index[test]
-    with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
-        results_path = trials_file(run, number)
-        searched = checkpointed_search(manager.phase("barriers"), frames, *moments, search, results_path=results_path)
+    with open_run_checkpoints(workspace.checkpoints, nested_fold_run(run, number)) as manager:
+        results_path = fold_trials_path(run, number)
+        searched = run_barrier_trials(manager.phase("barriers"), frames, *moments, search, results_path=results_path)
         files.write(_barriers_file(run, number), searched.spec.to_json().encode())
-        relabelled = relabel(data, frames, searched.spec.labels, plan.labels.index)
-        part = single_fold_plan(relabelled, moments, number, plan)
+        relabelled = relabel_nested_fold(data, frames, searched.spec.labels, plan.labels.index)
+        part = nested_fold_plan(relabelled, moments, number, plan)
         seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
         fold_model = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
-        outcome = forecast_folds(manager, relabelled, part, fold_model, forecasts_file(run, model.name, number))
+        outcome = forecast_folds(manager, relabelled, part, fold_model, fold_forecasts_path(run, model.name, number))
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
-    table = part.table().assign(fold=number, **calibration_columns(outcome.calibrations), **barriers)
+    table = part.table().assign(fold=number, **fold_calibration_columns(outcome.calibrations), **barriers)
     scores = labels = None
     if not outcome.unfitted:
-        evaluated = evaluate_folds(relabelled, outcome, model.name)
-        scores = fold_metrics(relabelled, evaluated).assign(fold=number)
-        labels = evaluated_labels(relabelled, evaluated)
-    partial_progress = outcome.partial_progress or (format_trial(searched.resumed, search) if searched.resumed else "")
+        evaluated = score_folds(relabelled, outcome, model.name)
+        scores = fold_score_table(relabelled, evaluated).assign(fold=number)
+        labels = labels_of_scored_folds(relabelled, evaluated)
+    partial_progress = outcome.partial_progress or (
+        format_trial_progress(searched.resumed, search) if searched.resumed else ""
+    )
     nondeterminism = [*searched.nondeterminism, *outcome.nondeterminism]
     return _NestedFold(table, scores, labels, outcome.resumed, partial_progress, nondeterminism)
 
 
-def relabel(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
+def relabel_nested_fold(
+    data: PreparedDataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex
+) -> PreparedDataset:
     """Return the data set with other labels, of the rows at `moments` whose labels end before the first test row."""
     base, minute_bars, market = frames
-    made = triple_barrier(base, minute_bars, labels, market)
+    made = triple_barrier_labels(base, minute_bars, labels, market)
     first_test = data.labels.index[data.splits["test"][0]]
     made = made[made.index.isin(moments) & (made["label_end"] < first_test)]
     return replace(data, labels=made, splits={})
 
 
-def single_fold_plan(
-    relabelled: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan
+def nested_fold_plan(
+    relabelled: PreparedDataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan
 ) -> FoldPlan:
     """Make a plan of one fold, of these training and test moments over `relabelled`, purged by the labels' ends."""
     train, test = (np.flatnonzero(relabelled.labels.index.isin(part)) for part in moments)
     usable = pd.Series(plan.usable, plan.labels.index).reindex(relabelled.labels.index).to_numpy()
-    train = purge(*label_times(relabelled.labels), train, test, plan.embargo)
+    train = purge_training_rows(*label_start_and_end(relabelled.labels), train, test, plan.embargo)
     if not len(train):
         raise no_training_row_error(
             number, len(relabelled.labels), f"barriers searched for, embargo of {plan.embargo} rows"
@@ -221,7 +244,7 @@ def single_fold_plan(
     )
 
 
-def check_search_scheme(scheme: SchemeSpec, search: SearchSpec | None) -> None:
+def check_nested_search_scheme(scheme: FoldSchemeSpec, search: BarrierSearchSpec | None) -> None:
     """Raise SettingsError for a search in folds whose paths combine several folds."""
     if search and scheme.name == "combinatorial":
         raise SettingsError(
@@ -231,7 +254,7 @@ def check_search_scheme(scheme: SchemeSpec, search: SearchSpec | None) -> None:
         )  # fmt: skip
 
 
-def check_labels_unsearched(data: Dataset) -> None:
+def check_cross_validation_labels(data: PreparedDataset) -> None:
     """Raise SettingsError for labels whose barriers were searched on rows that some fold tests.
 
     A search sees the training rows of the chronological split, and every fold tests some of these.
@@ -247,10 +270,10 @@ def check_labels_unsearched(data: Dataset) -> None:
             )  # fmt: skip
 
 
-def search_settings(search: SearchSpec | None) -> dict:
+def nested_search_settings(search: BarrierSearchSpec | None) -> dict:
     """Return the settings of the search for the run's record; {} without a search."""
     return {} if search is None else {"search": asdict(search)}
 
 
-def _barriers_file(run: Run, number: int) -> Path:
+def _barriers_file(run: RunFolder, number: int) -> Path:
     return run.folder / f"barriers-{number}.json"

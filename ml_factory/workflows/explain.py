@@ -16,11 +16,11 @@ import pandas as pd
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import attention_plots
 from ml_factory.inference.bundle import Bundle
-from ml_factory.models.registry import load_model, spec_of
+from ml_factory.models.registry import find_model_spec, load_model
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predict
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import model_inputs
+from ml_factory.workflows.prepared_dataset import dataset_input_reader
 from ml_factory.workflows.results import Result
 
 BATCH = 64
@@ -72,20 +72,20 @@ def explain(
     Raises SettingsError for a model without windows, NotPreparedError where none is finished.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
-    if not spec_of(model).windowed:
+    if not find_model_spec(model).windowed:
         raise SettingsError(
             "Only networks have an explanation", where="model", got=model, wanted="a network",
             next_step="use the importances of the result of train()",
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
-    artifact = predict.find_artifact(workspace, symbol, horizon, model, run, data.fingerprint)
+    artifact = predict.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
     explain_method = getattr(fitted.network, "explain", None)
     shares, attention, some = None, None, np.empty(0, np.int64)
     if explain_method is not None:
         usable = data.splits["validation"][data.usable(fitted.lookback)[data.splits["validation"]]]
         some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
-        windows = model_inputs(data, data.scaler, fitted)(some)
+        windows = dataset_input_reader(data, data.scaler, fitted)(some)
         share_NF, attention_NT = _shares_and_attention(explain_method, windows)
         shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
         # Known-future steps are bars after the newest: −1, −2, …

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_factory.errors import SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import load_model, spec_of
+from ml_factory.models.registry import find_model_spec, load_model
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predict
@@ -57,18 +57,18 @@ def export(
     for name in formats:
         if name not in FORMATS:
             raise SettingsError("Unknown export format", where="formats", got=name, wanted=", ".join(FORMATS))
-    if not spec_of(model).windowed:
+    if not find_model_spec(model).windowed:
         raise SettingsError(
             "Only a network has a state dict", where="model", got=model, wanted="a network",
             next_step=f"for the probabilities of {model} use predict",
         )  # fmt: skip
-    artifact = predict.find_artifact(workspace, symbol, horizon, model, run)
+    artifact = predict.find_artifact_to_predict(workspace, symbol, horizon, model, run)
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
     path = Path(out or workspace.results / symbol / run_id) / PTH
-    files.write(path, state_dict.pth_bytes(fitted))
+    files.write(path, state_dict.export_state_dict_bytes(fitted))
     python = [
-        "import torch", state_dict.module_source_line(fitted),
+        "import torch", state_dict.state_dict_module_source(fitted),
         f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
     ]  # fmt: skip
     return ExportResult(

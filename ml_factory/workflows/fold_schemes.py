@@ -6,17 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_scheme
+from ml_factory.argument_checks import check_fold_scheme
 from ml_factory.ensemble.out_of_fold import Fold
-from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatorial_purged
+from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatorial_purged_folds
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
-from ml_factory.targets.weights import effective_rows
-from ml_factory.workflows.prepared_dataset import Dataset, limit_rows
+from ml_factory.targets.weights import effective_sample_size
+from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_quick_training_rows
 
 
 @dataclass(frozen=True)
-class SchemeSpec:
+class FoldSchemeSpec:
     """Settings of a cross-validation scheme.
 
     name : one of `argument_checks.SCHEMES`.
@@ -31,7 +31,7 @@ class SchemeSpec:
     window: int | None = None
 
     def __post_init__(self):
-        check_scheme(self.name)
+        check_fold_scheme(self.name)
 
     def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
         """Return (train, test) positions into `labels` of each fold. Raises SettingsError when the rows cannot be cut
@@ -43,7 +43,7 @@ class SchemeSpec:
             return walk_forward_expanding(labels, self.folds)
         if self.name == "walk_forward_rolling":
             return walk_forward_rolling(labels, self.folds, self.window)
-        return combinatorial_purged(labels, self.folds, self.test_blocks, embargo)
+        return combinatorial_purged_folds(labels, self.folds, self.test_blocks, embargo)
 
     def to_dict(self) -> dict:
         """Return the settings that determine the folds, for the run's record."""
@@ -88,20 +88,22 @@ class FoldPlan:
                     "train": len(train),
                     "test": len(test),
                     "left_out": len(self.rows) - len(train) - len(test),
-                    "effective_train": effective_rows(self.labels.iloc[train]),
-                    "effective_test": effective_rows(self.labels.iloc[test]),
+                    "effective_train": effective_sample_size(self.labels.iloc[train]),
+                    "effective_test": effective_sample_size(self.labels.iloc[test]),
                 }
                 for number, (train, test) in enumerate(self.folds)
             ]
         )
 
 
-def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback: int, quick: bool) -> FoldPlan:
+def plan_folds(
+    data: PreparedDataset, rows: np.ndarray, folds: int | FoldSchemeSpec, lookback: int, quick: bool
+) -> FoldPlan:
     """Cut `rows` into folds; the embargo is at least the model's input window.
 
     folds : number of purged folds, or the whole scheme.
     """
-    scheme = folds if isinstance(folds, SchemeSpec) else SchemeSpec(folds=folds)
+    scheme = folds if isinstance(folds, FoldSchemeSpec) else FoldSchemeSpec(folds=folds)
     labels, embargo = data.labels.iloc[rows], _embargo_of(data, lookback)
     cut = scheme.cut(labels, embargo)
     block, paths = np.full(len(rows), -1), None
@@ -112,13 +114,13 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback
             block[test] = number
     quick_limits = {}
     if quick:
-        kept = [(*limit_rows(train, quick), test) for train, test in cut]
+        kept = [(*limit_quick_training_rows(train, quick), test) for train, test in cut]
         limits = [limit["training rows"] for _, limit, _ in kept if limit]
         quick_limits = {"rows of a fold": limits[-1]} if limits else {}
         cut = [(train, test) for train, _, test in kept]
     return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, quick_limits, embargo)
 
 
-def _embargo_of(data: Dataset, lookback: int) -> int:
+def _embargo_of(data: PreparedDataset, lookback: int) -> int:
     """Return the rows left out behind a test block: as set, and at least the model's input window."""
     return max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)

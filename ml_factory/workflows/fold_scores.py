@@ -6,22 +6,27 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.ensemble.out_of_fold import FoldFit, inner_validation
+from ml_factory.ensemble.out_of_fold import OutOfFoldFit, inner_validation_split
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.intervals import fold_interval, weeks_lacking
-from ml_factory.evaluation.metrics import restrict_classes
-from ml_factory.evaluation.verdict import ModelVerdict, block_gains, missing_classes, model_verdict
-from ml_factory.targets.labels import expected_classes
+from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_interval
+from ml_factory.evaluation.metrics import condition_on_classes
+from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_folds
+from ml_factory.targets.labels import expected_label_classes
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.folds import FoldOutcome
-from ml_factory.workflows.prepared_dataset import Dataset, baselines, best_baseline, verdicts
+from ml_factory.workflows.prepared_dataset import (
+    PreparedDataset,
+    dataset_baselines,
+    dataset_best_baseline,
+    dataset_metrics,
+)
 
 # Suffix of a model's name: its forecasts before the calibration of the fold.
 UNCALIBRATED = "_uncalibrated"
 
 
 @dataclass(frozen=True)
-class EvaluatedFold:
+class ScoredFold:
     """Test rows and forecasts of one fold.
 
     rows : int64 positions into the labels.
@@ -35,15 +40,13 @@ class EvaluatedFold:
     forecasts: dict[str, np.ndarray]
     best: str
 
-    def part(self, block: int) -> "EvaluatedFold":
+    def part(self, block: int) -> "ScoredFold":
         """Return the rows of one block."""
         at = self.block == block
-        return EvaluatedFold(
-            self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best
-        )
+        return ScoredFold(self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best)
 
 
-def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[EvaluatedFold]:
+def score_folds(data: PreparedDataset, outcome: FoldOutcome, name: str) -> list[ScoredFold]:
     """Return per fold the model's forecasts, calibrated and uncalibrated, and the baselines of its own training
     rows.
     """
@@ -51,31 +54,33 @@ def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Evalu
     for (train, test), p, calibration in zip(plan.folds, outcome.forecasts, outcome.calibrations, strict=True):
         finite = np.isfinite(p).all(axis=1)
         rows, train_rows = plan.rows[test[finite]], plan.rows[train[plan.usable[train]]]
-        counted, best = (baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
-        calibrated = restrict_classes(calibration.apply(p[finite]), data.classes.values())
+        counted, best = (
+            (dataset_baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
+        )
+        calibrated = condition_on_classes(calibration.apply(p[finite]), data.classes.values())
         forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
-        found.append(EvaluatedFold(rows, plan.block[test[finite]], forecasts, best))
+        found.append(ScoredFold(rows, plan.block[test[finite]], forecasts, best))
     return found
 
 
-def _best_of(data: Dataset, plan: FoldPlan, train: np.ndarray) -> str:
+def _best_of(data: PreparedDataset, plan: FoldPlan, train: np.ndarray) -> str:
     """Return the best baseline on the early-stopping rows of the fold, counted on the rows that were fitted."""
-    fit, held_out = inner_validation(plan.labels, train[plan.usable[train]], FoldFit.validation_share)
-    return best_baseline(data, plan.rows[fit], plan.rows[held_out])
+    fit, held_out = inner_validation_split(plan.labels, train[plan.usable[train]], OutOfFoldFit.validation_share)
+    return dataset_best_baseline(data, plan.rows[fit], plan.rows[held_out])
 
 
-def fold_metrics(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame:
+def fold_score_table(data: PreparedDataset, evaluated: Sequence[ScoredFold]) -> pd.DataFrame:
     """Compute metrics per fold, block and forecast; a fold without forecasts has no row."""
     tables = []
     for number, one in enumerate(evaluated):
         for block in np.unique(one.block):
             part = one.part(block)
-            table = verdicts(data, part.rows, part.forecasts, part.best)
+            table = dataset_metrics(data, part.rows, part.forecasts, part.best)
             tables.append(table.reset_index().assign(fold=number, block=block))
     return pd.concat(tables, ignore_index=True)
 
 
-def path_metrics(data: Dataset, plan: FoldPlan, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame | None:
+def path_score_table(data: PreparedDataset, plan: FoldPlan, evaluated: Sequence[ScoredFold]) -> pd.DataFrame | None:
     """Compute metrics per path and forecast: all rows as one backtest (AFML 12.4); None without paths."""
     if plan.paths is None:
         return None
@@ -84,12 +89,14 @@ def path_metrics(data: Dataset, plan: FoldPlan, evaluated: Sequence[EvaluatedFol
         parts = [part for g, fold in enumerate(taken) if len((part := evaluated[fold].part(g)).rows)]
         rows = np.concatenate([part.rows for part in parts])
         forecasts = {name: np.concatenate([part.forecasts[name] for part in parts]) for name in parts[0].forecasts}
-        tables.append(verdicts(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index())
+        tables.append(
+            dataset_metrics(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index()
+        )
         tables[-1]["path"] = number
     return pd.concat(tables, ignore_index=True)
 
 
-def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
+def mean_gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
     """Return the mean gain of `name` in log loss over the blocks, and its standard error.
 
     A block that several folds test counts once, with the mean of their gains: those folds share training rows.
@@ -98,37 +105,38 @@ def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
-def evaluated_labels(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.Series:
+def labels_of_scored_folds(data: PreparedDataset, evaluated: Sequence[ScoredFold]) -> pd.Series:
     """Return the labels of the unambiguous test rows of all folds, each once, in time order: index known_at."""
     rows = np.unique(np.concatenate([one.rows for one in evaluated]))
     rows = rows[data.clear[rows]]
     return pd.Series(data.y[rows], index=data.labels.index[rows])
 
 
-def lacking_in_folds(labels: pd.Series, kind: str) -> str:
+def describe_missing_in_folds(labels: pd.Series, kind: str) -> str:
     """Describe the classes or weeks that the test rows of all folds lack for a verdict; "" for nothing.
 
     A single fold may lack a class.
-    labels : as of `evaluated_labels`.
+    labels : as of `labels_of_scored_folds`.
     kind : kind of the labels.
     """
-    missing = missing_classes({"test": labels.to_numpy()}, expected_classes(kind))
-    return "; ".join(filter(None, [missing, weeks_lacking(labels.index)]))
+    missing = describe_missing_classes({"test": labels.to_numpy()}, expected_label_classes(kind))
+    return "; ".join(filter(None, [missing, describe_lacking_weeks(labels.index)]))
 
 
-def verdict_of_folds(data: Dataset, table: pd.DataFrame, name: str, labels: pd.Series) -> ModelVerdict:
+def verdict_of_fold_scores(data: PreparedDataset, table: pd.DataFrame, name: str, labels: pd.Series) -> ModelVerdict:
     """Compute the verdict on `name` over the blocks: t intervals of the blocks' mean gains over each baseline.
 
-    table : as of `fold_metrics`. The best baseline of each fold was chosen on rows it held out.
-    labels : as of `evaluated_labels`, of all folds.
+    table : as of `fold_score_table`. The best baseline of each fold was chosen on rows it held out.
+    labels : as of `labels_of_scored_folds`, of all folds.
     """
     own_rows = table[table["name"] == name]
     over_best = fold_interval(own_rows.groupby("block")["gain_best"].mean().to_numpy())
     blocks = own_rows.drop_duplicates("block")
     return model_verdict(
-        name, block_gains(table, name), over_best, best_name=_most_frequent(own_rows["best_baseline"].tolist()),
+        name, verdict_gains_of_folds(table, name), over_best,
+        best_name=_most_frequent(own_rows["best_baseline"].tolist()),
         rows=int(blocks["rows"].sum()), effective_rows=float(blocks["effective_rows"].sum()), kind=data.kind,
-        lacking=lacking_in_folds(labels, data.kind),
+        lacking=describe_missing_in_folds(labels, data.kind),
     )  # fmt: skip
 
 

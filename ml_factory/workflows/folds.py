@@ -7,29 +7,29 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.datasets.preprocessing import Fitted
-from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, merge_forecasts
+from ml_factory.datasets.preprocessing import FittedStep
+from ml_factory.ensemble.out_of_fold import OutOfFoldFit, merge_out_of_fold_forecasts, out_of_fold_forecasts
 from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.models.base import Estimator
+from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import BinnedData
-from ml_factory.run_folder import machine
+from ml_factory.run_folder import run_machine_facts
 from ml_factory.seeding import derive_seed
-from ml_factory.settings import RunSpec
+from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
-from ml_factory.storage.serialization import load_state, save_state
+from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.prepared_dataset import (
-    Dataset,
-    bins_option,
-    fit_preprocessing,
-    model_inputs,
-    resolve_data_settings,
-    sample_weights_of,
+    PreparedDataset,
+    binned_data_fit_option,
+    dataset_input_reader,
+    dataset_sample_weights,
+    fit_dataset_preprocessing,
+    resolve_dataset_settings,
 )
-from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_progress
+from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_fold_progress
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class FoldOutcome:
     @property
     def progress(self) -> str:
         """Progress of the earlier sessions; "" where all folds were fitted now."""
-        return format_progress(
+        return format_fold_progress(
             f"fold {self.resumed} of {len(self.plan.folds)}" if self.resumed else "", self.partial_progress
         )
 
     @property
     def p_N3(self) -> np.ndarray:
         """Probabilities of the plan's rows, float64 (N, 3), NaN where none; for schemes that test each row once."""
-        return merge_forecasts(len(self.plan.rows), self.plan.folds, self.forecasts)
+        return merge_out_of_fold_forecasts(len(self.plan.rows), self.plan.folds, self.forecasts)
 
     @property
     def unfitted(self) -> list[int]:
@@ -76,35 +76,39 @@ class FoldModel:
     name : name in the registry; a stack has several models.
     settings : the model's own settings.
     weights : sample weights of the training rows.
-    bins : bins of each fold that fits of other trials and seeds share (`FoldBins`).
+    bins : bins of each fold that fits of other trials and seeds share (`FoldBinnedData`).
     """
 
-    spec: RunSpec
+    spec: RunSettings
     name: str
     settings: Mapping
     weights: WeightSpec | None = None
     bins: Mapping[Hashable, BinnedData] | None = None
 
-    def build(self, data: Dataset, fold: int) -> Estimator:
+    def build(self, data: PreparedDataset, fold: int) -> ModelBase:
         """Build an untrained model for this fold."""
         seed = derive_seed(self.spec.seed, self.name, "fold", fold)
-        return build_model(self.name, seed=seed, **resolve_data_settings(data, self.name, self.settings))
+        return build_model(self.name, seed=seed, **resolve_dataset_settings(data, self.name, self.settings))
 
-    def fit_scaler(self, data: Dataset, rows: np.ndarray) -> Fitted:
+    def fit_scaler(self, data: PreparedDataset, rows: np.ndarray) -> FittedStep:
         """Fit the preprocessing steps and the scaler on these rows of a fold: positions into the labels."""
-        return fit_preprocessing(data, rows)
+        return fit_dataset_preprocessing(data, rows)
 
 
-def out_of_fold_predictions(
-    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
+def forecast_folds_or_raise(
+    manager: CheckpointManager,
+    data: PreparedDataset,
+    plan: FoldPlan,
+    model: FoldModel,
+    results_path: Path | None = None,
 ) -> FoldOutcome:
     """Run `forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
     outcome = forecast_folds(manager, data, plan, model, results_path)
-    check_any_fitted(outcome.unfitted, len(plan.folds), model.name)
+    check_any_fold_fitted(outcome.unfitted, len(plan.folds), model.name)
     return outcome
 
 
-def check_any_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
+def check_any_fold_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
     """Raise FactoryError when every fold is among the `unfitted`."""
     if len(unfitted) == folds:
         raise FactoryError(
@@ -116,7 +120,11 @@ def check_any_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
 
 
 def forecast_folds(
-    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
+    manager: CheckpointManager,
+    data: PreparedDataset,
+    plan: FoldPlan,
+    model: FoldModel,
+    results_path: Path | None = None,
 ) -> FoldOutcome:
     """Fit the model once per fold and predict the fold's test rows. Scaler and weights too are fitted on the fold
     alone.
@@ -126,28 +134,28 @@ def forecast_folds(
     """
     if results_path is not None and (found := _finished(results_path, plan)):
         return found
-    reader = build_model(model.name, **resolve_data_settings(data, model.name, model.settings))
-    slots = FoldCheckpoints(manager, model.name, len(plan.folds), machine(model.spec))
+    reader = build_model(model.name, **resolve_dataset_settings(data, model.name, model.settings))
+    slots = FoldCheckpoints(manager, model.name, len(plan.folds), run_machine_facts(model.spec))
 
     def inputs(fit: np.ndarray):
-        take = model_inputs(data, model.fit_scaler(data, plan.rows[fit]), reader)
+        take = dataset_input_reader(data, model.fit_scaler(data, plan.rows[fit]), reader)
         return lambda positions: take(plan.rows[positions])
 
-    fold_fit = FoldFit(
+    fold_fit = OutOfFoldFit(
         plan.labels,
         lambda fold: model.build(data, fold),
         inputs,
         usable=plan.usable,
-        weigh=lambda fit: sample_weights_of(data, plan.rows[fit], model.weights),
-        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | bins_option(model.name, model.bins, fold),
+        weigh=lambda fit: dataset_sample_weights(data, plan.rows[fit], model.weights),
+        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | binned_data_fit_option(model.name, model.bins, fold),
         on_fold=slots.mark,
         classes=tuple(data.classes.values()),
         horizon=data.horizon,
     )
-    forecasts, calibrations = fold_forecasts(fold_fit, plan.folds, slots.outer)
+    forecasts, calibrations = out_of_fold_forecasts(fold_fit, plan.folds, slots.outer)
     elsewhere = slots.outer.machine_differences
     if results_path is not None:
-        save_state(
+        write_state_file(
             results_path,
             {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere},
         )
@@ -156,7 +164,7 @@ def forecast_folds(
     return FoldOutcome(plan, forecasts, calibrations, slots.resumed, tuple(elsewhere), slots.partial_progress)
 
 
-def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
+def fold_calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
     """Return columns of the fold table: temperature, and bias of the neutral class."""
     return {
         "temperature": [one.temperature for one in calibrations],
@@ -169,7 +177,7 @@ def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
     incomplete.
     """
     try:
-        state = load_state(results_path) if files.is_file(results_path) else {"p": []}
+        state = read_state_file(results_path) if files.is_file(results_path) else {"p": []}
     except (FileError, CheckpointError):  # torn or damaged: made again
         return None
     forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
-from ml_factory.targets.barrier_search import fingerprint_of_bars
-from ml_factory.targets.barrier_search_spec import SearchedLabels
+from ml_factory.targets.barrier_search import fingerprint_searched_bars
+from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
 
 _log = logging.getLogger("ml_factory")
-SearchedLabelsRef = str | Path | SearchedLabels
+SearchedLabelsRef = str | Path | SearchedLabelSpec
 
 
-def with_searched(
+def add_found_barriers(
     settings: DataSpec,
     processed: Path,
     searched: SearchedLabelsRef | Sequence[SearchedLabelsRef],
@@ -31,7 +31,7 @@ def with_searched(
     Raises SettingsError for a missing file and for a spec of a horizon that is not requested.
     """
     given = [searched] if isinstance(searched, SearchedLabelsRef) else list(searched)
-    settings = replace(settings, searched=(*settings.searched, *(read_searched(processed, one) for one in given)))
+    settings = replace(settings, searched=(*settings.searched, *(read_found_barriers(processed, one) for one in given)))
     others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
     if others:
         raise SettingsError(
@@ -44,9 +44,9 @@ def with_searched(
     return settings
 
 
-def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabels:
+def read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
     """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
-    if isinstance(reference, SearchedLabels):
+    if isinstance(reference, SearchedLabelSpec):
         return reference
     folder = processed / "searched"
     places = [Path(reference), folder / f"{reference}.json"]
@@ -62,7 +62,7 @@ def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabe
         )  # fmt: skip
     text = files.read(path)
     try:
-        return SearchedLabels.from_json(text.decode())
+        return SearchedLabelSpec.from_json(text.decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
             "Not a searched label spec", where=path, got=f"{type(error).__name__}: {error}",
@@ -70,10 +70,12 @@ def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabe
         ) from None  # fmt: skip
 
 
-def check_same_bars(found: SearchedLabels, base: Frame, minute_bars: Frame | None, market: MarketSpec) -> None:
+def check_found_barriers_bars(
+    found: SearchedLabelSpec, base: ResampledBars, minute_bars: ResampledBars | None, market: MarketSpec
+) -> None:
     """Raise SettingsError unless the bars that the search saw are the first of these, to the bit."""
     seen = found.seen_rows
-    now = fingerprint_of_bars(base, minute_bars, market, pd.Timestamp(seen.until).value)
+    now = fingerprint_searched_bars(base, minute_bars, market, pd.Timestamp(seen.until).value)
     if now != seen.fingerprint:
         raise SettingsError(
             "The bars changed since these barriers were searched",
@@ -84,7 +86,7 @@ def check_same_bars(found: SearchedLabels, base: Frame, minute_bars: Frame | Non
         )
 
 
-def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits: dict) -> None:
+def check_found_barriers_rows(found: SearchedLabelSpec, labels: pd.DataFrame, splits: dict) -> None:
     """Raise SettingsError unless all that the search saw was known before the first validation row of these labels."""
     first = labels.index[splits["validation"][0]]
     if not pd.Timestamp(found.seen_rows.until) < first:

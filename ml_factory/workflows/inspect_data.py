@@ -5,26 +5,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import base_and_frames, base_bars
+from ml_factory.data.activity_bars import build_base_bars, build_base_bars_and_frames
 from ml_factory.data.gaps import find_gaps
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import asof_rows
-from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_plots
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.certificate import Certificate, require_certificate
-from ml_factory.settings import certified_code
+from ml_factory.settings import certified_code_hash
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.append import STREAM_BARS
-from ml_factory.workflows.prove import settings_of
+from ml_factory.workflows.prove import stored_data_settings
 
 PROOF_BARS = 50_000
 
 
-def current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
+def open_current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
     """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
     return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
 
@@ -32,7 +32,7 @@ def current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
 # ---- bars and frames -----------------------------------------------------------------------------------------------
 
 
-def findings_table(store: Store) -> pd.DataFrame:
+def bar_findings_table(store: Store) -> pd.DataFrame:
     """List the findings in the raw bars: kind, severity, rows (how many), which of them, message."""
     found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
     return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
@@ -40,10 +40,10 @@ def findings_table(store: Store) -> pd.DataFrame:
 
 def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     """List every gap of the bars: index, the bar after it; minutes, its length; kind, its reason."""
-    store = current_store(workspace, symbol)
+    store = open_current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
     start = bars.index.as_unit("ns").asi8
-    gaps = find_gaps(start, sessions_of(start, market.calendar), market.calendar, market.bar_minutes)
+    gaps = find_gaps(start, assign_sessions(start, market.calendar), market.calendar, market.bar_minutes)
     return pd.DataFrame({"minutes": gaps.length, "kind": gaps.kind}, index=bars.index[gaps.row])
 
 
@@ -57,10 +57,10 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
 
     row : row of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
     """
-    store = current_store(workspace, symbol)
-    spec = settings_of(store).features
+    store = open_current_store(workspace, symbol)
+    spec = stored_data_settings(store).features
     bars, market = _bars_of(workspace, store)
-    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+    base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
     coarse = list(frames.values())
     if row is None:
         session = base.session == base.session[len(base) // 2]
@@ -76,8 +76,8 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
 
 def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     """List the feature families: columns on the base frame, columns on the coarse frames, and some of their names."""
-    store = current_store(workspace, symbol)
-    spec, market = settings_of(store).features, MarketSpec.from_dict(store.facts["market"])
+    store = open_current_store(workspace, symbol)
+    spec, market = stored_data_settings(store).features, MarketSpec.from_dict(store.facts["market"])
     rows = {}
     for name in spec.families_of(market):
         own, coarse = (list(FAMILIES[name].names(market, frame)) for frame in (False, True))
@@ -92,12 +92,15 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
 
     It is proved on the newest 50,000 of these bars first. Raises LookAheadError naming the bar that changed.
     """
-    store = current_store(workspace, symbol)
+    store = open_current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
-    base, made = base_bars(bars, market, settings_of(store).features.base), custom.registered(name)
-    custom.prove(made, custom.tail(base, PROOF_BARS))
+    base, made = (
+        build_base_bars(bars, market, stored_data_settings(store).features.base),
+        custom.get_custom_feature(name),
+    )
+    custom.prove_custom_feature(made, custom.tail(base, PROOF_BARS))
     index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
-    return pd.Series(custom.compute(made, base), index=index, name=name)
+    return pd.Series(custom.compute_custom_feature(made, base), index=index, name=name)
 
 
 def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
@@ -105,10 +108,13 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
     They equal the rows of `load_features` bit for bit; custom features within 1e-6 of their standard deviation.
     """
-    store = current_store(workspace, symbol)
+    store = open_current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
-    session = sessions_of(bars.index.as_unit("ns").asi8, market.calendar).id
-    last, stream = int(np.searchsorted(session, session[-1])), FeatureStream(market, settings_of(store).features)
+    session = assign_sessions(bars.index.as_unit("ns").asi8, market.calendar).id
+    last, stream = (
+        int(np.searchsorted(session, session[-1])),
+        FeatureStream(market, stored_data_settings(store).features),
+    )
     for first in range(0, last, STREAM_BARS):
         stream.push(bars.iloc[first : min(first + STREAM_BARS, last)])
     pieces = [stream.push(bars.iloc[bar : bar + 1]) for bar in range(last, len(bars))]
@@ -122,8 +128,8 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
 def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
     """Return the certificate that nothing looks ahead. Raises NotPreparedError without one, naming the command."""
-    store = current_store(workspace, symbol)
-    code = certified_code()
+    store = open_current_store(workspace, symbol)
+    code = certified_code_hash()
     return require_certificate(
         store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code
     )
@@ -131,7 +137,10 @@ def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 
 def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """Plot the moments after which the newest proof disturbed the future, on the price."""
-    proof, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
+    proof, close = (
+        certificate(workspace, symbol, horizon),
+        open_current_store(workspace, symbol).load_row_facts()["close"],
+    )
     title = f"{symbol}: where the proof cut ({proof.describe()})"
     return data_plots.plot_cuts(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
 
@@ -143,7 +152,7 @@ def split_figure(store: Store, horizon: int):
     """Plot the chronological split of one horizon on the price."""
     labels, splits = store.load_labels(horizon), store.load_splits(horizon)
     return data_plots.plot_split(
-        store.load_rows()["close"],
+        store.load_row_facts()["close"],
         {name: labels.index[rows] for name, rows in splits.items()},
         title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
     )
@@ -151,10 +160,12 @@ def split_figure(store: Store, horizon: int):
 
 def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """Plot the chronological split of the symbol's prepared data."""
-    return split_figure(current_store(workspace, symbol), horizon)
+    return split_figure(open_current_store(workspace, symbol), horizon)
 
 
 def _bars_of(workspace: Workspace | str | Path, store: Store) -> tuple[pd.DataFrame, MarketSpec]:
     """Return the checked bars that a data set was prepared from, and its market."""
     market = MarketSpec.from_dict(store.facts["market"])
-    return load_bars(Workspace(workspace), store.facts["symbol"], settings_of(store).bars, market=market)[0], market
+    return load_bars(Workspace(workspace), store.facts["symbol"], stored_data_settings(store).bars, market=market)[
+        0
+    ], market

@@ -14,16 +14,16 @@ from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.workflows.inspect_data import current_store
-from ml_factory.workflows.prepared_dataset import Dataset
+from ml_factory.workflows.inspect_data import open_current_store
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 
-def data_key(raw_hash: str, settings: dict) -> str:
+def prepared_data_fingerprint(raw_hash: str, settings: dict) -> str:
     """Return the fingerprint of the raw file's content, the settings and the sources that make features and labels."""
     return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_PACKAGES)})
 
 
-def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
+def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> PreparedDataset:
     """Load features and labels as a `Dataset`.
 
     Raises NotPreparedError when they are missing, or when the raw bars or the code changed since.
@@ -36,19 +36,19 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
     if files.is_file(raw) and files.sha256(raw) != prepared:
         raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=prepare_again)
-    if data_key(prepared, settings) != store.fingerprint:
+    if prepared_data_fingerprint(prepared, settings) != store.fingerprint:
         raise NotPreparedError(
             "The code that makes features and labels changed since the last prepare",
             where=store.folder,
             next_step=prepare_again,
         )
-    return dataset_of(store, horizon)
+    return load_dataset_of_store(store, horizon)
 
 
-def dataset_of(store: Store, horizon: int) -> Dataset:
+def load_dataset_of_store(store: Store, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
-    rows, settings = store.load_rows(), store.facts["settings"]
-    return Dataset(
+    rows, settings = store.load_row_facts(), store.facts["settings"]
+    return PreparedDataset(
         symbol=store.facts["symbol"],
         horizon=horizon,
         fingerprint=store.fingerprint,
@@ -70,16 +70,16 @@ def load_features(
     end: object = None,
 ) -> pd.DataFrame:
     """Load features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
-    return current_store(workspace, symbol).load_features(columns, start, end)
+    return open_current_store(workspace, symbol).load_features(columns, start, end)
 
 
 def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
-    """Load labels: index known_at; label, label_end, ret, barrier, uniqueness and the columns that `triple_barrier`
-    adds.
+    """Load labels: index known_at; label, label_end, ret, barrier, uniqueness and the columns that
+    `triple_barrier_labels` adds.
     """
-    return current_store(workspace, symbol).load_labels(check_horizon(horizon))
+    return open_current_store(workspace, symbol).load_labels(check_horizon(horizon))
 
 
 def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
     """Load the splits: {"train", "validation", "test"}, int64 positions into the labels' rows."""
-    return current_store(workspace, symbol).load_splits(check_horizon(horizon))
+    return open_current_store(workspace, symbol).load_splits(check_horizon(horizon))

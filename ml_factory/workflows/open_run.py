@@ -7,33 +7,33 @@ from typing import Unpack
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
-from ml_factory.models.base import Estimator
-from ml_factory.models.registry import own_settings, spec_of
-from ml_factory.run_folder import Run, open_run
-from ml_factory.settings import RunSpec, run_spec
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.models.base import ModelBase
+from ml_factory.models.registry import find_model_spec, registered_model_settings
+from ml_factory.run_folder import RunFolder, open_run_folder
+from ml_factory.settings import RunSettings, make_run_settings
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import Dataset
-from ml_factory.workflows.prove import check_certified
-from ml_factory.workflows.restore_run import restore_from_wandb
-from ml_factory.workflows.run_options import RunOptionFields, RunOptions, run_options
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prove import require_proved_data
+from ml_factory.workflows.restore_run import restore_run_from_wandb
+from ml_factory.workflows.run_options import RunOptionFields, RunOptions, build_run_options
 from ml_factory.workflows.run_status import check_run_name, check_run_unlocked, format_run_status
-from ml_factory.workflows.train import build_untrained
+from ml_factory.workflows.train import build_untrained_model
 
 
-def load_certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
+def load_certified_dataset(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> PreparedDataset:
     """Load the prepared data. Raises NotPreparedError without a certificate, unless `uncertified`."""
     data = load_dataset(workspace, symbol, horizon)
-    check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    require_proved_data(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
     return data
 
 
 def open_training(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, **options: Unpack[RunOptionFields],
-) -> tuple[Estimator, CheckpointManager]:  # fmt: skip
+) -> tuple[ModelBase, CheckpointManager]:  # fmt: skip
     """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
     Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
@@ -42,22 +42,22 @@ def open_training(
     released: they can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
-    chosen = run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
-    data, spec = training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
-    run = open_run(workspace.results, symbol, spec, chosen.fresh)
+    chosen = build_run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
+    data, spec = load_training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    run = open_run_folder(workspace.results, symbol, spec, chosen.fresh)
     manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
-    return build_untrained(data, spec)[0], manager
+    return build_untrained_model(data, spec)[0], manager
 
 
-def training_setup(
+def load_training_setup(
     workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
     weights: WeightSpec | None, options: RunOptions,
-) -> tuple[Dataset, RunSpec]:  # fmt: skip
+) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
     """Return the certified data and the run spec of a training."""
-    spec_of(model)
-    data = load_certified(workspace, symbol, horizon, options.uncertified)
-    settings = check_model_settings(model_settings) | weight_settings(weights)
-    spec = run_spec(
+    find_model_spec(model)
+    data = load_certified_dataset(workspace, symbol, horizon, options.uncertified)
+    settings = check_model_settings_for_run(model_settings) | weight_settings_for_record(weights)
+    spec = make_run_settings(
         symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
         settings=settings,
     )  # fmt: skip
@@ -65,8 +65,8 @@ def training_setup(
 
 
 def find_or_open_run(
-    workspace: Workspace, spec: RunSpec, options: RunOptions, check: Callable[[], object] = bool
-) -> tuple[Run, str, Artifact | None]:
+    workspace: Workspace, spec: RunSettings, options: RunOptions, check: Callable[[], object] = bool
+) -> tuple[RunFolder, str, Artifact | None]:
     """Return the run to work on, its status line, and its artifact where it is finished.
 
     Raises CheckpointError when another process works on it.
@@ -75,13 +75,15 @@ def find_or_open_run(
     """
     if options.run:
         check_run_name(workspace.results / spec.symbol, spec, options.run)
-    run = open_run(workspace.results, spec.symbol, spec, options.fresh, options.run)
+    run = open_run_folder(workspace.results, spec.symbol, spec, options.fresh, options.run)
     kind = "stack" if spec.task == "stack" else "model"
     check_run_unlocked(workspace, run, spec)
     artifact = None
-    restore_from_wandb(workspace, run, spec, source=options.source, mirror=options.mirror, fresh=options.fresh)
+    restore_run_from_wandb(workspace, run, spec, source=options.source, mirror=options.mirror, fresh=options.fresh)
     if spec.task != "folds":
-        artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
+        artifact = ArtifactRegistry(workspace.models).find(
+            spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id
+        )
     whole = artifact if artifact is not None and artifact.is_intact() else None
     finished = whole is not None or (spec.task == "folds" and run.ended)
     line = format_run_status(workspace, run, spec, finished=finished)
@@ -91,7 +93,7 @@ def find_or_open_run(
     return run, line, whole
 
 
-def check_model_settings(settings: Mapping | None) -> dict:
+def check_model_settings_for_run(settings: Mapping | None) -> dict:
     """Return the model's own settings. Raises SettingsError for settings of the run, which have an argument of their
     own.
     """
@@ -103,7 +105,7 @@ def check_model_settings(settings: Mapping | None) -> dict:
     return dict(settings or {})
 
 
-def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
+def settings_per_model(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
     """Return model -> its settings by this project's names, for models that have any.
 
     Raises SettingsError for settings of a model that is not among `names`.
@@ -114,15 +116,18 @@ def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) 
                 "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
                 next_step="leave them out, or name the model",
             )  # fmt: skip
-    return {name: own_settings(name, check_model_settings(settings)) for name, settings in (given or {}).items()}
+    return {
+        name: registered_model_settings(name, check_model_settings_for_run(settings))
+        for name, settings in (given or {}).items()
+    }
 
 
-def weight_settings(spec: WeightSpec | None) -> dict:
+def weight_settings_for_record(spec: WeightSpec | None) -> dict:
     """Return the weight settings for the run's record; {} for the default weights."""
     return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
 
 
-def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
+def check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
     more.
     """
@@ -130,7 +135,7 @@ def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
         names = names.split(",")
     names = tuple(name.strip() for name in names)
     for name in names:
-        spec_of(name)
+        find_model_spec(name)
     if len(names) < 2 or len(set(names)) < len(names):
         raise SettingsError(
             "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"

@@ -12,22 +12,30 @@ import pandas as pd
 from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import save_durations
-from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
-from ml_factory.checkpoints.slot_pool import Pool
+from ml_factory.checkpoints.session_planner import SessionBudget, WorkCost, WorkCostModel, WorkUnit, plan_session_work
+from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.errors import SettingsError, UnresponsiveMountError, did_you_mean
-from ml_factory.models.registry import build_model, spec_of
-from ml_factory.run_folder import Run, open_checkpoints, open_run
-from ml_factory.settings import QuickLimits, run_spec
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
+from ml_factory.settings import QuickLimits, make_run_settings
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import cache_folder
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.cost_model import SLOTS, WorkSize, device_of, free_memory, full_size, warm_up, work_of
-from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
-from ml_factory.workflows.prepared_dataset import Dataset, resolve_data_settings
+from ml_factory.workflows.cost_model import (
+    SLOTS,
+    FitSize,
+    accelerator_of_model,
+    available_memory_bytes,
+    cost_model_work,
+    fit_cost_model,
+    full_fit_size,
+)
+from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
 from ml_factory.workflows.results import Result
-from ml_factory.workflows.stack import stack_spec
-from ml_factory.workflows.unit_checkpoints import folds_phase, parse_progress
+from ml_factory.workflows.stack import stack_run_spec
+from ml_factory.workflows.unit_checkpoints import folds_phase_name, parse_fit_progress
 
 
 @dataclass(frozen=True)
@@ -55,36 +63,36 @@ class PlanResult(Result):
 class _MeasuredCosts:
     """Measured cost of each model: size of a whole fit, and its cost model, measured once."""
 
-    def __init__(self, data: Dataset, quick: bool, seed: int):
+    def __init__(self, data: PreparedDataset, quick: bool, seed: int):
         self.data, self.quick, self.seed = data, quick, seed
-        self._known: dict[str, tuple[WorkSize, CostModel]] = {}
+        self._known: dict[str, tuple[FitSize, WorkCostModel]] = {}
         self.device_free = np.inf
 
-    def of(self, name: str, settings: Mapping) -> tuple[WorkSize, CostModel]:
+    def of(self, name: str, settings: Mapping) -> tuple[FitSize, WorkCostModel]:
         key = fingerprint({"model": name, "settings": dict(settings)})
         if key not in self._known:
-            whole = full_size(self.data, name, settings, self.seed, self.quick)
-            device = device_of(name, settings)
+            whole = full_fit_size(self.data, name, settings, self.seed, self.quick)
+            device = accelerator_of_model(name, settings)
             if device is not None:
                 device.release()
                 self.device_free = float(device.free_bytes())
-            self._known[key] = whole, warm_up(self.data, name, settings, self.seed, whole)
+            self._known[key] = whole, fit_cost_model(self.data, name, settings, self.seed, whole)
         return self._known[key]
 
-    def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> Cost:
+    def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> WorkCost:
         """Return the mean cost of a fold, of its training rows less those kept for early stopping."""
         whole, model = self.of(name, settings)
         rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
-        costs = [model.forecast(work_of(name, WorkSize(round(count), whole.iterations))) for count in rows]
+        costs = [model.forecast(cost_model_work(name, FitSize(round(count), whole.iterations))) for count in rows]
         # A booster's work is counted in rounds, each over all of its rows.
-        share = 1.0 if spec_of(name).windowed else float(np.mean(rows)) / whole.rows
+        share = 1.0 if find_model_spec(name).windowed else float(np.mean(rows)) / whole.rows
         seconds = share * float(np.mean([cost.seconds for cost in costs]))
         return replace(costs[0], seconds=seconds, disk_bytes=0.0)
 
 
 def plan_models(
-    workspace: Workspace, data: Dataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
-    tasks: Sequence[str] = ("train",), scheme: SchemeSpec | None = None,
+    workspace: Workspace, data: PreparedDataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
+    tasks: Sequence[str] = ("train",), scheme: FoldSchemeSpec | None = None,
 ) -> PlanResult:  # fmt: skip
     """Warm up each model, forecast the cost of its work, and order the work.
 
@@ -94,18 +102,18 @@ def plan_models(
     settings : model -> its settings.
     tasks, scheme : as of `pipeline.plan`.
     """
-    started, scheme = time.perf_counter(), scheme or SchemeSpec()
+    started, scheme = time.perf_counter(), scheme or FoldSchemeSpec()
     hours = expected_hours_left(workspace.results / "sessions")
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
-    known, measured = workspace_state(workspace, data), _MeasuredCosts(data, quick, seed)
+    known, measured = read_plan_workspace_state(workspace, data), _MeasuredCosts(data, quick, seed)
     request = _PlanRequest(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
     wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
     units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](request)]
-    save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
-    budget = Budget(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
-    rows = plan(units, budget, save)
+    save, more = measure_save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
+    budget = SessionBudget(hours * 3600, available_memory_bytes(), known.space, measured.device_free, known.pool)
+    rows = plan_session_work(units, budget, save)
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
         "minutes": [row.cost.seconds / 60 for row in rows],
@@ -127,35 +135,35 @@ class _PlanRequest:
     """Arguments of a plan, with the state of the workspace and the measured costs."""
 
     workspace: Workspace
-    data: Dataset
+    data: PreparedDataset
     models: tuple[str, ...]
     quick: bool
     seed: int
     settings: Mapping
-    scheme: SchemeSpec
-    known: "WorkspaceState"
+    scheme: FoldSchemeSpec
+    known: "PlanWorkspaceState"
     measured: _MeasuredCosts
 
     def fit_settings(self, name: str) -> dict:
         """Return the settings of a fit: QUICK's limits, and the user's own over them."""
-        limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
-        return resolve_data_settings(self.data, name, limits | dict(self.settings.get(name, {})))
+        limits = QuickLimits().settings_for(find_model_spec(name).family) if self.quick else {}
+        return resolve_dataset_settings(self.data, name, limits | dict(self.settings.get(name, {})))
 
-    def run(self, name: str, task: str, more: Mapping) -> Run:
-        spec = run_spec(
+    def run(self, name: str, task: str, more: Mapping) -> RunFolder:
+        spec = make_run_settings(
             self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
             data=self.data.fingerprint, settings={**self.settings.get(name, {}), **more},
         )  # fmt: skip
-        return open_run(self.workspace.results, self.data.symbol, spec, False)
+        return open_run_folder(self.workspace.results, self.data.symbol, spec, False)
 
-    def reached(self, run: Run, phase: str) -> dict:
+    def reached(self, run: RunFolder, phase: str) -> dict:
         """Return the metrics of a run's newest checkpoint; {} without one, and where a mount is unresponsive."""
-        with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(UnresponsiveMountError):
+        with open_run_checkpoints(self.workspace.checkpoints, run) as manager, suppress(UnresponsiveMountError):
             return (manager.phase(phase).latest_info() or {"metrics": {}})["metrics"]
         return {}
 
-    def fold_plan(self, rows: np.ndarray, name: str, scheme: SchemeSpec) -> FoldPlan:
-        return fold_plan(self.data, rows, scheme, build_model(name, **self.fit_settings(name)).lookback, self.quick)
+    def fold_plan(self, rows: np.ndarray, name: str, scheme: FoldSchemeSpec) -> FoldPlan:
+        return plan_folds(self.data, rows, scheme, build_model(name, **self.fit_settings(name)).lookback, self.quick)
 
 
 def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
@@ -165,8 +173,8 @@ def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
         if run.run_id in request.known.artifacts:
             continue
         whole, model = request.measured.of(name, request.fit_settings(name))
-        iterations = parse_progress(str(request.reached(run, f"train_{name}").get("reached", "")))
-        yield WorkUnit(name, model, work_of(name, whole), completed=min(1.0, iterations / whole.iterations))
+        iterations = parse_fit_progress(str(request.reached(run, f"train_{name}").get("reached", "")))
+        yield WorkUnit(name, model, cost_model_work(name, whole), completed=min(1.0, iterations / whole.iterations))
 
 
 def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
@@ -175,9 +183,9 @@ def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
         run = request.run(name, "folds", request.scheme.to_dict())
         if request.known.ended(run):
             continue
-        folds = request.fold_plan(request.data.development(), name, request.scheme)
+        folds = request.fold_plan(request.data.development_rows(), name, request.scheme)
         cost = request.measured.fold(name, request.fit_settings(name), folds)
-        done = request.reached(run, folds_phase(name)).get("finished", 0) / len(folds.folds)
+        done = request.reached(run, folds_phase_name(name)).get("finished", 0) / len(folds.folds)
         yield WorkUnit(f"folds of {name}", _cost_per_item(cost), len(folds.folds), done)
 
 
@@ -191,16 +199,16 @@ def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
     run = None
     if all(bases):
         own = {name: given for name, given in request.settings.items() if name in request.models}
-        spec = stack_spec(data, request.models, bases, count, request.seed, request.quick, own)
-        run = open_run(request.workspace.results, data.symbol, spec, False)
+        spec = stack_run_spec(data, request.models, bases, count, request.seed, request.quick, own)
+        run = open_run_folder(request.workspace.results, data.symbol, spec, False)
         if run.run_id in request.known.artifacts:
             return
     costs, finished = [], 0
     for name in request.models:
-        folds = request.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
+        folds = request.fold_plan(data.splits["train"], name, FoldSchemeSpec(folds=count))
         costs.append(request.measured.fold(name, request.fit_settings(name), folds))
-        finished += int(request.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
-    each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
+        finished += int(request.reached(run, folds_phase_name(name)).get("finished", 0)) if run else 0
+    each = WorkCost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
     mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
     work = count * len(request.models)
     yield WorkUnit("stack", _cost_per_item(mean), work, finished / work, depends_on=request.models)
@@ -214,13 +222,13 @@ _UNITS: dict[str, Callable[[_PlanRequest], Iterator[WorkUnit]]] = {
 }
 
 
-def _cost_per_item(cost: Cost) -> CostModel:
+def _cost_per_item(cost: WorkCost) -> WorkCostModel:
     """Return a cost model of so many seconds per item; the other costs do not grow with their number."""
-    return CostModel(replace(cost, seconds=0.0), Cost(cost.seconds))
+    return WorkCostModel(replace(cost, seconds=0.0), WorkCost(cost.seconds))
 
 
 @dataclass(frozen=True)
-class WorkspaceState:
+class PlanWorkspaceState:
     """State of the workspace.
 
     artifacts : run id -> hash of finished artifacts.
@@ -235,18 +243,18 @@ class WorkspaceState:
     pool: float
     unknown: tuple[str, ...]
 
-    def ended(self, run: Run) -> bool:
+    def ended(self, run: RunFolder) -> bool:
         try:
             return run.ended
         except UnresponsiveMountError:
             return False
 
 
-def workspace_state(workspace: Workspace, data: Dataset) -> WorkspaceState:
-    """Read the `WorkspaceState`."""
+def read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> PlanWorkspaceState:
+    """Read the `PlanWorkspaceState`."""
     artifacts, space, pool, unknown = {}, np.inf, 0, []
     try:
-        found = Registry(workspace.models).list(data.symbol)
+        found = ArtifactRegistry(workspace.models).list(data.symbol)
         artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
     except UnresponsiveMountError as error:
         unknown.append(f"unknown: which of them are finished; the mount does not answer ({error.got})")
@@ -255,18 +263,18 @@ def workspace_state(workspace: Workspace, data: Dataset) -> WorkspaceState:
     except UnresponsiveMountError as error:
         unknown.append(f"unknown: free space; the mount does not answer ({error.got})")
     if not workspace.files.is_remote(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
-        pool = sum(slot.header.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
-    return WorkspaceState(artifacts, space, float(pool), tuple(unknown))
+        pool = sum(slot.header.size for slot in SlotPool(workspace.checkpoints).scan() if slot.is_returned)
+    return PlanWorkspaceState(artifacts, space, float(pool), tuple(unknown))
 
 
-def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
+def measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tuple[str, ...]]:
     """Return (cost of saving so many bytes, facts that are unknown).
 
     The cost is that of the last save of this process, or of one test save on the first disk, which is deleted.
     """
     seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
-        return Cost(seconds), ()
+        return WorkCost(seconds), ()
     remote = workspace.files.is_remote(workspace.checkpoints)
     place = cache_folder("planning") if remote else workspace.root
     place.mkdir(parents=True, exist_ok=True)
@@ -276,7 +284,7 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     ):
         manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
         manager.wait()
-        return Cost(manager.store.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
+        return WorkCost(manager.store.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
 
 
 _SAVE_TIME_UNKNOWN = "unknown: time of an upload to the mount, until the first save"

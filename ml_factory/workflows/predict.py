@@ -11,10 +11,10 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.io import local_path_of, read_table
+from ml_factory.data.io import read_bars_table, resolve_bars_file
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import BarSpec, check_bars
-from ml_factory.ensemble.stacking import Stack, equal_pool
+from ml_factory.data.validation import RawBarSpec, validate_bars
+from ml_factory.ensemble.stacking import Stack, equal_weight_stack
 from ml_factory.errors import (
     CheckpointError,
     FactoryError,
@@ -22,28 +22,28 @@ from ml_factory.errors import (
     SettingsError,
 )
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
+from ml_factory.evaluation.metrics import PROBABILITIES, condition_on_classes
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
-from ml_factory.inference.split_times import OUT_OF_SAMPLE, split_of_rows
-from ml_factory.models.registry import available_models, spec_of
+from ml_factory.inference.split_times import OUT_OF_SAMPLE, split_by_model_times
+from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.settings import DATA_PACKAGES
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.targets.labels import LabelSpec, class_labels
-from ml_factory.targets.primary_rule import primary_side
+from ml_factory.targets.labels import LabelSpec, stored_class_labels
+from ml_factory.targets.primary_rule import primary_rule_side
 from ml_factory.workflows.prepared_dataset import (
-    Dataset,
-    best_baseline,
-    gain_over,
-    lacking_classes,
-    predicted_and_observed,
-    verdict_on,
-    weighted_prior_loss,
-    with_baselines,
+    PreparedDataset,
+    dataset_best_baseline,
+    dataset_calibration_by_class,
+    dataset_gain_over_forecast,
+    dataset_metrics_with_baselines,
+    dataset_missing_classes,
+    dataset_verdict,
+    dataset_weighted_prior_loss,
 )
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
@@ -51,7 +51,7 @@ _log = logging.getLogger("ml_factory")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PredictionEvaluation:
     """Predictions of a finished model on the labels' rows, and their metrics.
 
     path : the predictions as Parquet.
@@ -60,7 +60,7 @@ class Evaluation:
     priors : split -> weighted loss of the class prior, comparable with a history's losses on that split.
     reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     verdict : on test rows, over every baseline; the best one was chosen on validation rows.
-    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
+    calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
     """
 
     path: Path
@@ -73,51 +73,55 @@ class Evaluation:
     calibration: pd.DataFrame
 
     @property
-    def test_table(self) -> pd.DataFrame:
+    def test_metrics(self) -> pd.DataFrame:
         """Metrics of the test rows, by name of the forecast."""
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
 
-def evaluate_artifact(workspace: Workspace, data: Dataset, artifact: Artifact) -> Evaluation:
+def predict_and_evaluate_artifact(
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact
+) -> PredictionEvaluation:
     """Predict every labelled row that has a full window, and compare the predictions with the baselines."""
-    frame = load_or_predict(workspace, data, artifact)
+    frame = load_or_make_predictions(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
-    train_rows, best = parts["train"], best_baseline(data, parts["train"], parts["validation"])
+    train_rows, best = parts["train"], dataset_best_baseline(data, parts["train"], parts["validation"])
     references = _reference_predictions(workspace, data, artifact, frame.index)
     predictions = {artifact.facts["model"]: p_N3} | references
     for name in ("validation", "test"):
         of_split = (frame["split"] == name).to_numpy()
         forecasts = {who: p[of_split] for who, p in predictions.items()}
-        table = with_baselines(data, train_rows, positions[of_split], forecasts, best)
+        table = dataset_metrics_with_baselines(data, train_rows, positions[of_split], forecasts, best)
         # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
         tables.append(table.reset_index().assign(split=name, used_for_choosing=name == "validation"))
-        priors[name] = weighted_prior_loss(data, train_rows, positions[of_split])
+        priors[name] = dataset_weighted_prior_loss(data, train_rows, positions[of_split])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
     rows = positions[test]
-    reference_gains = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in references.items()}
-    lacking = lacking_classes(data, parts)
+    reference_gains = {
+        who: dataset_gain_over_forecast(data, rows, p_N3[test], p[test]) for who, p in references.items()
+    }
+    lacking = dataset_missing_classes(data, parts)
     name = artifact.facts["model"]
-    found = verdict_on(data, train_rows, rows, name, p_N3[test], best, lacking)
-    by_class = predicted_and_observed(data, rows, {name: p_N3[test]})
-    return Evaluation(
+    found = dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
+    by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
+    return PredictionEvaluation(
         path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
     )
 
 
 def _reference_predictions(
-    workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact, index: pd.DatetimeIndex
 ) -> dict[str, np.ndarray]:
     """Return, for a stack, the plain mean of its uncalibrated base models: a pool without learnt weights."""
     if artifact.kind != STACK:
         return {}
-    bases = base_artifacts(workspace, artifact)
+    bases = base_model_artifacts(workspace, artifact)
     predictions = {
-        name: load_or_predict(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
+        name: load_or_make_predictions(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
     }
-    return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in predictions.items()})}
+    return {EQUAL_POOL: equal_weight_stack({name: frame.to_numpy() for name, frame in predictions.items()})}
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
@@ -125,7 +129,7 @@ def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
     return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
 
 
-def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> pd.DataFrame:
     """Load the run's predictions of labelled rows, or predict and write them.
 
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label. Purged rows belong to no
@@ -133,10 +137,10 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
     artifact wrote, is written again.
     """
     path = predictions_path(workspace, artifact)
-    if is_prediction_of(path, artifact):
-        return read_frame(path)
+    if is_prediction_of_artifact(path, artifact):
+        return read_prediction_frame(path)
     if artifact.kind == STACK:
-        state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
+        state, bases = artifact.load_state(), base_model_artifacts(workspace, artifact)
         frame = _stacked_predictions(
             state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
         )
@@ -144,14 +148,14 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
         bundle = Bundle.from_state(artifact.load_state())
         frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
     positions = data.labels.index.get_indexer(frame.index)
-    split = data.split_of()[positions]
+    split = data.split_names()[positions]
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
-    write_frame(path, frame)
+    write_prediction_frame(path, frame)
     files.write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": files.sha256(path)})
     return frame
 
 
-def is_prediction_of(path: Path, artifact: Artifact) -> bool:
+def is_prediction_of_artifact(path: Path, artifact: Artifact) -> bool:
     """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
     model.
     """
@@ -167,16 +171,18 @@ def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def uncalibrated_predictions(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> pd.DataFrame:
     """Return predictions of labelled rows without the model's calibration, comparable with out-of-fold predictions."""
-    frame = load_or_predict(workspace, data, artifact)[PROBABILITIES]
-    p_N3 = restrict_classes(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
+    frame = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
+    p_N3 = condition_on_classes(
+        Calibration.from_model_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values()
+    )
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
-def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
+def base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
     """Return the base models of a stack, found by their hash."""
-    by_hash = {one.hash: one for one in Registry(workspace.models).list(stack.symbol)}
+    by_hash = {one.hash: one for one in ArtifactRegistry(workspace.models).list(stack.symbol)}
     bases = stack.load_state()["bases"]
     for name, digest in bases.items():
         if digest not in by_hash:
@@ -195,21 +201,21 @@ def load_predictions(
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label (-1, 0, 1: the outcome).
     """
     workspace = Workspace(workspace)
-    artifact = find_artifact(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     path = predictions_path(workspace, artifact)
-    if not is_prediction_of(path, artifact):
+    if not is_prediction_of_artifact(path, artifact):
         step = "train it again: the finished run is found and predicts"
         raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
-    return read_frame(path)
+    return read_prediction_frame(path)
 
 
-def check_model_name(model: str) -> None:
+def check_model_name_to_predict(model: str) -> None:
     """Raise SettingsError unless it is the name of a model, or "stack"."""
     if model != STACK:
-        spec_of(model)
+        find_model_spec(model)
 
 
-def find_artifact(
+def find_artifact_to_predict(
     workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = ""
 ) -> Artifact:
     """Return the model (or "stack") registered last for this symbol and horizon.
@@ -217,24 +223,27 @@ def find_artifact(
     run, data : run id and data fingerprint to match, where given.
     Raises NotPreparedError where there is none.
     """
-    check_model_name(model)
+    check_model_name_to_predict(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
-    artifact = Registry(workspace.models).find(symbol, horizon, model, **wanted)
+    artifact = ArtifactRegistry(workspace.models).find(symbol, horizon, model, **wanted)
     if artifact is None:
         how = "stack" if model == STACK else f"train --model {model}"
+        notebook = "05" if model == STACK else find_model_spec(model).notebook[:2]
         raise NotPreparedError(
             f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
             got=", ".join([f"none with horizon {horizon}", *(f"{name} {value}" for name, value in wanted.items())]),
-            next_step=f"train it first (notebook {'05' if model == STACK else spec_of(model).notebook[:2]}: {how})",
+            next_step=f"train it first (notebook {notebook}: {how})",
         )  # fmt: skip
     return artifact
 
 
-def finished_artifacts(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
+def newest_artifact_per_model(
+    workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None
+) -> dict[str, Artifact]:
     """Return the newest artifact of each model on this data set; all there are, or those requested."""
     for name in models or ():
-        check_model_name(name)
-    registry, found = Registry(workspace.models), {}
+        check_model_name_to_predict(name)
+    registry, found = ArtifactRegistry(workspace.models), {}
     for name in models or [*available_models(), STACK]:
         artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
         if artifact is not None:
@@ -251,18 +260,18 @@ def finished_artifacts(workspace: Workspace, data: Dataset, models: Sequence[str
 
 
 def predictions_on_common_rows(
-    workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
+    workspace: Workspace, data: PreparedDataset, found: Mapping[str, Artifact], split: str
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return (positions of the split's rows that every model can predict, model -> its probabilities there)."""
-    frames = {name: load_or_predict(workspace, data, one) for name, one in found.items()}
+    frames = {name: load_or_make_predictions(workspace, data, one) for name, one in found.items()}
     index = data.labels.index[data.splits[split]]
-    index = index[index.isin(common_index(frames))]
+    index = index[index.isin(common_prediction_index(frames))]
     rows = data.labels.index.get_indexer(index)
     return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
 
 
 def predict_bars(
-    workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: BarSpec | None = None
+    workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: RawBarSpec | None = None
 ) -> tuple[pd.DataFrame, pd.Series]:
     """Predict the symbol's raw bars, or those of another file, with the settings of training: (probabilities, close).
 
@@ -272,14 +281,14 @@ def predict_bars(
     state = artifact.load_state()
     spec = state["spec"]
     market = MarketSpec.from_dict(spec["market"])
-    source = local_path_of(data) if data else require_raw_bars(workspace, artifact.symbol)
-    bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
+    source = resolve_bars_file(data) if data else require_raw_bars(workspace, artifact.symbol)
+    bars_spec = (stamped or RawBarSpec()) if data else RawBarSpec(**spec["data"]["bars"])
     if bars_spec.minutes not in (None, market.bar_minutes):
         raise SettingsError(
             "The model reads bars of another length", where=source, got=f"bars of {bars_spec.minutes} min",
             wanted=f"{market.bar_minutes} min", next_step="give a file of such bars",
         )  # fmt: skip
-    bars, report = check_bars(read_table(source), bars_spec, where=source, market=market)
+    bars, report = validate_bars(read_bars_table(source), bars_spec, where=source, market=market)
     for finding in report.findings if data else ():
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)
@@ -288,17 +297,17 @@ def predict_bars(
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
     if labels.kind == "meta":  # only rows where the primary side bets, with its side
-        side = primary_side(matrix.base, labels, market).reindex(frame.index)
+        side = primary_rule_side(matrix.base, labels, market).reindex(frame.index)
         frame = frame.assign(side=side)[side != 0]
     return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
 
 
-def with_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
+def add_prediction_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
     """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
 
     Raises FactoryError where no row is out of sample.
     """
-    split = split_of_rows(artifact, frame.index)
+    split = split_by_model_times(artifact, frame.index)
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"])
     if all_rows and len(frame):
         return frame
@@ -322,7 +331,7 @@ def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMat
     if artifact.kind != STACK:
         return predict(_bundle(artifact))
     plain = Calibration().to_dict()
-    bases = base_artifacts(workspace, artifact)
+    bases = base_model_artifacts(workspace, artifact)
     return _stacked_predictions(
         artifact.load_state(),
         {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
@@ -337,25 +346,27 @@ def _bundle(artifact: Artifact) -> Bundle:
     return bundle
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """Read the DataFrame that `write_frame` wrote. Raises WorkspaceError."""
+def read_prediction_frame(path: Path) -> pd.DataFrame:
+    """Read the DataFrame that `write_prediction_frame` wrote. Raises WorkspaceError."""
     return pd.read_parquet(io.BytesIO(files.read(path)))
 
 
-def write_frame(path: Path, frame: pd.DataFrame) -> None:
+def write_prediction_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a DataFrame as Parquet, whole or not at all."""
     files.replace(path, lambda temporary: frame.to_parquet(temporary))
 
 
 def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the stack's calibrated probabilities on the rows that every base model predicts."""
-    index = common_index(predictions)
+    index = common_prediction_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
-    p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(restrict_classes(p_N3, class_labels(state["spec"])), index=index, columns=PROBABILITIES)
+    p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    return pd.DataFrame(
+        condition_on_classes(p_N3, stored_class_labels(state["spec"])), index=index, columns=PROBABILITIES
+    )
 
 
-def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
+def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
     """Return the rows that all frames have, in time order."""
     first, *others = frames.values()
     index = first.index

@@ -11,62 +11,66 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.activity_bars import minute_bars_for
+from ml_factory.data.activity_bars import minute_bars_inside_base_bars
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.resample import Frame, check_length
+from ml_factory.data.resample import ResampledBars, check_resample_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.synthetic import ensure_demo_market
-from ml_factory.data.validation import BarSpec
-from ml_factory.datasets.fitted_transforms import Sample
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.store_writer import StoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.features.build import FeatureSpec, build_features, column_names
+from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
-from ml_factory.progress import Phase, phase, record
+from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fits, longest_session
-from ml_factory.targets.label_table import usable_rows
-from ml_factory.targets.labels import LabelSpec, classes_of, expected_classes
+from ml_factory.targets.label_sufficiency import (
+    check_class_sufficiency,
+    check_horizon_fits_session,
+    longest_session_bars,
+)
+from ml_factory.targets.label_table import usable_label_rows
+from ml_factory.targets.labels import LabelSpec, expected_label_classes, label_classes
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
-from ml_factory.targets.weights import effective_rows
+from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.append import (
-    CheckedBars,
-    append_rows,
-    appendable_store,
-    can_append,
-    fit_or_update_steps,
-    frames_and_staleness,
+    CheckedRawBars,
+    append_feature_rows,
+    append_stream_state,
+    base_frame_and_staleness,
+    can_append_rows,
+    find_appendable_store,
+    fit_or_update_preprocessing,
     load_appended_bars,
-    market_of,
-    stream_state,
+    resolve_market_facts,
 )
-from ml_factory.workflows.audit_artifacts import quick_check
+from ml_factory.workflows.audit_artifacts import quick_artifact_audit
 from ml_factory.workflows.found_barriers import (
     SearchedLabelsRef,
-    check_same_bars,
-    check_saw_training_rows,
-    with_searched,
+    add_found_barriers,
+    check_found_barriers_bars,
+    check_found_barriers_rows,
 )
-from ml_factory.workflows.inspect_data import findings_table, split_figure
-from ml_factory.workflows.load import data_key
+from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
+from ml_factory.workflows.load import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
 from ml_factory.workflows.prove import (
-    build_prefixes,
-    certificate_words,
-    check_certified,
+    build_prefixes_to_prove,
+    describe_proof_of_store,
     horizons_to_prove,
     prove_store,
-    settings_of,
+    require_proved_data,
+    stored_data_settings,
 )
-from ml_factory.workflows.results import PrepareResult, phase_table
-from ml_factory.workflows.warm_kernels import compile_kernels
+from ml_factory.workflows.results import PrepareResult, result_phase_table
+from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
@@ -107,12 +111,12 @@ def prepare(
     settings = settings or _previous_settings(workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
-    with record() as phases:
-        settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
+    with record_progress() as phases:
+        settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
         raw = files.sha256(require_raw_bars(workspace, symbol))
-        key = data_key(raw, settings.to_dict())
+        key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
             store = StoreWriter.find(processed, key)
@@ -148,16 +152,16 @@ def _import_raw_bars(
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
         before = files.read(raw) if files.is_file(raw) else None
-        with phase("importing") as done:
+        with progress_phase("importing") as done:
             imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
         _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
-        return before, replace(settings, bars=BarSpec(imported.minutes, strict=settings.bars.strict))
+        return before, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol == DEMO:
-        ensure_demo_market(workspace, symbol)
+        ensure_synthetic_demo_market(workspace, symbol)
     minutes = raw_bar_minutes(workspace, symbol, settings.bars.minutes)
     return None, replace(settings, bars=replace(settings.bars, minutes=minutes))
 
@@ -173,13 +177,13 @@ def _certify(
     uncertified = []
     for horizon in horizons:
         try:
-            check_certified(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
+            require_proved_data(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
         except NotPreparedError:
             uncertified.append(horizon)
     if uncertified:
         if prefixes is None:
-            prefixes = PrefixHasher(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
-        found = quick_check(store, horizons_to_prove(store, uncertified))
+            prefixes = PrefixHasher(load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0])
+        found = quick_artifact_audit(store, horizons_to_prove(store, uncertified))
         proved = prove_store(store, prefixes, uncertified, also=found.leaks, compared=found.compared, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
@@ -215,10 +219,10 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     return replace(settings, **kept)
 
 
-def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
+def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedRawBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
-    market = market_of(symbol, bars, settings)
-    return CheckedBars(PrefixHasher(bars), market, report.to_dict())
+    market = resolve_market_facts(symbol, bars, settings)
+    return CheckedRawBars(PrefixHasher(bars), market, report.to_dict())
 
 
 def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
@@ -240,7 +244,7 @@ class _Rows:
     seen : builds on the first bars alone, made before later bars were read.
     """
 
-    base: Frame
+    base: ResampledBars
     first: int
     values: np.ndarray
     names: list[str]
@@ -255,8 +259,8 @@ def _write(
     """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
     for length in (settings.features.base, *settings.features.frames):
         if isinstance(length, int):
-            check_length(length, settings.bars.minutes)
-    known = appendable_store(store, settings)
+            check_resample_length(length, settings.bars.minutes)
+    known = find_appendable_store(store, settings)
     checked = known and load_appended_bars(known, workspace, symbol, settings)
     checked = checked or _check_all_bars(workspace, symbol, settings)
     bars, market = checked.bars, checked.market
@@ -264,13 +268,15 @@ def _write(
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
     if isinstance(settings.features.base, int) and len(bars):  # before features are computed
-        longest = longest_session(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
+        longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
         for horizon in horizons:
-            check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
+            check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
-    needed = bytes_needed(len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons))
+    needed = estimate_prepared_bytes(
+        len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons)
+    )
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    compile_kernels(settings.features.families)
+    warm_up_kernels(settings.features.families)
     rows = _write_features(store, known, checked, symbol, settings)
     made = {
         "symbol": symbol,
@@ -284,83 +290,90 @@ def _write(
     }
     if not store.committed:  # committed early: a killed prepare continues with what is missing
         store.commit(made, current=False)
-    minute_bars = minute_bars_for(bars, market, settings.features.base)
+    minute_bars = minute_bars_inside_base_bars(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
-            store.reopen(horizon)
+            store.reopen_horizon(horizon)
             facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
     return store, checked.prefixes, rows.seen
 
 
-def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
+def estimate_prepared_bytes(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
     """Estimate the size of a data set: float32 features and facts of the new rows, labels of all rows."""
     base = settings.features.base
     raw_bars = base // market.bar_minutes if isinstance(base, int) else 1  # a bar by activity has at least one
-    per_row = 4 * len(column_names(market, settings.features)) + FACTS_BYTES
+    per_row = 4 * len(feature_column_names(market, settings.features)) + FACTS_BYTES
     return (new_bars * per_row + bars * horizons * LABEL_BYTES) // raw_bars
 
 
 def _write_features(
-    store: StoreWriter, known: Store | None, checked: CheckedBars, symbol: str, settings: DataSpec
+    store: StoreWriter, known: Store | None, checked: CheckedRawBars, symbol: str, settings: DataSpec
 ) -> _Rows:
     """Return the feature rows: those stored already, those appended for new bars, or all built now."""
     bars, market = checked.bars, checked.market
-    before = known if not store.committed and known and can_append(known, checked) else None
+    before = known if not store.committed and known and can_append_rows(known, checked) else None
     if store.committed or before is not None:
         if before is not None:
-            rows, state = append_rows(before, bars, market, settings.features)
+            rows, state = append_feature_rows(before, bars, market, settings.features)
             store.append_features(rows, before, state)
         first = (before or store).facts["first"]
-        base, ages = frames_and_staleness(bars, market, settings.features, first)
+        base, ages = base_frame_and_staleness(bars, market, settings.features, first)
         return _Rows(base, first, store.values, store.feature_names, ages, before)
-    seen = build_prefixes(settings, symbol, bars, market.to_dict())
+    seen = build_prefixes_to_prove(settings, symbol, bars, market.to_dict())
     matrix = build_features(bars, market, settings.features)
-    with phase("writing", len(matrix)):
-        store.write_features(matrix, stream_state(bars, matrix, market, settings.features))
+    with progress_phase("writing", len(matrix)):
+        store.write_features(matrix, append_stream_state(bars, matrix, market, settings.features))
     return _Rows(matrix.base, matrix.first, matrix.values, matrix.names, matrix.frame_staleness, seen=seen)
 
 
 def _write_horizon(
-    store: StoreWriter, rows: _Rows, minute_bars: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
+    store: StoreWriter,
+    rows: _Rows,
+    minute_bars: ResampledBars | None,
+    settings: DataSpec,
+    market: MarketSpec,
+    horizon: int,
 ) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
-    if found := settings.searched_for(horizon):
-        check_same_bars(found, rows.base, minute_bars, market)
+    if found := settings.searched_label_spec_for(horizon):
+        check_found_barriers_bars(found, rows.base, minute_bars, market)
     if not isinstance(settings.features.base, int):
         longest = int(np.unique(rows.base.segment, return_counts=True)[1].max())
-        check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
-    with phase(f"labels {horizon}", len(rows.base)):
-        labels = make_labels(rows.base, minute_bars, settings.labels_for(horizon), market)
+        check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
+    with progress_phase(f"labels {horizon}", len(rows.base)):
+        labels = make_labels(rows.base, minute_bars, settings.label_spec_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = chronological_split(labels, settings.splits)
-    check_classes(labels, splits, expected_classes(settings.labels.kind))
+    check_class_sufficiency(labels, splits, expected_label_classes(settings.labels.kind))
     if found:
-        check_saw_training_rows(found, labels, splits)
+        check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
     close = rows.base.close[rows.first : rows.first + len(rows.values)]
-    sample = Sample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
-    with phase(f"scaler {horizon}", len(train_rows)):
+    sample = FitSample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
+    with progress_phase(f"scaler {horizon}", len(train_rows)):
         before = rows.appended_to
-        scaler, ranks = fit_or_update_steps(sample, settings.preprocess, before and before.load_quantile_state(horizon))
+        scaler, ranks = fit_or_update_preprocessing(
+            sample, settings.preprocess, before and before.load_quantile_state(horizon)
+        )
         store.write_scaler(horizon, scaler)
         if ranks is not None:
             store.write_quantile_state(horizon, ranks)
     clear = labels["barrier"] != "ambiguous"
-    classes = classes_of(settings.labels.kind)
+    classes = label_classes(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
     parts = {
         name: {
             "rows": len(part),
-            "effective_rows": round(effective_rows(labels.iloc[part]), 1),
+            "effective_rows": round(effective_sample_size(labels.iloc[part]), 1),
             "first": str(labels.index[part[0]]),
             "last": str(labels.index[part[-1]]),
         }
         for name, part in splits.items()
     }
-    usable = len(usable_rows(labels))
+    usable = len(usable_label_rows(labels))
     outside = {"purged": usable - sum(map(len, splits.values())), "inferred": len(labels) - usable}
     return {"balance": balance | {"ambiguous": int((~clear).sum())}, "parts": parts, **outside}
 
@@ -369,7 +382,7 @@ def _write_horizon(
 
 
 def _result(
-    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, found: list[int] | None,
+    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[ProgressPhase], *, found: list[int] | None,
     reused: bool, seconds: float,
 ) -> PrepareResult:  # fmt: skip
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
@@ -380,8 +393,8 @@ def _result(
         symbol=symbol, fingerprint=store.fingerprint, folder=store.folder, market=store.facts["market"],
         rows=store.rows, features=store.feature_names, horizons=list(horizons), label_balance=balance,
         split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), staleness=store.facts["staleness"],
-        bar_findings=findings_table(store), proof=certificate_words(store, last), reused=reused,
-        resumed_from=None if reused else found, phases=phase_table(phases), seconds=seconds,
+        bar_findings=bar_findings_table(store), proof=describe_proof_of_store(store, last), reused=reused,
+        resumed_from=None if reused else found, phases=result_phase_table(phases), seconds=seconds,
         draw=lambda: split_figure(store, last),
     )  # fmt: skip
 

@@ -11,46 +11,52 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.datasets.covariates import covariates_for, resolve_covariates
-from ml_factory.datasets.fitted_transforms import Sample
-from ml_factory.datasets.preprocessing import Fitted, column_changing_steps, fit_steps, is_linear, transform
-from ml_factory.datasets.row_sampling import contiguous_blocks, rows_with_window
+from ml_factory.datasets.covariates import compute_covariates, resolve_covariate_settings
+from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.preprocessing import (
+    FittedStep,
+    apply_preprocessing_step,
+    column_changing_steps,
+    fit_preprocessing_steps,
+    is_preprocessing_linear,
+)
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window, sample_contiguous_blocks
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import (
     BASELINES,
+    BaselineSessionClock,
     ClockBaseline,
-    SessionClock,
-    last_move_probabilities,
-    prior_probabilities,
-    session_clock,
-    trailing_volatility,
+    baseline_session_clock,
+    baseline_trailing_volatility,
+    last_move_baseline_probabilities,
+    prior_baseline_probabilities,
 )
 from ml_factory.evaluation.calibration import calibration_by_class
 from ml_factory.evaluation.metrics import (
-    interval_by_class,
+    compute_forecast_metrics,
+    condition_on_classes,
+    gain_interval_by_class,
     log_loss_by_class,
-    metrics_table,
-    restrict_classes,
     row_log_loss,
 )
-from ml_factory.evaluation.verdict import ModelVerdict, missing_classes, model_verdict, row_gains
+from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_rows
 from ml_factory.features.build import FeatureSpec
-from ml_factory.lazy_module import import_module
-from ml_factory.models.base import Estimator
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.models.base import ModelBase
 from ml_factory.models.clock_offset import TIMES
-from ml_factory.models.registry import spec_of
+from ml_factory.models.registry import find_model_spec
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.settings import QuickLimits
-from ml_factory.targets.label_table import usable_rows
-from ml_factory.targets.labels import classes_of, expected_classes, label_kind
-from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
+from ml_factory.targets.label_table import usable_label_rows
+from ml_factory.targets.labels import expected_label_classes, label_classes, stored_label_kind
+from ml_factory.targets.weights import WeightSpec, effective_sample_size, training_weights
 
 SPLITS = ("train", "validation", "test")
 CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.clock_offset`)
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PreparedDataset:
     """Features and labels of one symbol and horizon, aligned by time.
 
     features : float32 (N, F), unscaled, index known_at.
@@ -69,7 +75,7 @@ class Dataset:
     close: np.ndarray
     labels: pd.DataFrame
     splits: dict[str, np.ndarray]
-    scaler: Fitted
+    scaler: FittedStep
     settings: dict
 
     @cached_property
@@ -88,12 +94,12 @@ class Dataset:
     @cached_property
     def kind(self) -> str:
         """Kind of labels, one of `targets.labels.KINDS`."""
-        return label_kind(self.settings)
+        return stored_label_kind(self.settings)
 
     @cached_property
     def classes(self) -> dict[str, int]:
         """Names and values of the classes that this kind of labels has."""
-        return classes_of(self.kind)
+        return label_classes(self.kind)
 
     @cached_property
     def last_move(self) -> np.ndarray:
@@ -106,14 +112,14 @@ class Dataset:
         return moves[self.row]
 
     @cached_property
-    def clock(self) -> SessionClock:
+    def clock(self) -> BaselineSessionClock:
         """Session time of each of the L rows."""
-        return session_clock(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
+        return baseline_session_clock(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
 
     @cached_property
     def volatility(self) -> np.ndarray:
-        """`trailing_volatility` of each label's row over max(horizon, 10) bars, float64 (L,)."""
-        return trailing_volatility(self.close, self.segment, max(self.horizon, 10))[self.row]
+        """`baseline_trailing_volatility` of each label's row over max(horizon, 10) bars, float64 (L,)."""
+        return baseline_trailing_volatility(self.close, self.segment, max(self.horizon, 10))[self.row]
 
     @cached_property
     def clear(self) -> np.ndarray:
@@ -122,16 +128,16 @@ class Dataset:
 
     def usable(self, lookback: int) -> np.ndarray:
         """Return the mask of rows whose input window of `lookback` base rows lies inside one segment, bool (L,)."""
-        return rows_with_window(self.segment, self.row, lookback)
+        return mask_rows_with_full_window(self.segment, self.row, lookback)
 
-    def split_of(self) -> np.ndarray:
+    def split_names(self) -> np.ndarray:
         """Return the split of each row, str (L,): train, validation, test, or purged for rows between them."""
         names = np.full(len(self.labels), "purged", dtype=object)
         for name in SPLITS:
             names[self.splits[name]] = name
         return names
 
-    def development(self) -> np.ndarray:
+    def development_rows(self) -> np.ndarray:
         """Return positions of the labels that ended before the first test row was known: the rows that folds are cut
         from.
 
@@ -139,55 +145,55 @@ class Dataset:
         """
         first_test = self.labels.index[self.splits["test"][0]]
         ended = np.flatnonzero((self.labels["label_end"] < first_test).to_numpy())
-        return np.intersect1d(ended, usable_rows(self.labels), assume_unique=True)
+        return np.intersect1d(ended, usable_label_rows(self.labels), assume_unique=True)
 
 
-def fit_preprocessing(data: Dataset, rows: np.ndarray) -> Fitted:
+def fit_dataset_preprocessing(data: PreparedDataset, rows: np.ndarray) -> FittedStep:
     """Fit the data set's preprocessing steps and scaler on these rows.
 
     rows : positions into the labels' rows.
     """
-    sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
-    return fit_steps(data.settings["data"]["preprocess"], sample)
+    sample = FitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
 InputReader = Callable[[np.ndarray], object]
 
 
-def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> InputReader:
+def dataset_input_reader(data: PreparedDataset, scaler: FittedStep, model: ModelBase) -> InputReader:
     """Return the function from positions into the labels to model inputs: scaled rows (N, F), or windows over them."""
-    scaled_NF = transform(scaler, data.x_NF, data.close)
+    scaled_NF = apply_preprocessing_step(scaler, data.x_NF, data.close)
     if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
     # torch comes with the networks only: boosters train where it is not installed.
-    windows = import_module("ml_factory.datasets.windows")
+    windows = import_module_or_explain("ml_factory.datasets.windows")
 
     def take(positions: np.ndarray):
-        covariates = covariates_for(model, data.labels.index[positions], data.settings)
+        covariates = compute_covariates(model, data.labels.index[positions], data.settings)
         return windows.Windows(scaled_NF, data.row[positions], model.lookback, covariates)
 
     return take
 
 
-def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
+def resolve_dataset_settings(data: PreparedDataset, name: str, settings: Mapping) -> dict:
     """Resolve the settings of a model that depend on the data: frames as strides, known-future inputs by name, the
     offset.
 
     Raises SettingsError where the model or the data has none of these.
     """
     features = FeatureSpec(**data.settings["data"]["features"])
-    settings = _with_offset(data, resolve_covariates(settings, data.horizon, features))
+    settings = _with_offset(data, resolve_covariate_settings(settings, data.horizon, features))
     if not settings.get("frames"):
         settings.pop("frames", None)
         return settings
     _check_frames(name, data.settings["data"]["preprocess"])
     if settings["frames"] is True:
-        frame_strides = import_module("ml_factory.models.multi_timeframe_network").frame_strides
+        frame_strides = import_module_or_explain("ml_factory.models.multi_timeframe_network").frame_strides
         settings["frames"] = frame_strides(data.features.columns, features.base)
     return settings
 
 
-def _with_offset(data: Dataset, settings: dict) -> dict:
+def _with_offset(data: PreparedDataset, settings: dict) -> dict:
     """Resolve `offset` ("clock", the default, or "none") to the column that the model reads.
 
     Data without the clock column, or whose preprocessing changes or bends that column (a quantile scaler), have no
@@ -201,7 +207,7 @@ def _with_offset(data: Dataset, settings: dict) -> dict:
     if offset == "none" or "offset_column" in settings:
         return settings
     steps = data.settings["data"]["preprocess"]
-    if CLOCK_COLUMN not in columns or column_changing_steps(steps) or not is_linear(steps):
+    if CLOCK_COLUMN not in columns or column_changing_steps(steps) or not is_preprocessing_linear(steps):
         if given:
             raise SettingsError(
                 "This data set has no clock column for the offset", where="offset", got=given,
@@ -218,7 +224,7 @@ def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
 
     A step that drops, mixes or adds columns is fitted per fold, so that no strides would fit all folds.
     """
-    if not spec_of(name).windowed:
+    if not find_model_spec(name).windowed:
         raise SettingsError(
             "Only networks read frames at their own strides", where="frames", got=name, wanted="a network",
             next_step="leave it out: a booster reads the coarse columns of each row as they are",
@@ -231,27 +237,29 @@ def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
         )  # fmt: skip
 
 
-def bins_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
+def binned_data_fit_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
     """Return the `fit` option with the shared bins of this fold; {} without any, and for models that read windows."""
-    return {} if bins is None or spec_of(model).windowed else {"binned": bins[fold]}
+    return {} if bins is None or find_model_spec(model).windowed else {"binned": bins[fold]}
 
 
-def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
+def limit_quick_training_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
     """Return the training rows of a QUICK run, in contiguous blocks, and a description of the limit for the report."""
     limit = QuickLimits().train_rows
     if not quick or len(rows) <= limit:
         return rows, {}
-    kept = contiguous_blocks(rows, limit)
+    kept = sample_contiguous_blocks(rows, limit)
     return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
 
 
-def rows_with_weight(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
+def dataset_rows_with_weight(
+    data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of positive weight, and their weights, computed from these rows alone."""
-    weights = sample_weights_of(data, rows, spec)
+    weights = dataset_sample_weights(data, rows, spec)
     return rows[weights > 0], weights[weights > 0]
 
 
-def sample_weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
+def dataset_sample_weights(data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
     """Compute `training_weights` of these rows, float64, with the bars' returns where the weights need them."""
     labels = data.labels.iloc[rows]
     if spec is None or not spec.returns:
@@ -263,18 +271,18 @@ def sample_weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None =
     return training_weights(labels, spec, np.diff(np.log(data.close), prepend=np.nan))
 
 
-def with_baselines(
-    data: Dataset, train_rows: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
+def dataset_metrics_with_baselines(
+    data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
 ) -> pd.DataFrame:
     """Compute metrics of `forecasts` on `rows` and of the four baselines, all counted on `train_rows`.
 
     train_rows, rows : positions that every forecast can read, so that all forecasts have the same population.
     best : the best baseline, chosen by `best_baseline` on validation rows.
     """
-    return verdicts(data, rows, forecasts | baselines(data, train_rows, rows), best)
+    return dataset_metrics(data, rows, forecasts | dataset_baselines(data, train_rows, rows), best)
 
 
-def best_baseline(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> str:
+def dataset_best_baseline(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> str:
     """Return the name of the baseline, counted on `train_rows`, with the smallest log loss on the unambiguous ones of
     `rows`.
 
@@ -283,37 +291,45 @@ def best_baseline(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> st
     rows = rows[data.clear[rows]]
     if not len(rows):
         return BASELINES[0]
-    losses = {name: row_log_loss(data.y[rows], p).mean() for name, p in baselines(data, train_rows, rows).items()}
+    losses = {
+        name: row_log_loss(data.y[rows], p).mean() for name, p in dataset_baselines(data, train_rows, rows).items()
+    }
     return min(losses, key=losses.get)
 
 
-def verdict_on(
-    data: Dataset, train_rows: np.ndarray, rows: np.ndarray, name: str, p_N3: np.ndarray, best: str, lacking: str
+def dataset_verdict(
+    data: PreparedDataset,
+    train_rows: np.ndarray,
+    rows: np.ndarray,
+    name: str,
+    p_N3: np.ndarray,
+    best: str,
+    lacking: str,
 ) -> ModelVerdict:
     """Compute the verdict on the forecasts `p_N3` of `rows`, each unambiguous row once.
 
-    best : as of `with_baselines`.
-    lacking : missing classes or weeks that rule out a verdict, as of `lacking_classes`.
+    best : as of `dataset_metrics_with_baselines`.
+    lacking : missing classes or weeks that rule out a verdict, as of `dataset_missing_classes`.
     """
     clear, times = data.clear[rows].astype(float), data.labels.index[rows]
-    counted = baselines(data, train_rows, rows)
-    gains = row_gains(data.y[rows], p_N3, counted, clear, horizon=data.horizon, times_N=times)
-    effective = effective_rows(data.labels.iloc[rows], clear)
+    counted = dataset_baselines(data, train_rows, rows)
+    gains = verdict_gains_of_rows(data.y[rows], p_N3, counted, clear, horizon=data.horizon, times_N=times)
+    effective = effective_sample_size(data.labels.iloc[rows], clear)
     return model_verdict(
         name, gains, best, rows=int(clear.sum()), effective_rows=effective, kind=data.kind, lacking=lacking
     )
 
 
-def lacking_classes(data: Dataset, parts: Mapping[str, np.ndarray]) -> str:
+def dataset_missing_classes(data: PreparedDataset, parts: Mapping[str, np.ndarray]) -> str:
     """Describe the classes that no unambiguous row of a split has; "" for none.
 
     parts : "train", "validation", "test" -> positions.
     """
     labels = {name: data.y[rows[data.clear[rows]]] for name, rows in parts.items()}
-    return missing_classes(labels, expected_classes(data.kind))
+    return describe_missing_classes(labels, expected_label_classes(data.kind))
 
 
-def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def dataset_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Compute forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> float64 (len(rows), 3).
 
     Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
@@ -321,17 +337,17 @@ def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[s
     """
     train_rows = train_rows[data.clear[train_rows]]
     y = data.y[train_rows]
-    fitted = clock_baseline(data, train_rows)
+    fitted = fit_dataset_clock_baseline(data, train_rows)
     found = {
-        "prior": prior_probabilities(y, None, len(rows)),
-        "last_move": last_move_probabilities(data.last_move[train_rows], y, data.last_move[rows]),
+        "prior": prior_baseline_probabilities(y, None, len(rows)),
+        "last_move": last_move_baseline_probabilities(data.last_move[train_rows], y, data.last_move[rows]),
         "clock": fitted.predict(data.clock.take(rows)),
         "clock_volatility": fitted.predict(data.clock.take(rows), data.volatility[rows]),
     }
-    return {name: restrict_classes(p_N3, data.classes.values()) for name, p_N3 in found.items()}
+    return {name: condition_on_classes(p_N3, data.classes.values()) for name, p_N3 in found.items()}
 
 
-def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
+def fit_dataset_clock_baseline(data: PreparedDataset, train_rows: np.ndarray) -> ClockBaseline:
     """Fit the clock baseline, with volatility, on the unambiguous ones of these rows, in time order."""
     rows = np.sort(train_rows[data.clear[train_rows]])
     minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
@@ -342,20 +358,24 @@ def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
     )  # fmt: skip
 
 
-def verdicts(data: Dataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str) -> pd.DataFrame:
+def dataset_metrics(
+    data: PreparedDataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
+) -> pd.DataFrame:
     """Compute metrics of each forecast on `rows`, each unambiguous row once.
 
     `effective_rows` is reduced by the overlap of the rows' labels.
     """
     clear = data.clear[rows].astype(float)
-    effective = effective_rows(data.labels.iloc[rows], clear)
+    effective = effective_sample_size(data.labels.iloc[rows], clear)
     times = data.labels.index[rows]
-    return metrics_table(
+    return compute_forecast_metrics(
         forecasts, data.y[rows], clear, best=best, horizon=data.horizon, effective_rows=effective, times=times
     )
 
 
-def predicted_and_observed(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def dataset_calibration_by_class(
+    data: PreparedDataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
     """Compute `calibration_by_class` of each forecast on the unambiguous ones of `rows`.
 
     forecasts : name -> float64 (len(rows), 3).
@@ -373,7 +393,9 @@ def predicted_and_observed(data: Dataset, rows: np.ndarray, forecasts: Mapping[s
     return pd.concat(tables, ignore_index=True)
 
 
-def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+def dataset_gain_over_forecast(
+    data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray
+) -> tuple[float, float, float]:
     """Compute the gain in log loss of `p_N3` over `other` on the unambiguous ones of `rows`: (gain, low, high), 95 %,
     nats.
 
@@ -381,16 +403,18 @@ def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarr
     """
     by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.clear[rows].astype(float)
     times = data.labels.index[rows]
-    gain = interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
+    gain = gain_interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
     return gain.mean, gain.low, gain.high
 
 
-def weighted_prior_loss(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> float:
+def dataset_weighted_prior_loss(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> float:
     """Compute the log loss of the class prior on `rows` with training weights, as the loss of a training is measured.
 
     Comparable with the losses of a history; metrics count each row once instead.
     """
-    train_rows, train_weights = rows_with_weight(data, train_rows)
-    rows, weights = rows_with_weight(data, rows)
-    p_N3 = restrict_classes(prior_probabilities(data.y[train_rows], train_weights, len(rows)), data.classes.values())
+    train_rows, train_weights = dataset_rows_with_weight(data, train_rows)
+    rows, weights = dataset_rows_with_weight(data, rows)
+    p_N3 = condition_on_classes(
+        prior_baseline_probabilities(data.y[train_rows], train_weights, len(rows)), data.classes.values()
+    )
     return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))

@@ -12,29 +12,35 @@ import pandas as pd
 
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
     Certificate,
-    best_coverage,
+    best_certificate_coverage,
     certificate_path,
-    issue,
-    progress_path,
+    issue_certificate,
+    proof_progress_path,
     read_certificate,
     require_certificate,
     write_certificate,
 )
-from ml_factory.leakage.custom_feature_check import check_sampled_days
-from ml_factory.leakage.fitted import check_splits
-from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
-from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
-from ml_factory.leakage.proof import Proof, prove
+from ml_factory.leakage.custom_feature_check import check_custom_features
+from ml_factory.leakage.fitted import check_splits_are_purged
+from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
+from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_pipeline_on_prefixes
+from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
+from ml_factory.leakage.proof import Proof, prove_no_look_ahead
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.timed_tables import Leak, Table, one_per_column, table_of_frame, table_of_labels
-from ml_factory.settings import DataSpec, certified_code
+from ml_factory.leakage.timed_tables import (
+    Leak,
+    TimedTable,
+    one_per_column,
+    timed_table_of_frame,
+    timed_table_of_labels,
+)
+from ml_factory.settings import DataSpec, certified_code_hash
 from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -70,11 +76,11 @@ def prove_store(
     seen : builds on the first bars alone, made before this process read the later ones.
     write : False: neither certificates nor progress are written; with `fresh` nothing of them is read either.
     """
-    settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
-    unfinished, horizons = progress_path(processed, store.fingerprint), horizons_to_prove(store, horizons)
-    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
-    bound = {"code": certified_code(), "settings": fingerprint(settings.to_dict())}
-    newest_for = partial(best_coverage, processed, prefixes, form="full" if fresh else spec.form, **bound)
+    settings, processed, bars = stored_data_settings(store), store.folder.parent, prefixes.bars
+    unfinished, horizons = proof_progress_path(processed, store.fingerprint), horizons_to_prove(store, horizons)
+    pipeline = pipeline_to_prove(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
+    bound = {"code": certified_code_hash(), "settings": fingerprint(settings.to_dict())}
+    newest_for = partial(best_certificate_coverage, processed, prefixes, form="full" if fresh else spec.form, **bound)
     before = {horizon: newest_for(horizon) for horizon in horizons}
     existing = {h: read_certificate(certificate_path(processed, store.fingerprint, h)) for h in horizons}
     if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(existing.values()):
@@ -88,14 +94,14 @@ def prove_store(
     proof_progress = _open_progress(unfinished, decided, horizons) if write else None
     if fresh and proof_progress:
         proof_progress.forget()
-    with custom.fresh_instances():
-        proof = prove(
+    with custom.fresh_custom_features():
+        proof = prove_no_look_ahead(
             pipeline, bars, spec, facts=facts, since=since, progress=progress,
             history=min(one.history for one in before.values()),
-            whole=None if since else lambda: stored_tables(store, pipeline, bars, facts),
+            whole=None if since else lambda: stored_tables_to_prove(store, pipeline, bars, facts),
             prefix_builds=seen, progress_file=proof_progress,
         )  # fmt: skip
-    rows, found = check_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
+    rows, found = check_custom_features(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
     own = {"features, rows of sampled days": rows} if rows else {}
     leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
     proof = replace(proof, leaks=one_per_column(leaks), compared={**proof.compared, **own, **(compared or {})})
@@ -103,7 +109,7 @@ def prove_store(
     certificates = {}
     for horizon in horizons:
         earlier = {"before": before[horizon]} if since else {}
-        certificates[horizon] = issue(proof, prefixes, horizon=horizon, **about, **earlier)
+        certificates[horizon] = issue_certificate(proof, prefixes, horizon=horizon, **about, **earlier)
         if write:
             write_certificate(processed, certificates[horizon])
     if proof_progress:
@@ -113,71 +119,81 @@ def prove_store(
 
 def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
     """Return the horizons of an interrupted proof where it includes these, else these horizons."""
-    unfinished = saved_horizons(progress_path(store.folder.parent, store.fingerprint))
+    unfinished = horizons_in_progress_file(proof_progress_path(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
 
 
-def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
+def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgressFile:
     """Open the progress file of a proof that is identified by these facts and by the sources that prove."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
-    return ProofProgress(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
+    return ProofProgressFile(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
 
 
-def build_prefixes(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
+def build_prefixes_to_prove(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
     """Build data on the first bars alone, before this process builds all, where custom features may keep state."""
     if not settings.features.custom:
         return []
-    return build_on_prefixes(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
+    return build_pipeline_on_prefixes(
+        pipeline_to_prove(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER
+    )
 
 
-def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:
+def pipeline_to_prove(
+    symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS
+) -> StandardPipelineUnderTest:
     """Return the pipeline that `prepare` runs with these settings."""
     given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
     given["bar_minutes"] = settings.bars.minutes or 1
-    labels = tuple(settings.labels_for(horizon) for horizon in horizons)
-    return StandardPipeline(symbol, settings.features, labels, settings.splits, given, folds, settings.preprocess)
+    labels = tuple(settings.label_spec_for(horizon) for horizon in horizons)
+    return StandardPipelineUnderTest(
+        symbol, settings.features, labels, settings.splits, given, folds, settings.preprocess
+    )
 
 
-def settings_of(store: Store) -> DataSpec:
+def stored_data_settings(store: Store) -> DataSpec:
     """Return the settings a data set was prepared with."""
     stored = dict(store.facts["settings"])
-    kinds = {"bars": BarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
+    kinds = {"bars": RawBarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
     return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
 
 
-def stored_tables(store: Store, pipeline: StandardPipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+def stored_tables_to_prove(
+    store: Store, pipeline: StandardPipelineUnderTest, bars: pd.DataFrame, facts: dict
+) -> dict[str, TimedTable]:
     """Return the feature rows as stored, and frames and labels rebuilt from these bars."""
     known_at = store.known_at.as_unit("ns").asi8
-    tables = {"features": Table(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
-    tables |= {f"frame {name}": table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
-    return tables | {f"labels {name}": table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()}
+    tables = {"features": TimedTable(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
+    tables |= {f"frame {name}": timed_table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
+    return tables | {
+        f"labels {name}": timed_table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()
+    }
 
 
 def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
     """Check the purge and embargo rule of the splits on the rows that training reads."""
     found = []
     for horizon in horizons:
-        split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
-        found += check_splits(store.load_labels(horizon), [split], f"h{horizon}")
+        split = SplitUnderTest("stored", store.load_splits(horizon), settings.splits.embargo_bars)
+        found += check_splits_are_purged(store.load_labels(horizon), [split], f"h{horizon}")
     return found
 
 
-def check_certified(processed: Path, symbol: str, horizon: int, subject: str, uncertified: bool) -> None:
+def require_proved_data(processed: Path, symbol: str, horizon: int, subject: str, uncertified: bool) -> None:
     """Refuse data without a certificate of this code, unless `uncertified`.
 
     Raises NotPreparedError, naming the command.
     """
     if not uncertified:
-        require_certificate(processed, symbol, horizon, subject=subject, code=certified_code())
+        require_certificate(processed, symbol, horizon, subject=subject, code=certified_code_hash())
 
 
-def certificate_words(store: Store, horizon: int) -> str:
+def describe_proof_of_store(store: Store, horizon: int) -> str:
     """Describe the certificate of a data set for a report."""
     found = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
     return found.describe() if found else "none: uncertified"
 
 
-def leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
+def proof_leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
     """Return the leaks as a table: part, column, rows, cut, disturbance and the place of the first difference."""
     columns = ["part", "column", "rows", "first_row", "size", "cut", "why", "disturbance", "scope", "cuts"]
     table = pd.DataFrame([leak.to_dict() for leak in leaks], columns=columns)

@@ -11,20 +11,20 @@ import pandas as pd
 from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_plots, plots
-from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.html_report import Section, write_report
+from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.base import CLASSES
-from ml_factory.run_folder import Run
+from ml_factory.run_folder import RunFolder
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.inspect_data import findings_table
-from ml_factory.workflows.predict import Evaluation
-from ml_factory.workflows.prepared_dataset import Dataset, predicted_and_observed
-from ml_factory.workflows.prove import certificate_words
+from ml_factory.workflows.inspect_data import bar_findings_table
+from ml_factory.workflows.predict import PredictionEvaluation
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_calibration_by_class
+from ml_factory.workflows.prove import describe_proof_of_store
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
 SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
@@ -32,15 +32,15 @@ MANY = 2  # forecasts per reliability plot
 
 
 @dataclass(frozen=True)
-class TestPredictions:
+class ReportPredictions:
     """Forecasts of N test rows and their metrics.
 
     rows : int64 (N,), positions into the labels.
     forecasts : name -> float64 (N, 3) probabilities.
-    metrics : `metrics_table`.
+    metrics : `compute_forecast_metrics`.
     verdicts : model -> its verdict on these rows.
     chosen : the model of the headline; of several the best one on validation rows.
-    reference_gains : as of `predict.Evaluation`.
+    reference_gains : as of `predict.PredictionEvaluation`.
     """
 
     rows: np.ndarray
@@ -51,14 +51,14 @@ class TestPredictions:
     reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
-    def headline(self) -> ModelVerdict:
+    def chosen_verdict(self) -> ModelVerdict:
         """Verdict on the chosen model."""
         return self.verdicts[self.chosen]
 
 
 def write_evaluation_report(
-    path: Path, title: str, data: Dataset, store: Store, evaluated: TestPredictions, *,
-    quick_limits: Mapping[str, object], extra_sections: Sequence[Section] = (),
+    path: Path, title: str, data: PreparedDataset, store: Store, evaluated: ReportPredictions, *,
+    quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
 
@@ -66,39 +66,40 @@ def write_evaluation_report(
     extra_sections : sections between the verdict and the data, such as learning curves.
     """
     sections = [
-        verdict(evaluated, len(data.splits["test"]), two_sided=two_sided(data)),
-        returns(data, evaluated),
-        calibration(data, evaluated),
+        verdict_section(evaluated, len(data.splits["test"]), two_sided=report_has_directional_part(data)),
+        decile_returns_section(data, evaluated),
+        calibration_section(data, evaluated),
         *extra_sections,
         *data_sections(data, store),
     ]
-    return write_report(
+    return write_html_report(
         path, title, sections,
-        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, evaluated)}",
-        facts=summary_cards(evaluated, two_sided=two_sided(data)) | {"proof": certificate_words(store, data.horizon)},
+        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {report_test_period(data, evaluated)}",
+        facts=report_cards(evaluated,
+        two_sided=report_has_directional_part(data)) | {"proof": describe_proof_of_store(store, data.horizon)},
         notice="\n\n".join(filter(None, [synthetic_notice(data.symbol), quick_notice(quick_limits)])),
         footer=f"data {data.fingerprint[:12]}. Past results do not guarantee future results; a gain whose interval "
         "includes 0 is no gain.",
     )  # fmt: skip
 
 
-def period(data: Dataset, evaluated: TestPredictions) -> str:
+def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> str:
     """Format the test period with its rows."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
     return (
-        f"Test period {first} to {last}: {evaluated.headline.rows:,} rows that no model was fitted or chosen on, "
-        f"worth {evaluated.headline.effective_rows:,.0f} without overlap (effective rows)."
+        f"Test period {first} to {last}: {evaluated.chosen_verdict.rows:,} rows that no model was fitted or chosen on, "
+        f"worth {evaluated.chosen_verdict.effective_rows:,.0f} without overlap (effective rows)."
     )
 
 
 def write_run_report(
-    workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Evaluation
+    workspace: Workspace, folder: Path, data: PreparedDataset, artifact: Artifact, verdict: PredictionEvaluation
 ) -> Path:
     """Write `report.html` of one finished model into the folder of its run."""
     facts, name = artifact.facts, artifact.facts["model"]
-    evaluated = TestPredictions(
-        verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name,
+    evaluated = ReportPredictions(
+        verdict.test_rows, {name: verdict.test_p}, verdict.test_metrics, {name: verdict.verdict}, name,
         verdict.reference_gains,
     )  # fmt: skip
     return write_evaluation_report(
@@ -108,7 +109,13 @@ def write_run_report(
 
 
 def model_facts(
-    workspace: Workspace, run: Run, data: Dataset, artifact: Artifact, verdict: Evaluation, *, reused: bool
+    workspace: Workspace,
+    run: RunFolder,
+    data: PreparedDataset,
+    artifact: Artifact,
+    verdict: PredictionEvaluation,
+    *,
+    reused: bool,
 ) -> dict[str, Any]:
     """Write the run's report; return the fields of a `ModelResult` that are facts of the model and its evaluation."""
     facts = artifact.facts
@@ -139,12 +146,12 @@ def quick_notice(quick_limits: Mapping[str, object]) -> str:
     return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
 
 
-def two_sided(data: Dataset) -> bool:
+def report_has_directional_part(data: PreparedDataset) -> bool:
     """Return True where the labels have two sides and a neutral class: gains then have a directional part."""
     return len(data.classes) == len(CLASSES)
 
 
-def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> Section:
+def verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: bool = True) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
@@ -152,7 +159,9 @@ def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> S
     """
     chosen_first = sorted(evaluated.verdicts.values(), key=lambda one: one.model != evaluated.chosen)
     lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
-    lines += [comparison_sentence(evaluated.chosen, who, gain) for who, gain in evaluated.reference_gains.items()]
+    lines += [
+        report_comparison_sentence(evaluated.chosen, who, gain) for who, gain in evaluated.reference_gains.items()
+    ]
     count = len(evaluated.rows)
     some = f"{count:,} of the {of:,} test rows, those with a full input window"
     rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
@@ -171,7 +180,7 @@ def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> S
         )
     metrics = evaluated.metrics
     gains = [name for name in GAINS if name in metrics and (two_sided or not name.startswith("direction"))]
-    return Section(
+    return HtmlSection(
         "Verdict",
         text="\n\n".join([*lines[: len(evaluated.verdicts)], rows, *lines[len(evaluated.verdicts) :]]),
         figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.plot_metrics(metrics))],
@@ -186,7 +195,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def returns(data: Dataset, evaluated: TestPredictions) -> Section:
+def decile_returns_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
     """Return the section of realised returns and information coefficient by decile of the chosen model's forecast.
 
     Computed on unambiguous test rows.
@@ -198,9 +207,11 @@ def returns(data: Dataset, evaluated: TestPredictions) -> Section:
         times_N=data.labels.index[rows][clear],
     )  # fmt: skip
     if found is None:
-        return Section("Returns", text="There are fewer than 100 test rows, or the forecast is constant: no deciles.")
+        return HtmlSection(
+            "Returns", text="There are fewer than 100 test rows, or the forecast is constant: no deciles."
+        )
     whole = found.information
-    return Section(
+    return HtmlSection(
         "Returns",
         text=f"Information coefficient of {evaluated.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
         f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
@@ -211,7 +222,7 @@ def returns(data: Dataset, evaluated: TestPredictions) -> Section:
     )  # fmt: skip
 
 
-def comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
+def report_comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
     """Compare a model with a reference forecast in a sentence; gain: (gain, low, high) in nats."""
     value, low, high = gain
     other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
@@ -226,15 +237,15 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
+def calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
     """Return the section of reliability diagrams of the test rows, frequencies by class, and calibration errors."""
     rows, test = evaluated.rows, evaluated.forecasts
     clear, errors = data.clear[rows], evaluated.metrics[["ece_debiased", "ece"]]
-    tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
+    tables = {name: reliability_table(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
     together = {"Predicted and observed": tables}
     if len(tables) > MANY:
         together = {name: {name: table} for name, table in tables.items()}
-    return Section(
+    return HtmlSection(
         "Calibration",
         text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
         "Bars are 95 % intervals that count overlapping labels once.\n\n"
@@ -244,11 +255,11 @@ def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
         "0 where chance could explain all of it, which with few independent rows does not prove calibration.",
         figures=[("", plots.plot_calibration(some, name, data.classes)) for name, some in together.items()],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
-                 "difference", predicted_and_observed(data, rows, test).set_index("name"))],
+                 "difference", dataset_calibration_by_class(data, rows, test).set_index("name"))],
     )  # fmt: skip
 
 
-def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
+def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
     """Return the section of training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
@@ -256,10 +267,10 @@ def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None,
         "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
         "as in training, in the dashed line too; the verdict counts each row once."
     )
-    return Section("Learning", text=text, figures=[(caption, curves)])
+    return HtmlSection("Learning", text=text, figures=[(caption, curves)])
 
 
-def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
+def run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
     """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
     run.
     """
@@ -267,13 +278,13 @@ def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
         first = learning_section(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
     else:
         weights = pd.DataFrame(facts["weights"]).set_index("model")
-        first = Section(
+        first = HtmlSection(
             "The stack",
             text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
             figures=[("Weight of each model.", plots.plot_stack_weights(weights))],
         )
     settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
-    made = Section(
+    made = HtmlSection(
         "The run",
         notice="Continued, not bit-exact: " + ", ".join(facts["inexact"]) if facts.get("inexact") else "",
         tables=[
@@ -281,15 +292,15 @@ def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
             ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
         ],
     )
-    worth = importances(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
+    worth = importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
     return [first, *worth, made]
 
 
-def importances(table: pd.DataFrame) -> list[Section]:
-    """Return the section of feature importances; table: as of `importance_table`."""
+def importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
+    """Return the section of feature importances; table: as of `feature_importance_table`."""
     table = table.set_index("feature")
     return [
-        Section(
+        HtmlSection(
             "Features",
             text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
             "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
@@ -298,18 +309,18 @@ def importances(table: pd.DataFrame) -> list[Section]:
     ]
 
 
-def runs(found: Mapping[str, Artifact]) -> Section:
+def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
     """Return the section that lists the compared runs."""
     rows = {
         name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
         for name, one in found.items()
     }
-    return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
+    return HtmlSection("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def summary_cards(evaluated: TestPredictions, *, two_sided: bool = True) -> dict[str, object]:
+def report_cards(evaluated: ReportPredictions, *, two_sided: bool = True) -> dict[str, object]:
     """Return the cards below the title, those of the chosen model: label -> value, or (value, note)."""
-    one, loss = evaluated.headline, evaluated.metrics["log_loss"]
+    one, loss = evaluated.chosen_verdict, evaluated.metrics["log_loss"]
     side = {"directional gain": _gain_card(one.direction_gain, one.direction_low, one.direction_high)}
     return {
         "best on validation rows" if len(evaluated.verdicts) > 1 else "model": (evaluated.chosen, one.status),
@@ -324,7 +335,7 @@ def _gain_card(value: float, low: float, high: float) -> tuple[str, str]:
     return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
 
 
-def question_sentence(data: Dataset) -> str:
+def report_label_sentence(data: PreparedDataset) -> str:
     """Describe the labels in a sentence."""
     labels = data.settings["data"]["labels"]
     bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
@@ -337,7 +348,7 @@ def question_sentence(data: Dataset) -> str:
     }[data.kind]
 
 
-def left_out_sentence(facts: Mapping) -> str:
+def report_left_out_rows(facts: Mapping) -> str:
     """Describe the rows that belong to no split. facts : purged, and inferred where there are such rows."""
     purged = f"In time order; {facts['purged']:,} rows whose labels reach across an edge belong to no part."
     inferred = facts.get("inferred", 0)
@@ -345,29 +356,29 @@ def left_out_sentence(facts: Mapping) -> str:
     return purged + also * bool(inferred)
 
 
-def data_sections(data: Dataset, store: Store) -> list[Section]:
+def data_sections(data: PreparedDataset, store: Store) -> list[HtmlSection]:
     """Return the sections of the split on the price, the label balance, and the findings in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     splits = pd.DataFrame(stored[data.horizon]["parts"]).T.rename_axis("split")
-    findings = findings_table(store)
-    close, minutes = store.load_rows()["close"], store.facts["market"]["bar_minutes"]
+    findings = bar_findings_table(store)
+    close, minutes = store.load_row_facts()["close"], store.facts["market"]["bar_minutes"]
     return [
-        Section(
+        HtmlSection(
             "The split",
-            text=left_out_sentence(stored[data.horizon]),
+            text=report_left_out_rows(stored[data.horizon]),
             figures=[("Price with the parts of the split.", data_plots.plot_split(close, parts))],
             tables=[("Parts", splits)],
         ),
-        Section(
+        HtmlSection(
             "Labels",
-            text=question_sentence(data)
+            text=report_label_sentence(data)
             + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
             "counts nowhere.",
             figures=[("Share of each label.", data_plots.plot_label_balance(balance))],
         ),
-        Section(
+        HtmlSection(
             "Bars",
             text=f"{store.facts['raw']['rows']:,} bars of {minutes} min; {len(store.feature_names)} features."
             + ("" if (findings["severity"] != "info").any() else " No findings in the bars."),

@@ -8,14 +8,14 @@ import pandas as pd
 from ml_factory.evaluation.verdict import ModelVerdict, with_bounds
 
 
-def warning_lines(result: Any) -> list[str]:
+def summary_warning_lines(result: Any) -> list[str]:
     """Return the warnings of a result: limits of QUICK, and a run that was continued on another machine."""
     limits = ", ".join(f"{name} {value}" for name, value in result.limited.items())
     lines = [f"  QUICK limited: {limits}"] if limits else []
     return lines + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
-def wrap_line(line: str) -> str:
+def wrap_summary_line(line: str) -> str:
     """Wrap a line of a summary at 80 columns, indented; words are never cut."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(
@@ -23,7 +23,7 @@ def wrap_line(line: str) -> str:
     )
 
 
-def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
+def summary_verdict_lines(verdict: ModelVerdict | None) -> list[str]:
     """Return the last lines of a summary: the verdict in a sentence, and four numbers."""
     if verdict is None:
         return []
@@ -38,11 +38,11 @@ def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
     ]
 
 
-def calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, name: str) -> list[str]:
+def summary_calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, name: str) -> list[str]:
     """Return calibration error and frequency by class of a forecast of the test rows, predicted and observed.
 
     metrics : with `split`, `name`, `ece`, `ece_debiased`.
-    calibration : as of `predicted_and_observed`; None: no lines.
+    calibration : as of `dataset_calibration_by_class`; None: no lines.
     """
     if calibration is None:
         return []

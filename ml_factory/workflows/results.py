@@ -8,10 +8,15 @@ from typing import Any
 import pandas as pd
 
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.models.registry import spec_of
-from ml_factory.progress import Phase
+from ml_factory.models.registry import find_model_spec
+from ml_factory.progress import ProgressPhase
 from ml_factory.storage.json_values import to_json_value
-from ml_factory.workflows.result_summaries import calibration_lines, verdict_lines, warning_lines, wrap_line
+from ml_factory.workflows.result_summaries import (
+    summary_calibration_lines,
+    summary_verdict_lines,
+    summary_warning_lines,
+    wrap_summary_line,
+)
 
 
 def _facts(value: Any) -> Any:
@@ -26,7 +31,7 @@ def _facts(value: Any) -> Any:
     return to_json_value(table.to_dict("records"))
 
 
-def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
+def result_phase_table(phases: Sequence[ProgressPhase]) -> pd.DataFrame:
     """Return a row per phase: rows, seconds, rows a second, and the seconds of compiling kernels, once per machine."""
     rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
     table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
@@ -51,7 +56,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return the summary wrapped at 80 columns; a longer path stays whole."""
-        return "\n".join(wrap_line(line) for line in self.summary().splitlines())
+        return "\n".join(wrap_summary_line(line) for line in self.summary().splitlines())
 
     def plot(self) -> Any:
         """Return the matplotlib Figure of the result."""
@@ -99,7 +104,7 @@ class ModelResult(RunResult):
 
     metrics : a row per split (validation, test) and forecast, the baselines among them.
     verdict : on the test rows, over every baseline.
-    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
+    calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
     """
 
     metrics: pd.DataFrame
@@ -114,8 +119,8 @@ class ModelResult(RunResult):
         """Return the summary: these lines, the files, calibration and verdict of the forecast `name`."""
         files = {"model": self.artifact, "predictions": self.predictions_path, "report": self.report_path}
         written = [f"  {what} {path}" for what, path in files.items()]
-        calibration = calibration_lines(self.metrics, self.calibration, name)
-        return "\n".join([*first, *written, *calibration, *verdict_lines(self.verdict)])
+        calibration = summary_calibration_lines(self.metrics, self.calibration, name)
+        return "\n".join([*first, *written, *calibration, *summary_verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ class PrepareResult(Result):
 
     bar_findings : a row per finding.
     proof : the certificate in words.
-    phases : work of this call, `phase_table`.
+    phases : work of this call, `result_phase_table`.
     staleness : frame -> minutes of age of the frame's newest visible bar (mean, median, p99, max).
     resumed_from : horizons that were found with the features, where only the rest was prepared now.
     """
@@ -161,7 +166,7 @@ class SearchResult(RunResult):
     """Result of `search_barriers`.
 
     labels : the label spec found; `reused` where it existed before.
-    seen_rows : rows that the search saw, as `SeenRows`.
+    seen_rows : rows that the search saw, as `BarrierSearchRows`.
     trials : a row per trial.
     """
 
@@ -184,7 +189,7 @@ class SearchResult(RunResult):
             f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
             f"bars until {seen['until']}"
         )
-        return "\n".join([text, *warning_lines(self), f"  {self.path}"])
+        return "\n".join([text, *summary_warning_lines(self), f"  {self.path}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +227,7 @@ class TrainResult(ModelResult):
 
     history : a row per epoch or booster block: epoch, train_loss, val_loss, seconds.
     best_epoch : epoch of the final model.
-    importances : of trees and the linear model, `importance_table`.
+    importances : of trees and the linear model, `feature_importance_table`.
     machine : device and resources of a network's fit.
     """
 
@@ -235,7 +240,7 @@ class TrainResult(ModelResult):
 
     def __post_init__(self) -> None:
         if self.resumed_from is not None:
-            unit = "epoch" if spec_of(self.model).windowed else "block"
+            unit = "epoch" if find_model_spec(self.model).windowed else "block"
             object.__setattr__(self, "reached", f"{unit} {self.resumed_from}")
 
     def ran_on(self) -> pd.DataFrame:
@@ -263,7 +268,7 @@ class TrainResult(ModelResult):
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
-        return self.lines_after([first, *warning_lines(self)], self.model)
+        return self.lines_after([first, *summary_warning_lines(self)], self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +304,8 @@ class CrossValidateResult(RunResult):
             f"(standard error over blocks {self.gain_se:.4f}; not calibrated {self.gain_uncalibrated:+.4f}), "
             f"{self.seconds:.1f} s"
         )
-        lines = [*self._path_lines(), *self._untaught_lines(), *warning_lines(self), f"  folds {self.path}"]
-        return "\n".join([first, *lines, *verdict_lines(self.verdict)])
+        lines = [*self._path_lines(), *self._untaught_lines(), *summary_warning_lines(self), f"  folds {self.path}"]
+        return "\n".join([first, *lines, *summary_verdict_lines(self.verdict)])
 
     def _path_lines(self) -> list[str]:
         if self.paths is None:
@@ -329,7 +334,9 @@ class StackResult(ModelResult):
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        return self.lines_after([first, *warning_lines(self), *(f"  {line}" for line in self.comparison)], "stack")
+        return self.lines_after(
+            [first, *summary_warning_lines(self), *(f"  {line}" for line in self.comparison)], "stack"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,8 +367,8 @@ class EvaluateResult(Result):
         others = [one.sentence for name, one in self.verdicts.items() if name != self.chosen]
         chosen = [f"  chosen on validation rows: {self.chosen}"] if others else []
         lines = [first, f"  report {self.report_path}", *(f"  {line}" for line in others), *chosen]
-        lines += calibration_lines(self.metrics, self.calibration, self.chosen)
-        return "\n".join([*lines, *verdict_lines(self.verdict)])
+        lines += summary_calibration_lines(self.metrics, self.calibration, self.chosen)
+        return "\n".join([*lines, *summary_verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True, kw_only=True)

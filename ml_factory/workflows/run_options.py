@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
-from ml_factory.argument_checks import check_seed, check_source
+from ml_factory.argument_checks import check_model_source, check_seed
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.models.tabular_data import FoldBins
+from ml_factory.models.tabular_data import FoldBinnedData
 
 StatusCallback = Callable[[str], None]
 
@@ -23,7 +23,7 @@ class RunOptionFields(TypedDict, total=False):
     mirror: str
     uncertified: bool
     on_status: StatusCallback
-    bins: FoldBins | None
+    bins: FoldBinnedData | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class RunOptions:
     mirror : Weights & Biases: "auto", "online", "offline" or "off".
     uncertified : accept data that has no certificate.
     on_status : called with one line before the work: what was found, and what is done now.
-    bins : one `FoldBins` for all trials and seeds of a study, so that a booster's bins are built once. The same bits.
+    bins : one `FoldBinnedData` for all trials and seeds of a study, so that a booster's bins are built once. The same
+        bits.
     """
 
     seed: int = 0
@@ -49,14 +50,14 @@ class RunOptions:
     mirror: str = "auto"
     uncertified: bool = False
     on_status: StatusCallback = logging.getLogger("ml_factory").info
-    bins: FoldBins | None = None
+    bins: FoldBinnedData | None = None
 
     def __post_init__(self):
         check_seed(self.seed)
-        check_source(self.source)
+        check_model_source(self.source)
 
 
-def run_options(given: Mapping, unused: Collection[str] = ()) -> RunOptions:
+def build_run_options(given: Mapping, unused: Collection[str] = ()) -> RunOptions:
     """Build the options from the keyword arguments of a verb.
 
     unused : options that mean nothing to this verb. Raises SettingsError for one of them, and for unknown names.

@@ -8,18 +8,18 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import changed
 from ml_factory.errors import SettingsError, UnresponsiveMountError
 from ml_factory.models.base import describe_differences
-from ml_factory.run_folder import Run, machine, open_checkpoints
-from ml_factory.settings import DATA_PACKAGES, RunSpec
+from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
+from ml_factory.settings import DATA_PACKAGES, RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.unit_checkpoints import (
-    fit_phase,
-    fold_phase,
-    folds_phase,
-    forecasts_file,
-    format_progress,
-    nested_run,
-    trials_file,
+    fit_phase_name,
+    fold_fit_phase_name,
+    fold_forecasts_path,
+    fold_trials_path,
+    folds_phase_name,
+    format_fold_progress,
+    nested_fold_run,
 )
 
 _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
@@ -61,14 +61,14 @@ class MismatchedRun:
         return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
 
 
-def check_run_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
+def check_run_unlocked(workspace: Workspace, run: RunFolder, spec: RunSettings) -> None:
     """Raise CheckpointError when another process works on this run, before anything is printed or begun."""
-    with open_checkpoints(workspace.checkpoints, run) as manager:
-        owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
+    with open_run_checkpoints(workspace.checkpoints, run) as manager:
+        owned = fit_phase_name(spec.model) if spec.task == "train" else folds_phase_name(spec.models[0])
         manager.phase(owned).check_unlocked_by_others()
 
 
-def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
+def format_run_status(workspace: Workspace, run: RunFolder, spec: RunSettings, *, finished: bool) -> str:
     """Return what was found of this run and what is done now, in one line.
 
     finished : True where its artifact exists.
@@ -84,13 +84,13 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
         return f"Status of {what} unknown: {silent}. No new run is begun before that."
 
 
-def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
-    reached = progress_of(workspace, run, spec)
+def _status_of_unfinished(workspace: Workspace, run: RunFolder, spec: RunSettings, what: str) -> str:
+    reached = unfinished_run_progress(workspace, run, spec)
     if reached:
-        elsewhere = ", ".join(describe_differences(machine_of_run(run), machine(spec)))
+        elsewhere = ", ".join(describe_differences(read_run_machine(run), run_machine_facts(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
-    others = mismatched_runs(run.folder.parent, spec)
+    others = find_mismatched_runs(run.folder.parent, spec)
     unfinished = [one for one in others if not one.ended and one.why == "code"]
     if unfinished:
         newest = unfinished[-1]
@@ -110,39 +110,39 @@ def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: s
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
-def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+def unfinished_run_progress(workspace: Workspace, run: RunFolder, spec: RunSettings) -> str:
     """Return the progress of a run by its newest checkpoints, the fit inside a fold included; "" where there is
     none.
     """
     if "search" in dict(spec.settings):
         return _nested(workspace, run, spec)
-    with open_checkpoints(workspace.checkpoints, run) as manager:
+    with open_run_checkpoints(workspace.checkpoints, run) as manager:
         if spec.task == "train":
-            return _newest_progress(manager, fit_phase(spec.model))
+            return _newest_progress(manager, fit_phase_name(spec.model))
         progress = {name: _folds(manager, run, name) for name in spec.models}
     return "; ".join(f"{name}: {at}" if len(progress) > 1 else at for name, at in progress.items() if at)
 
 
-def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
-    if files.is_file(forecasts_file(run, model)):
+def _folds(manager: CheckpointManager, run: RunFolder, model: str) -> str:
+    if files.is_file(fold_forecasts_path(run, model)):
         return "all folds"
-    found = manager.phase(folds_phase(model)).latest_info()
+    found = manager.phase(folds_phase_name(model)).latest_info()
     done = int(found["metrics"]["finished"]) if found else 0
-    return format_progress(
-        _newest_progress(manager, folds_phase(model)), _newest_progress(manager, fold_phase(model, done))
+    return format_fold_progress(
+        _newest_progress(manager, folds_phase_name(model)), _newest_progress(manager, fold_fit_phase_name(model, done))
     )
 
 
-def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+def _nested(workspace: Workspace, run: RunFolder, spec: RunSettings) -> str:
     """Return the progress of folds that each search and train under their own run id."""
     count = int(dict(spec.settings)["folds"])
-    done = next((fold for fold in range(count) if not files.is_file(forecasts_file(run, spec.model, fold))), count)
-    with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
-        inside = _newest_progress(manager, fold_phase(spec.model, 0)) or _newest_progress(manager, "barriers")
-    if not inside and files.is_file(trials_file(run, done)):
+    done = next((fold for fold in range(count) if not files.is_file(fold_forecasts_path(run, spec.model, fold))), count)
+    with open_run_checkpoints(workspace.checkpoints, nested_fold_run(run, done)) as manager:
+        inside = _newest_progress(manager, fold_fit_phase_name(spec.model, 0)) or _newest_progress(manager, "barriers")
+    if not inside and files.is_file(fold_trials_path(run, done)):
         trials = dict(spec.settings)["search"]["trials"]
         inside = f"trial {trials} of {trials}"
-    return format_progress(f"fold {done} of {count}" if done else "", inside)
+    return format_fold_progress(f"fold {done} of {count}" if done else "", inside)
 
 
 def _newest_progress(manager: CheckpointManager, phase: str) -> str:
@@ -150,13 +150,13 @@ def _newest_progress(manager: CheckpointManager, phase: str) -> str:
     return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
 
 
-def machine_of_run(run: Run) -> dict | None:
+def read_run_machine(run: RunFolder) -> dict | None:
     """Return the machine that began a run; None where it is unknown."""
     record = files.read_json_or_none(run.folder / "run.json")
     return record.get("environment") if isinstance(record, dict) else None
 
 
-def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
+def find_mismatched_runs(parent: Path, spec: RunSettings) -> list[MismatchedRun]:
     """Return runs of the same model, horizon, seed and form that differ otherwise, the newest last."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
@@ -187,7 +187,7 @@ def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) ->
         why, details = "data", []
     else:
         why, details = "code", sources_changed
-    ended, commit = Run(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
+    ended, commit = RunFolder(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
     return MismatchedRun(
         stored["run_id"], str(stored.get("begun_at") or ""), why, tuple(details), prepared, commit, ended
     )
@@ -209,14 +209,14 @@ def _run_records(parent: Path, start: str = "") -> list[Path]:
     return [parent / name / "run.json" for name in files.names(parent) if name.startswith(start)]
 
 
-def check_run_name(parent: Path, spec: RunSpec, run_name: str) -> None:
+def check_run_name(parent: Path, spec: RunSettings, run_name: str) -> None:
     """Raise SettingsError for a run id that does not exist, or whose settings, data or code differ."""
     if run_name == spec.run_id or run_name.startswith(f"{spec.run_id}-"):
         if files.is_folder(parent / run_name):
             return
         other = None
     else:
-        other = next((one for one in mismatched_runs(parent, spec) if one.run_id == run_name), None)
+        other = next((one for one in find_mismatched_runs(parent, spec) if one.run_id == run_name), None)
     if other is None:
         names = ", ".join(path.parent.name for path in _run_records(parent) if files.is_file(path)) or "none"
         raise SettingsError(

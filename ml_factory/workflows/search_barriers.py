@@ -18,32 +18,32 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import plots
-from ml_factory.progress import phase
-from ml_factory.run_folder import Run, newest_attempt, open_checkpoints
+from ml_factory.progress import progress_phase
+from ml_factory.run_folder import RunFolder, newest_run_folder, open_run_checkpoints
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
-from ml_factory.targets.fixed_horizon import forward_return
-from ml_factory.targets.label_table import mark_inferred
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.fixed_horizon import fixed_horizon_return
+from ml_factory.targets.label_table import mark_inferred_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.tracking.restore import try_restore
+from ml_factory.tracking.restore import try_restore_from_wandb
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.wandb_process import mirror_mode
-from ml_factory.workflows.barrier_trials import checkpointed_search, frames_for
-from ml_factory.workflows.prove import settings_of
-from ml_factory.workflows.restore_run import tracked
+from ml_factory.tracking.wandb_process import wandb_mirror_mode
+from ml_factory.workflows.barrier_trials import load_barrier_trial_frames, run_barrier_trials
+from ml_factory.workflows.prove import stored_data_settings
+from ml_factory.workflows.restore_run import tracked_run
 from ml_factory.workflows.results import SearchResult
 
 
 def run_barrier_search(
-    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, run_name: str = "",
+    workspace: Workspace, symbol: str, horizon: int, spec: BarrierSearchSpec | None, fresh: bool, run_name: str = "",
     mirror: str = "off",
 ) -> SearchResult:  # fmt: skip
     """Search barriers, or resume an interrupted search, and write the label spec; arguments are checked before.
@@ -52,29 +52,29 @@ def run_barrier_search(
     """
     started = time.perf_counter()
     store = Store.current(workspace.processed(symbol))
-    settings = settings_of(store)
-    spec = SearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
+    settings = stored_data_settings(store)
+    spec = BarrierSearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
     spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
-    base, _, market = frames = frames_for(workspace, store)
-    train, evaluated = search_rows(base, spec, market, settings.splits, store.facts["first"])
+    base, _, market = frames = load_barrier_trial_frames(workspace, store)
+    train, evaluated = barrier_search_rows(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
     run = _open_search_run(workspace.results / symbol, store, spec, fresh, run_name)
     results_path, decided = folder / f"trials-{run.run_id}.json", _search_identity(store, spec)
-    with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
+    with open_run_checkpoints(workspace.checkpoints, run) as manager, progress_phase("barriers", spec.trials) as done:
         snapshot = RunSnapshot(
             run.run_id, str(manager.store.home_folder), (run.run_id,), ((str(folder), results_path.name),)
         )
         begun = files.is_file(results_path) or manager.phase("trials").latest_info()
-        if not begun and not fresh and mirror_mode(mirror) == "online":
-            try_restore(manager, snapshot)
-        with tracked(manager, run, decided, snapshot, mirror, owned="trials") as finish:
-            outcome = checkpointed_search(
+        if not begun and not fresh and wandb_mirror_mode(mirror) == "online":
+            try_restore_from_wandb(manager, snapshot)
+        with tracked_run(manager, run, decided, snapshot, mirror, owned="trials") as finish:
+            outcome = run_barrier_trials(
                 manager.phase("trials"), frames, train, evaluated, spec, results_path=results_path, done=done
             )
             finish(outcome.spec.best)
     found = outcome.spec
     path, reused = _write_spec(folder, found, fresh)
-    trials = trial_table(spec, outcome.record["trials"])
+    trials = barrier_search_trial_table(spec, outcome.record["trials"])
     return SearchResult(
         run_id=run.run_id, symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels),
         seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.resumed or None,
@@ -84,21 +84,21 @@ def run_barrier_search(
     )  # fmt: skip
 
 
-def search_rows(
-    base: Frame, spec: SearchSpec, market: MarketSpec, splits: SplitSpec, first: int
+def barrier_search_rows(
+    base: ResampledBars, spec: BarrierSearchSpec, market: MarketSpec, splits: SplitSpec, first: int
 ) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
     """Return known_at of the training rows, and of all rows from the first validation row on.
 
     Base bars before `first` have no features. The labels here end at the vertical barrier, which proves the fewest
     labels at the end of the bars, so the split is the earliest that any trial's labels can have.
     """
-    labels = mark_inferred(forward_return(base, spec.labels, market), base, market)
+    labels = mark_inferred_labels(fixed_horizon_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]
     parts = chronological_split(labels, splits)
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
 
 
-def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
+def barrier_search_trial_table(spec: BarrierSearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
     """Return a row per trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the
     balance.
     """
@@ -111,11 +111,11 @@ def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, run_name: str) -> Run:
+def _open_search_run(parent: Path, store: Store, spec: BarrierSearchSpec, fresh: bool, run_name: str) -> RunFolder:
     """Return the newest attempt at this search, a new one with `fresh`, or the one with this name."""
     decided = _search_identity(store, spec)
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
-    run = Run(run_name, parent / run_name) if run_name else newest_attempt(parent, base, fresh)
+    run = RunFolder(run_name, parent / run_name) if run_name else newest_run_folder(parent, base, fresh)
     record = run.folder / "search.json"
     if run_name and not (f"{run_name}-".startswith(f"{base}-") and files.is_file(record)):
         existing = ", ".join(name for name in files.names(parent) if name.startswith("barriers-")) or "none"
@@ -129,7 +129,7 @@ def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, 
     return run
 
 
-def _search_identity(store: Store, spec: SearchSpec) -> dict:
+def _search_identity(store: Store, spec: BarrierSearchSpec) -> dict:
     """Return the facts that identify a search: data, search settings, sources and the version of optuna."""
     decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
     with suppress(importlib.metadata.PackageNotFoundError):
@@ -137,7 +137,7 @@ def _search_identity(store: Store, spec: SearchSpec) -> dict:
     return decided
 
 
-def _write_spec(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
+def _write_spec(folder: Path, found: SearchedLabelSpec, fresh: bool) -> tuple[Path, bool]:
     """Write the spec to the next free version, unless an equal version exists; return (path, True where it existed)."""
     horizon, text = found.labels.horizon, found.to_json().encode()
     with file_lock(folder / "write.lock"):

@@ -9,81 +9,92 @@ import numpy as np
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Calibration, log_probabilities
-from ml_factory.evaluation.metrics import classification_metrics, restrict_classes
-from ml_factory.inference.bundle import Bundle, library_versions
-from ml_factory.inference.split_times import split_times
-from ml_factory.models.base import Estimator, FitResult, union
-from ml_factory.models.importances import importance_table
-from ml_factory.models.registry import build_model, spec_of
-from ml_factory.models.tabular_data import FoldBins
-from ml_factory.run_folder import Run, machine, open_checkpoints
-from ml_factory.settings import QuickLimits, RunSpec
-from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
+from ml_factory.evaluation.metrics import classification_metrics, condition_on_classes
+from ml_factory.inference.bundle import Bundle, bundle_library_versions
+from ml_factory.inference.split_times import times_of_splits
+from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
+from ml_factory.models.importances import feature_importance_table
+from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.models.tabular_data import FoldBinnedData
+from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
+from ml_factory.settings import QuickLimits, RunSettings
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import count_logged_steps
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.prepared_dataset import (
-    Dataset,
-    bins_option,
-    limit_rows,
-    model_inputs,
-    resolve_data_settings,
-    rows_with_weight,
+    PreparedDataset,
+    binned_data_fit_option,
+    dataset_input_reader,
+    dataset_rows_with_weight,
+    limit_quick_training_rows,
+    resolve_dataset_settings,
 )
-from ml_factory.workflows.restore_run import open_tracker, snapshot_of
-from ml_factory.workflows.unit_checkpoints import UnitCheckpoints, fit_phase, fit_progress, history_of
+from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
+from ml_factory.workflows.unit_checkpoints import (
+    UnitCheckpoints,
+    checkpoint_history,
+    fit_phase_name,
+    format_fit_progress,
+)
 
 Callback = Callable[[int, dict], None]
 
 
-SPLIT = "split"  # key of the chronological split in `FoldBins`
+SPLIT = "split"  # key of the chronological split in `FoldBinnedData`
 
 
 def fit_holdout(
-    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str,
-    bins: FoldBins | None = None, estimator: Estimator | None = None,
+    workspace: Workspace, data: PreparedDataset, run: RunFolder, spec: RunSettings, *, callbacks: Sequence[Callback],
+    mirror: str,
+    bins: FoldBinnedData | None = None, estimator: ModelBase | None = None,
 ) -> Artifact:  # fmt: skip
     """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
 
     bins : bins of this split that other trials and seeds share.
     estimator : the model to fit, as returned by `open_training`; None builds one.
     """
-    started, training = time.perf_counter(), training_data(data, spec)
+    started, training = time.perf_counter(), build_training_data(data, spec)
     model, held_out, quick_limits = (
-        check_same_model(training.model, estimator),
+        check_given_estimator(training.model, estimator),
         training.held_out,
         training.quick_limits,
     )
     run.begin(spec)
     with (
-        open_checkpoints(workspace.checkpoints, run) as manager,
+        open_run_checkpoints(workspace.checkpoints, run) as manager,
         # Locked before the log is opened: a second process on this run is refused before it writes anything.
-        manager.phase(fit_phase(spec.model)).acquired() as phase,
-        open_tracker(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
+        manager.phase(fit_phase_name(spec.model)).acquired() as phase,
+        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run, spec)) as tracker,
     ):
-        checkpoints = _LogThenCheckpoint(phase, machine(spec), tracker, model.trained_on)
+        checkpoints = _LogThenCheckpoint(phase, run_machine_facts(spec), tracker, model.trained_on)
         result = model.fit(
             *training.train, validation=held_out,
-            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **bins_option(spec.model, bins, SPLIT),
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_data_fit_option(spec.model, bins,
+            SPLIT),
         )  # fmt: skip
         phase.wait_uploaded()
-        p_N3 = restrict_classes(model.predict_proba(held_out[0]), data.classes.values())
-        calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
-        nondeterminism = union(result.nondeterminism, checkpoints.machine_differences)
+        p_N3 = condition_on_classes(model.predict_proba(held_out[0]), data.classes.values())
+        calibration = Calibration.fit(floored_log_probabilities(p_N3), held_out[1], horizon=data.horizon)
+        nondeterminism = merge_inexact_reasons(result.nondeterminism, checkpoints.machine_differences)
         facts = _facts(data, run, spec, result, nondeterminism, quick_limits, time.perf_counter() - started)
         # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
         facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
         # On validation rows: test rows are for the verdict alone.
-        worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
+        worth = (
+            feature_importance_table(model, data.features.columns, *held_out).reset_index()
+            if model.lookback <= 1
+            else None
+        )
         facts["importances"] = [] if worth is None else worth.to_dict("records")
         bundle = _bundle(data, model, calibration, facts)
         made_from = {"run": run.run_id, "data": data.fingerprint}
-        registry = Registry(workspace.models)
+        registry = ArtifactRegistry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
-        tracker.finish(run_summary(artifact), artifact=artifact)
+        tracker.finish(training_log_summary(artifact), artifact=artifact)
         if registry.is_persisted(artifact):  # else only its checkpoints are
             phase.release_slots()
             manager.release_user_saves()
@@ -95,38 +106,38 @@ def fit_holdout(
 class TrainingData:
     """An untrained model and its data: (inputs, labels, weights) of the training rows and of the held-out rows."""
 
-    model: Estimator
+    model: ModelBase
     train: tuple
     held_out: tuple
     quick_limits: dict
 
 
-def training_data(data: Dataset, spec: RunSpec) -> TrainingData:
+def build_training_data(data: PreparedDataset, spec: RunSettings) -> TrainingData:
     """Return the model and the rows of a run's settings; equal in every process of the training."""
-    model, train, validation, quick_limits = build_untrained(data, spec)
+    model, train, validation, quick_limits = build_untrained_model(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))
-    take = model_inputs(data, data.scaler, model)
+    take = dataset_input_reader(data, data.scaler, model)
     (train, w_train), (validation, w_validation) = (
-        rows_with_weight(data, train, weights),
-        rows_with_weight(data, validation),
+        dataset_rows_with_weight(data, train, weights),
+        dataset_rows_with_weight(data, validation),
     )
     held_out = (take(validation), data.y[validation], w_validation)
     return TrainingData(model, (take(train), data.y[train], w_train), held_out, quick_limits)
 
 
-def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
+def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[ModelBase, np.ndarray, np.ndarray, dict]:
     """Build an unfitted model by a run's settings; return it, its training rows, its validation rows, and limits of
     QUICK.
 
     Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
     """
     settings = {name: value for name, value in spec.settings if name != "weights"}
-    model = build_model(spec.model, seed=spec.seed, **resolve_data_settings(data, spec.model, settings))
+    model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, spec.model, settings))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
     return model, *_train_validation_rows(data, model, spec.quick)
 
 
-def check_same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
+def check_given_estimator(wanted: ModelBase, given: ModelBase | None) -> ModelBase:
     """Return the given model if it equals the one that the run trains; the wanted one without any.
 
     Settings of the machine (threads, device, accumulate) do not identify a run and are not in the checkpoint of an
@@ -149,12 +160,12 @@ def check_same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
     return given
 
 
-def _comparable_value(model: Estimator | None, what: str) -> object:
+def _comparable_value(model: ModelBase | None, what: str) -> object:
     value = getattr(model, what, None)
     return value.identity() if what == "settings" and value is not None else value
 
 
-def complete_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
+def complete_log(workspace: Workspace, run: RunFolder, spec: RunSettings, artifact: Artifact, *, mirror: str) -> None:
     """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
 
     Once the artifact is persisted, the slots of the run's checkpoints are released.
@@ -162,22 +173,22 @@ def complete_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
     if not is_log_complete(log) or count_logged_steps([step for step, _ in history], log) < len(history):
-        with open_tracker(run, spec.to_dict(), mirror) as tracker:
+        with open_run_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
-            tracker.finish(run_summary(artifact), artifact=artifact)
-    if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else only its checkpoints are
+            tracker.finish(training_log_summary(artifact), artifact=artifact)
+    if not run.ended and ArtifactRegistry(workspace.models).is_persisted(artifact):  # else only its checkpoints are
         if spec.task == "train":
             with (
                 suppress(CheckpointError),  # the process that works on it releases them
-                open_checkpoints(workspace.checkpoints, run) as manager,
-                manager.phase(fit_phase(spec.model)).acquired() as phase,
+                open_run_checkpoints(workspace.checkpoints, run) as manager,
+                manager.phase(fit_phase_name(spec.model)).acquired() as phase,
             ):
                 phase.release_slots()
                 manager.release_user_saves()
         run.end()
 
 
-def run_summary(artifact: Artifact) -> dict:
+def training_log_summary(artifact: Artifact) -> dict:
     """Return the summary of the run's log."""
     facts = artifact.facts
     metrics = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
@@ -189,7 +200,7 @@ def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
     return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
-def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
+def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
     """Return the training and validation rows this model can read, at least one of each, and limits of QUICK."""
     usable = data.usable(model.lookback)
     parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
@@ -199,7 +210,7 @@ def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tupl
                 f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
                 wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
             )  # fmt: skip
-    train, quick_limits = limit_rows(parts["train"], quick)
+    train, quick_limits = limit_quick_training_rows(parts["train"], quick)
     return train, parts["validation"], quick_limits
 
 
@@ -210,13 +221,13 @@ class _LogThenCheckpoint(UnitCheckpoints):
     """
 
     def __init__(self, checkpoints: PhaseCheckpoints, machine: Mapping, tracker: Tracker, trained_on: Mapping):
-        super().__init__(checkpoints, machine, fit_progress, trained_on)
+        super().__init__(checkpoints, machine, format_fit_progress, trained_on)
         self._tracker = tracker
 
     def load(self) -> dict | None:
         found = super().load()
         if found is not None:
-            self._tracker.log_missing(_steps(history_of(found["state"])))
+            self._tracker.log_missing(_steps(checkpoint_history(found["state"])))
         return found
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
@@ -227,16 +238,16 @@ class _LogThenCheckpoint(UnitCheckpoints):
 
 
 def _facts(
-    data: Dataset,
-    run: Run,
-    spec: RunSpec,
-    result: FitResult,
+    data: PreparedDataset,
+    run: RunFolder,
+    spec: RunSettings,
+    result: ModelFitResult,
     nondeterminism: list[str],
     quick_limits: dict,
     seconds: float,
 ) -> dict:
     # Limits that the user's own settings equal are QUICK's only where the values agree.
-    expected = QuickLimits().settings_for(spec_of(spec.model).family)
+    expected = QuickLimits().settings_for(find_model_spec(spec.model).family)
     limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
     return {
         "run_id": run.run_id,
@@ -245,7 +256,7 @@ def _facts(
         "model": spec.model,
         "data": data.fingerprint,
         "run": spec.to_dict(),
-        "split_times": split_times(data.labels.index, data.splits),
+        "split_times": times_of_splits(data.labels.index, data.splits),
         "history": result.history,
         "best_epoch": result.best_epoch,
         "resumed_from": result.resumed_from,
@@ -254,11 +265,11 @@ def _facts(
         "inexact": nondeterminism,
         "limited": quick_limits | limits if spec.quick else {},
         "seconds": seconds,
-        "versions": library_versions(),
+        "versions": bundle_library_versions(),
     }
 
 
-def _bundle(data: Dataset, model: Estimator, calibration: Calibration, facts: dict) -> Bundle:
+def _bundle(data: PreparedDataset, model: ModelBase, calibration: Calibration, facts: dict) -> Bundle:
     """Build the bundle, independent of the clock and of interruptions: the same run gives the same bytes."""
     kept = ("run_id", "symbol", "horizon", "model", "data")
     return Bundle(

@@ -8,16 +8,16 @@ import importlib
 
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.registry import WITH_DATA, build_model, spec_of
+from ml_factory.models.registry import WITH_DATA, build_model, find_model_spec
 from ml_factory.process_identity import launched_by_torchrun, process_rank
-from ml_factory.settings import RunSpec
-from ml_factory.workflows.prepared_dataset import Dataset
-from ml_factory.workflows.train import training_data
+from ml_factory.settings import RunSettings
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.train import build_training_data
 
 
-def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
+def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
     """Return the decision of rank 0 whether a fit begins now, in all ranks; without other ranks, `fitting` itself."""
-    if not launched_by_torchrun() or not spec_of(spec.model).windowed:
+    if not launched_by_torchrun() or not find_model_spec(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
     settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
@@ -25,14 +25,14 @@ def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
     return device.processes.broadcast({"fitting": fitting})["fitting"]
 
 
-def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
+def fit_worker_rank(data: PreparedDataset, spec: RunSettings) -> None:
     """Take part in the fit of rank 0, if there is one, and keep nothing of it.
 
     Raises FactoryError when rank 0 ends before the fit does.
     """
-    if not broadcast_decision(spec):
+    if not broadcast_fit_decision(spec):
         return
-    training = training_data(data, spec)
+    training = build_training_data(data, spec)
     stop.listen()  # rank 0 receives the signal too: it saves, and exits
     try:
         training.model.fit(*training.train, validation=training.held_out)
@@ -45,10 +45,10 @@ def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
             next_step="see its message; start all ranks again: they resume from its last checkpoint",
         ) from error  # fmt: skip
     finally:
-        stop.unlisten()
+        stop.remove_listener()
 
 
-def check_single_process(verb: str) -> None:
+def check_single_rank(verb: str) -> None:
     """Raise SettingsError in the further ranks of torchrun, for a verb that one process does."""
     if process_rank():
         raise SettingsError(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
-from ml_factory.models.base import FitResult, describe_differences, union
-from ml_factory.run_folder import Run
+from ml_factory.models.base import ModelFitResult, describe_differences, merge_inexact_reasons
+from ml_factory.run_folder import RunFolder
 
 PROVENANCE_KEY = "carried"
 FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # files of finished parts in a run's folder
@@ -44,7 +44,7 @@ class UnitCheckpoints:
 
     def mark(self, reasons) -> None:
         """Record that a part was done on another machine."""
-        self.machine_differences = union(self.machine_differences, reasons)
+        self.machine_differences = merge_inexact_reasons(self.machine_differences, reasons)
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
         """Save when it is due, or with `force`; None when nothing was saved."""
@@ -68,7 +68,7 @@ class FoldCheckpoints:
 
     def __init__(self, manager: CheckpointManager, model: str, folds: int, machine: Mapping):
         self._manager, self._model, self._folds, self._machine = manager, model, folds, machine
-        self._phase = manager.phase(folds_phase(model))
+        self._phase = manager.phase(folds_phase_name(model))
         self.outer = UnitCheckpoints(self._phase, self._machine, lambda state: f"fold {state['finished']} of {folds}")
         self._inner: dict[int, UnitCheckpoints] = {}
         self._released: set[int] = set()
@@ -80,10 +80,10 @@ class FoldCheckpoints:
             for one in sorted(before):
                 self._fit(one).release_slots()
             self._released.update(before)
-        self._inner[fold] = UnitCheckpoints(self._fit(fold), self._machine, fit_progress)
+        self._inner[fold] = UnitCheckpoints(self._fit(fold), self._machine, format_fit_progress)
         return self._inner[fold]
 
-    def mark(self, fold: int, result: FitResult) -> None:
+    def mark(self, fold: int, result: ModelFitResult) -> None:
         """Record the nondeterminism of a fold's fit."""
         self.outer.mark([*result.nondeterminism, *self._inner[fold].machine_differences])
 
@@ -103,40 +103,40 @@ class FoldCheckpoints:
         return str(self._inner[self.resumed].metrics.get("reached", "")) if self.resumed in self._inner else ""
 
     def _fit(self, fold: int) -> PhaseCheckpoints:
-        return self._manager.phase(fold_phase(self._model, fold))
+        return self._manager.phase(fold_fit_phase_name(self._model, fold))
 
 
-def fit_phase(model: str) -> str:
+def fit_phase_name(model: str) -> str:
     """Return the phase name of a model's fit."""
     return f"train_{model}"
 
 
-def folds_phase(model: str) -> str:
+def folds_phase_name(model: str) -> str:
     """Return the phase name of a model's folds: forecasts of the finished ones."""
     return f"folds_{model}"
 
 
-def fold_phase(model: str, fold: int) -> str:
+def fold_fit_phase_name(model: str, fold: int) -> str:
     """Return the phase name of the fit inside one fold."""
-    return f"{folds_phase(model)}_{fold}"
+    return f"{folds_phase_name(model)}_{fold}"
 
 
-def forecasts_file(run: Run, model: str, fold: int | None = None) -> Path:
+def fold_forecasts_path(run: RunFolder, model: str, fold: int | None = None) -> Path:
     """Return the file of the forecasts of all finished folds, or of one nested fold."""
     return run.folder / (f"forecasts-{model}.state" if fold is None else f"forecasts-{model}-{fold}.state")
 
 
-def trials_file(run: Run, fold: int) -> Path:
+def fold_trials_path(run: RunFolder, fold: int) -> Path:
     """Return the file of the trials of one nested fold's finished search."""
     return run.folder / f"trials-{fold}.json"
 
 
-def nested_run(run: Run, fold: int) -> Run:
+def nested_fold_run(run: RunFolder, fold: int) -> RunFolder:
     """Return the run under whose id one nested fold keeps its checkpoints."""
-    return Run(f"{run.run_id}-fold{fold}", run.folder)
+    return RunFolder(f"{run.run_id}-fold{fold}", run.folder)
 
 
-def format_progress(done: str, partial_progress: str) -> str:
+def format_fold_progress(done: str, partial_progress: str) -> str:
     """Format the progress of folds from finished folds ("fold 1 of 3", "" without any) and the fit inside the next one.
 
     Returns "" where there is neither.
@@ -146,19 +146,19 @@ def format_progress(done: str, partial_progress: str) -> str:
     return f"{done}, {partial_progress} in the next" if done else f"{partial_progress} in the first fold"
 
 
-def history_of(state: Mapping) -> list[dict]:
+def checkpoint_history(state: Mapping) -> list[dict]:
     """Return the history of finished epochs or blocks in a model's state."""
     return list(state["history"] if "history" in state else state["memory"]["history"])
 
 
-def fit_progress(state: Mapping) -> str:
+def format_fit_progress(state: Mapping) -> str:
     """Format the progress of a model's fit: "round 40", or "epoch 3, step 17"."""
     if "rounds" in state:
         return f"round {state['rounds']}"
-    return f"epoch {len(history_of(state))}, step {state['step']}"
+    return f"epoch {len(checkpoint_history(state))}, step {state['step']}"
 
 
-def parse_progress(reached: str) -> int:
-    """Parse the rounds, or whole epochs, from the text of `fit_progress`; 0 for any other text."""
+def parse_fit_progress(reached: str) -> int:
+    """Parse the rounds, or whole epochs, from the text of `format_fit_progress`; 0 for any other text."""
     found = re.match(r"(?:round|epoch) (\d+)", reached)
     return int(found[1]) if found else 0

@@ -19,17 +19,17 @@ import numpy as np
 from llvmlite.binding import get_host_cpu_name
 from numba.core import caching
 
-from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import market_for
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.hardware import cores
-from ml_factory.progress import phase
+from ml_factory.progress import progress_phase
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 DAYS = 15  # of synthetic bars, enough for the scaler of large files
 PATIENCE = 600.0  # seconds for a share, then the main process compiles it
@@ -39,7 +39,7 @@ LONGEST = ("volatility", "momentum", "volume", "microstructure", TARGETS, "regim
 _log = logging.getLogger("ml_factory")
 
 
-def compile_kernels(families: Iterable[str]) -> None:
+def warm_up_kernels(families: Iterable[str]) -> None:
     """Compile the missing kernels of these feature families on all cores.
 
     With one core, or one missing share, nothing is done: the first call compiles it as well. A worker that fails is
@@ -50,7 +50,7 @@ def compile_kernels(families: Iterable[str]) -> None:
         return
     with file_lock(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
         if lacking := _missing_shares(folder, wanted):
-            with phase("kernels", len(lacking), of="kinds") as done:
+            with progress_phase("kernels", len(lacking), of="kinds") as done:
                 _compile_in_workers(deque(lacking), folder, done)
 
 
@@ -88,7 +88,7 @@ def _compile(child: WorkerProcess, shares: deque[str], folder: Path, done: Calla
             return
         try:
             child.call({"share": share})
-        except WorkerUnavailable as error:
+        except WorkerUnavailableError as error:
             _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
         else:
             _mark(folder, share).touch()
@@ -103,10 +103,10 @@ def serve(channel: str, parent: str, folder: str) -> None:
     _save_one_at_a_time(Path(folder) / "save.lock")
 
     def answer(request: dict) -> tuple[dict, bytes]:
-        compile_share(request["share"])
+        compile_kernel_share(request["share"])
         return {}, b""
 
-    ParentConnection(channel, parent).answer_with(answer)
+    ParentConnection(channel, parent).answer_requests(answer)
 
 
 def _save_one_at_a_time(lock: Path) -> None:
@@ -124,12 +124,12 @@ def _save_one_at_a_time(lock: Path) -> None:
     caching.IndexDataCacheFile.save = alone
 
 
-def compile_share(share: str) -> None:
+def compile_kernel_share(share: str) -> None:
     """Compile one family's kernels, or those of labels and a scaler, by running them on a few synthetic days."""
     bars = synthetic_market(SyntheticSpec(days=DAYS)).bars
-    market = market_for("DEMO", bars)
+    market = resolve_market_spec("DEMO", bars)
     family, frames = ("calendar", (15,)) if share == TARGETS else (share, ())
     matrix = build_features(bars, market, FeatureSpec(base_minutes=1, frames=frames, families=(family,)))
     if share == TARGETS:
-        triple_barrier(base_frame(bars, market, 5), matrix.base, LabelSpec(), market)
+        triple_barrier_labels(resample_bars(bars, market, 5), matrix.base, LabelSpec(), market)
         RobustScaler.fit(matrix.values, np.arange(len(matrix)))

@@ -26,7 +26,7 @@ def page(tmp_path):
         yield notebook
 
 
-def test_curves_move_stop_works_and_run_all_goes_on(page, tmp_path):
+def test_jupyterlab_notebook_03_updates_curves_stops_and_resumes_on_run_all(page, tmp_path):
     pictures = set()
 
     def drawn() -> str:

@@ -7,7 +7,7 @@ Drive of tests/faults, which uploads late and in any order; what a lost one leav
 import shutil
 from pathlib import Path
 
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 from tests.faults.mount import Mount
 
 
@@ -27,7 +27,7 @@ class Disk:
 
     def lose(self) -> None:
         """A fresh machine: empty caches, and the workspace without some of what was written last."""
-        luck = generator("lost", self.seed)
+        luck = seeded_generator("lost", self.seed)
         self.seed += 1
         slots = sorted((self.root / "checkpoints").glob("slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
         for path in slots[1:]:  # the first save was secured

@@ -165,26 +165,26 @@ def _files(hooks: Hooks) -> None:
 
 def _work(hooks: Hooks) -> None:
     from ml_factory.datasets.store_writer import StoreWriter
-    from ml_factory.models.tabular import BlockTrainer
+    from ml_factory.models.tabular import TabularBlockTrainer
     from ml_factory.targets import barrier_search
-    from ml_factory.training.sampler import Order
+    from ml_factory.training.sampler import BatchSampler
 
-    wrap_method(Order, "positions", before(hooks, "step"))
-    for kind in BlockTrainer.__subclasses__():
+    wrap_method(BatchSampler, "positions", before(hooks, "step"))
+    for kind in TabularBlockTrainer.__subclasses__():
         wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "evaluate", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
         wrap_method(StoreWriter, name, before(hooks, "part"))
     for event, module, name in (
-        ("fold", "ensemble.out_of_fold", "inner_validation"),
-        ("part", "leakage.proof", "prove"),
+        ("fold", "ensemble.out_of_fold", "inner_validation_split"),
+        ("part", "leakage.proof", "prove_no_look_ahead"),
         ("judge", "inference.predict", "predict_features"),
-        ("judge", "workflows.predict", "write_frame"),
-        ("judge", "evaluation.metrics", "metrics_table"),
-        ("judge", "evaluation.html_report", "write_report"),
+        ("judge", "workflows.predict", "write_prediction_frame"),
+        ("judge", "evaluation.metrics", "compute_forecast_metrics"),
+        ("judge", "evaluation.html_report", "write_html_report"),
         ("stack", "workflows.stack", "_calibration"),
-        ("stack", "workflows.fold_schemes", "fold_plan"),
-        ("stack", "workflows.prepared_dataset", "fit_preprocessing"),
+        ("stack", "workflows.fold_schemes", "plan_folds"),
+        ("stack", "workflows.prepared_dataset", "fit_dataset_preprocessing"),
         ("stack", "workflows.predict", "uncalibrated_predictions"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
@@ -226,4 +226,4 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
     wrap_method(StoreWriter, "commit", commits)
     StoreWriter.find = finds(StoreWriter.find)
-    wrap_everywhere("ml_factory.workflows.predict", "evaluate_artifact", evaluates)
+    wrap_everywhere("ml_factory.workflows.predict", "predict_and_evaluate_artifact", evaluates)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.seeding import generator
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.seeding import seeded_generator
 from tests.chaos.chain import Plan
 from tests.chaos.hooks import Kill
 
@@ -26,7 +26,7 @@ def places() -> dict[str, tuple]:
     """All of them: every model has one of its own, a network that stops early, one whose loss is scaled and one inside
     its folds, and the evaluation of one."""
     models = {
-        model: (model, "step", _STEPS) if spec_of(model).windowed else (model, "block", _BLOCKS)
+        model: (model, "step", _STEPS) if find_model_spec(model).windowed else (model, "block", _BLOCKS)
         for model in available_models()
     }
     others = {name: (name, "step", _STEPS) for name in ("early stopping", "half precision")}
@@ -40,7 +40,7 @@ def campaign(seed: int, *, kills: int = 5, saves: int = 10, resumes: int = 5, do
     """
     for name, (unit, event, ranges) in places().items():
         for number in range(-(-kills // len(ranges))):
-            luck = generator("chaos", seed, name, number)
+            luck = seeded_generator("chaos", seed, name, number)
             chosen = tuple((name, Kill(event, _draw(luck, *span))) for span in ranges)
             yield Plan(unit, chosen, _seed(luck), lossy=number % 2 == 1)
     units = [*available_models(), "search", "folds"]
@@ -52,7 +52,7 @@ def campaign(seed: int, *, kills: int = 5, saves: int = 10, resumes: int = 5, do
 def _others(seed: int, name: str, units: list[str], count: int, kinds) -> Iterator[Plan]:
     """`count` kills of one kind, over the units in turn."""
     for number in range(count):
-        luck = generator("chaos", seed, name, number)
+        luck = seeded_generator("chaos", seed, name, number)
         unit = units[number % len(units)]
         event, low, high = _usual(unit)
         chosen = []
@@ -69,7 +69,7 @@ def _others(seed: int, name: str, units: list[str], count: int, kinds) -> Iterat
 def _usual(unit: str) -> tuple[str, int, int]:
     """The event of this unit's work, and how many of them a first life takes."""
     if unit in available_models():
-        return ("step", 4, 9) if spec_of(unit).windowed else ("block", 2, 4)
+        return ("step", 4, 9) if find_model_spec(unit).windowed else ("block", 2, 4)
     return {"search": ("trial", 3, 6), "folds": ("fold", 1, 1)}[unit]
 
 

@@ -33,10 +33,10 @@ class Resumed:
 
 def sampler_position() -> None:
     """The order goes on one batch too late."""
-    from ml_factory.training.sampler import Order
+    from ml_factory.training.sampler import BatchSampler
 
     resumed = Resumed()
-    wrap_method(Order, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))
+    wrap_method(BatchSampler, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))
 
 
 def schedule() -> None:

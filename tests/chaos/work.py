@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory import pipeline
-from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.datasets.store import Store
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.labels import LabelSpec
 
 SYMBOL, HORIZONS, HORIZON, DAYS = "DEMO", (4, 6), 6, 10
@@ -28,7 +28,7 @@ OWN = {
     "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
     "itransformer": {"width": 8, "inner": 8, "layers": 1},
 }  # fmt: skip
-SEARCH = SearchSpec(LabelSpec(), trials=12, sigma_spans=(20, 40), neutral=(0.05, 0.6), lean=0.9)
+SEARCH = BarrierSearchSpec(LabelSpec(), trials=12, sigma_spans=(20, 40), neutral=(0.05, 0.6), lean=0.9)
 BASES = ("xgboost", "lightgbm")
 Hashes = dict[str, str]
 
@@ -36,12 +36,12 @@ Hashes = dict[str, str]
 def settings_of(model: str) -> dict:
     """Return small settings with sampling, dropout and no patience, which make a deviating resume visible."""
     trees = {name: value for name, value in TREES.items() if name != "depth" or model != "linear"}
-    return (NETWORK if spec_of(model).windowed else trees) | OWN.get(model, {})
+    return (NETWORK if find_model_spec(model).windowed else trees) | OWN.get(model, {})
 
 
 def market(root: Path) -> None:
     """A workspace with raw bars and nothing else."""
-    ensure_demo_market(Workspace(root), SYMBOL, days=DAYS)
+    ensure_synthetic_demo_market(Workspace(root), SYMBOL, days=DAYS)
 
 
 def prepared(root: Path) -> None:
@@ -98,12 +98,12 @@ def search(root: Path) -> Hashes:
 
 def stack(root: Path) -> Hashes:
     result = pipeline.stack(root, SYMBOL, HORIZON, BASES, folds=2, quick=True, mirror="off")
-    artifact = Registry(Workspace(root).models).find(SYMBOL, HORIZON, "stack")
+    artifact = ArtifactRegistry(Workspace(root).models).find(SYMBOL, HORIZON, "stack")
     return {"weights": artifact.hash, "predictions": result.predictions_hash, "metrics": _table(result.metrics)}
 
 
 def _short(model: str) -> dict:
-    return {"epochs": 2} if spec_of(model).windowed else {"rounds": 20}
+    return {"epochs": 2} if find_model_spec(model).windowed else {"rounds": 20}
 
 
 UNITS: Mapping[str, Callable[[Path], Hashes]] = {

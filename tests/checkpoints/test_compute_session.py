@@ -25,38 +25,38 @@ def write_proc(folder, started: float, name: str = "init") -> None:
 
 
 @pytest.mark.parametrize("name", ["init", "a (b) c) S 5"])
-def test_start_is_read_from_proc(tmp_path, name):
+def test_runtime_started_reads_start_of_process_1_from_proc(tmp_path, name):
     write_proc(tmp_path, 1_700_000_000, name)
-    assert compute_session.runtime_started(tmp_path) == pytest.approx(1_700_000_000, abs=0.02)
+    assert compute_session.runtime_start_time(tmp_path) == pytest.approx(1_700_000_000, abs=0.02)
 
 
-def test_without_proc_the_runtime_begins_now(tmp_path):
-    assert compute_session.runtime_started(tmp_path) == pytest.approx(time.time(), abs=5)
+def test_runtime_started_without_proc_returns_current_time(tmp_path):
+    assert compute_session.runtime_start_time(tmp_path) == pytest.approx(time.time(), abs=5)
 
 
-def test_hours(monkeypatch):
+def test_hours_remaining_follows_tier_and_limit(monkeypatch):
     lived = {"hours": 1}
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600 * lived["hours"])
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    assert compute_session.hours_left() == math.inf
-    assert compute_session.hours_left(limit_hours=3) == pytest.approx(2, abs=1e-3)
+    assert compute_session.configured_hours_remaining() == math.inf
+    assert compute_session.configured_hours_remaining(limit_hours=3) == pytest.approx(2, abs=1e-3)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     lived["hours"] = 2
-    assert compute_session.hours_left() == pytest.approx(10, abs=1e-3)
-    assert compute_session.hours_left("pro") == pytest.approx(22, abs=1e-3)
+    assert compute_session.configured_hours_remaining() == pytest.approx(10, abs=1e-3)
+    assert compute_session.configured_hours_remaining("pro") == pytest.approx(22, abs=1e-3)
     with pytest.raises(SettingsError, match="unheard of"):
-        compute_session.hours_left("unheard of")
+        compute_session.configured_hours_remaining("unheard of")
     lived["hours"] = 1e6
-    assert compute_session.hours_left(limit_hours=3) == 0
+    assert compute_session.configured_hours_remaining(limit_hours=3) == 0
 
 
-def test_this_machine_started_before_now():
-    assert 0 < compute_session.runtime_started() <= time.time()
+def test_runtime_started_on_this_machine_is_in_the_past():
+    assert 0 < compute_session.runtime_start_time() <= time.time()
 
 
-def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
+def test_session_ending_is_true_when_only_last_save_fits(monkeypatch, tmp_path):
     lived = {"seconds": 0.0}
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - lived["seconds"])
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - lived["seconds"])
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1")
     here = compute_session.ComputeSession(tmp_path / "sessions")
     for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
@@ -64,24 +64,29 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
         assert here.ending(save) is ends, (left, save)
 
 
-def test_a_runtime_that_outlived_its_tier_is_of_the_next_and_goes_on_training(monkeypatch, tmp_path, caplog):
+def test_hours_left_beyond_tier_limit_uses_next_tier_and_warns(monkeypatch, tmp_path, caplog):
     lived = {"hours": 12 - 10 / 3600}
     compute_session._warn_outlived.cache_clear()
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600 * lived["hours"])
     here = compute_session.ComputeSession(tmp_path / "free")
     assert here.ending(0) and not caplog.text
     for hours, left in ((13, 11), (13.5, 10.5), (23.99, 0.01), (25, math.inf), (400, math.inf)):
         lived["hours"] = hours
-        assert compute_session.hours_left() == pytest.approx(left, abs=1e-3) and here.ending(20) is (left < 0.02)
+        assert compute_session.configured_hours_remaining() == pytest.approx(left, abs=1e-3) and here.ending(20) is (
+            left < 0.02
+        )
     assert [record.getMessage().count("ML_FACTORY_COLAB_TIER") for record in caplog.records] == [1, 1]
-    assert compute_session.hours_left(limit_hours=12) == 0 and compute_session.hours_left("pro") == math.inf
+    assert (
+        compute_session.configured_hours_remaining(limit_hours=12) == 0
+        and compute_session.configured_hours_remaining("pro") == math.inf
+    )
 
 
-def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected(monkeypatch, tmp_path):
+def test_session_record_without_known_limit_stores_null_limit(monkeypatch, tmp_path):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     for hours, left in ((13, 11 * 3600), (25, None)):
-        monkeypatch.setattr(compute_session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
+        monkeypatch.setattr(compute_session, "runtime_start_time", lambda hours=hours: time.time() - 3600 * hours)
         here = compute_session.ComputeSession(tmp_path / str(hours))
         here.record_alive()
         here._writer._thread.join()
@@ -97,7 +102,7 @@ def written(folder) -> list[dict]:
     return [json.loads(path.read_text()) for path in found]
 
 
-def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch, tmp_path):
+def test_session_opened_repeatedly_in_process_writes_one_record(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     for _ in range(5):
         one = compute_session.ComputeSession(tmp_path)
@@ -106,7 +111,7 @@ def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch
     assert len(written(tmp_path)) == 1
 
 
-def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, caplog):
+def test_session_record_that_hangs_or_fails_does_not_stop_saves(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     hangs, calls = threading.Event(), []
 
@@ -134,7 +139,7 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
     assert calls == ["hung", "full"] and not caplog.text
 
 
-def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):
+def test_session_mean_life_defaults_to_two_hours_and_infinite_off_colab(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     first = compute_session.ComputeSession(tmp_path)
     assert first.mean_life == 2 * 3600

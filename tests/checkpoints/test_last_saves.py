@@ -11,7 +11,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
-from ml_factory.errors import SessionOver
+from ml_factory.errors import SessionOverError
 
 
 def save(manager, value):
@@ -30,7 +30,7 @@ class SlowDisk(Disk):
         return super().write(descriptor, data, offset)
 
 
-def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_what_it_took(tmp_path):
+def test_manager_reserves_measured_copy_duration_for_last_save(tmp_path):
     calls, disk = [], SlowDisk()
     ending = SaveSchedule(ending=lambda seconds: calls.append(seconds) or False)
     settings = {"tiers": StorageTiers(tmp_path / "here", disk=disk), "schedule": ending}
@@ -45,7 +45,7 @@ def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_wha
         assert calls[-1] > 0.4
 
 
-def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tmp_path, monkeypatch):
+def test_manager_copy_delayed_by_absent_mount_is_not_measured(tmp_path, monkeypatch):
     disk = SlowDisk()
     with CheckpointManager(tmp_path / "there", run="r", tiers=StorageTiers(tmp_path / "here", disk=disk)) as manager:
         disk.away = True
@@ -60,7 +60,7 @@ def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tm
     ("fault", "output"),
     [(None, "saved and stopped here"), ("mount", "this machine's disk alone"), ("disk", "the last save was refused")],
 )
-def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, output):
+def test_session_over_states_location_of_last_save(tmp_path, fault, output):
     disk, over = SlowDisk(), []
     local = tmp_path / "here" if fault == "mount" else None
     settings = {"tiers": StorageTiers(local, disk=disk), "schedule": SaveSchedule(ending=lambda seconds: bool(over))}
@@ -69,7 +69,7 @@ def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, o
         assert manager.wait(60)
         disk.away = fault is not None
         over.append(True)
-        with pytest.raises(SessionOver, match=output):
+        with pytest.raises(SessionOverError, match=output):
             save(manager, 2)
         disk.away, over[:] = False, []
     with CheckpointManager(tmp_path / "there", run="r", tiers=StorageTiers(local)) as manager:
@@ -77,7 +77,7 @@ def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, o
 
 
 @pytest.mark.parametrize("away", [True, False], ids=["on a mount", "on this disk"])
-def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tmp_path, monkeypatch, away):
+def test_manager_close_on_ctrl_c_completes_local_write_and_limits_mount_wait(tmp_path, monkeypatch, away):
     """The writer reads the copy in memory: were that given up, the save would be torn."""
     places = {"tiers": StorageTiers(tmp_path / "here")} if away else {}
     manager = CheckpointManager(tmp_path / "there", run="r", **places)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import leases
-from ml_factory.checkpoints.leases import EXPIRY_SECONDS, Heartbeat, LeaseHolder, TakenOverError
+from ml_factory.checkpoints.leases import EXPIRY_SECONDS, LeaseHeartbeat, LeaseHolder, LeaseTakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.serialization import decode_state, encode_state
 
-UNIT = Unit("run", "train_lstm")
+UNIT = CheckpointUnit("run", "train_lstm")
 
 
 class Machine:
@@ -30,7 +30,7 @@ class Machine:
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
         self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
         self.while_waiting, self.waited, self.clock_synchronized = lambda: None, 0.0, True
-        self.slots = Slots(Pool(folder), WriterId(name))
+        self.slots = Slots(SlotPool(folder), SlotWriterId(name))
 
     def lease_holder(self) -> LeaseHolder:
         self.sits_here()
@@ -53,17 +53,17 @@ def machines(monkeypatch, tmp_path):
     return [Machine(monkeypatch, tmp_path, name) for name in ("one", "two")]
 
 
-def test_the_first_comes_with_fence_one_and_again_with_the_same(machines):
+def test_lease_acquire_by_same_session_keeps_fence_1(machines):
     one, _ = machines
     holder = one.lease_holder()
     holder.acquire()
-    assert holder.lease == WriterId("one", 1)
+    assert holder.lease == SlotWriterId("one", 1)
     again = one.lease_holder()
     again.acquire()
-    assert again.lease == WriterId("one", 1)
+    assert again.lease == SlotWriterId("one", 1)
 
 
-def test_a_living_session_elsewhere_is_left_alone(machines):
+def test_lease_acquire_of_unit_held_by_live_session_raises(machines):
     one, two = machines
     held = one.lease_holder()
     held.acquire()
@@ -81,7 +81,7 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 
 @pytest.mark.parametrize("whose", ["one", "two"])
 @pytest.mark.parametrize("skew", [-7200, -200, -170, 170, 200, 7200])
-def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, whose):
+def test_lease_acquire_of_live_session_with_clock_skew_raises(machines, skew, whose):
     """The session renews once a minute of its own; one clock of the two is wrong and not synchronized."""
     one, two = machines
     one.now, one.clock_synchronized, two.clock_synchronized = one.now + skew, whose != "one", whose != "two"
@@ -102,13 +102,13 @@ def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, 
 
 
 @pytest.mark.parametrize("skew", [-7200, -200, 0, 200, 7200])
-def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_while_we_watched(machines, skew):
+def test_lease_of_dead_session_with_unsynchronized_clock_is_taken_after_expiry(machines, skew):
     one, two = machines
     one.now, one.clock_synchronized = one.now + skew, False
     one.lease_holder().acquire()
     holder = two.lease_holder()
     holder.acquire()
-    assert holder.lease == WriterId("two", 2) and two.waited == pytest.approx(EXPIRY_SECONDS)
+    assert holder.lease == SlotWriterId("two", 2) and two.waited == pytest.approx(EXPIRY_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_w
     [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), EXPIRY_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
     ids=["a day ago", "one clock, long ago", "one clock, just now"],
 )
-def test_what_is_beyond_doubt_is_not_waited_for(machines, hosts, silent, waits):
+def test_lease_with_unambiguous_age_waits_only_remaining_expiry(machines, hosts, silent, waits):
     one, two = machines
     for machine, host in zip(machines, hosts, strict=True):
         machine.name, machine.clock_synchronized = host, False
@@ -126,7 +126,7 @@ def test_what_is_beyond_doubt_is_not_waited_for(machines, hosts, silent, waits):
     assert two.waited == pytest.approx(waits)
 
 
-def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
+def test_lease_renewed_after_clock_set_back_counts_as_live(machines):
     one, two = machines
     held = one.lease_holder()
     held.acquire()
@@ -141,7 +141,7 @@ def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
         two.lease_holder().acquire()
 
 
-def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
+def test_clock_is_synchronized_follows_adjtimex_status(monkeypatch):
     class Kernel:
         def __init__(self, state, status, name):
             self.state, self.status = state, status
@@ -162,7 +162,7 @@ def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
 @pytest.mark.parametrize(
     "spoil", [lambda path: path.write_bytes(b"{"), lambda path: path.unlink()], ids=["torn", "gone"]
 )
-def test_a_lease_that_cannot_be_read_while_it_is_watched_is_no_sign_of_life(machines, spoil):
+def test_lease_unreadable_while_watched_expires(machines, spoil):
     one, two = machines
     one.lease_holder().acquire()
     two.now, two.while_waiting = 1010.0, lambda: [spoil(path) for path in (one.folder / "leases").iterdir()]
@@ -170,7 +170,7 @@ def test_a_lease_that_cannot_be_read_while_it_is_watched_is_no_sign_of_life(mach
     assert two.now == pytest.approx(1000 + EXPIRY_SECONDS)
 
 
-def test_a_clock_that_is_ahead_makes_nobody_wait_for_longer_than_the_silence(machines):
+def test_lease_with_clock_ahead_is_taken_after_expiry_seconds(machines):
     one, two = machines
     one.now = 1000 + 86400.0
     one.lease_holder().acquire()
@@ -198,7 +198,7 @@ class Words:
         self.words.append(observed)
 
 
-def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
+def test_lease_renew_after_release_keeps_lease_released():
     here = Words()
     holder = LeaseHolder(UNIT, "one", here)
     holder.held = True
@@ -215,7 +215,7 @@ def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
     assert here.words[-1]["released"] and not holder.held
 
 
-def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
+def test_lease_renewals_for_hanging_mount_are_merged_into_newest():
     here, mount, jobs = Words(), Words(), []
     here.go.set()
     mount.go.set()
@@ -232,9 +232,9 @@ def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
     assert mount.words[-1]["released"]
 
 
-def test_a_heart_beats_again_after_it_was_stopped():
+def test_heartbeat_restarts_after_stop():
     beats = threading.Semaphore(0)
-    heart = Heartbeat(lambda: beats.release() or [], seconds=0.001)
+    heart = LeaseHeartbeat(lambda: beats.release() or [], seconds=0.001)
     for _ in range(2):
         heart.start()
         assert beats.acquire(timeout=30)
@@ -244,16 +244,16 @@ def test_a_heart_beats_again_after_it_was_stopped():
             pass
 
 
-def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(machines):
+def test_lease_silent_beyond_expiry_is_taken_at_once(machines):
     one, two = machines
     one.lease_holder().acquire()
     two.now = 1000 + EXPIRY_SECONDS + 1
     holder = two.lease_holder()
     holder.acquire()
-    assert holder.lease == WriterId("two", 2) and two.now == 1000 + EXPIRY_SECONDS + 1
+    assert holder.lease == SlotWriterId("two", 2) and two.now == 1000 + EXPIRY_SECONDS + 1
 
 
-def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_enough(machines, caplog):
+def test_lease_of_session_just_killed_is_taken_after_expiry_and_warns(machines, caplog):
     one, two = machines
     one.lease_holder().acquire()
     two.now = 1040.0
@@ -263,7 +263,7 @@ def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_e
     assert "waiting up to 140 s" in caplog.text
 
 
-def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(machines):
+def test_lease_released_or_of_same_machine_is_taken_without_waiting(machines):
     one, two = machines
     held = one.lease_holder()
     held.acquire()
@@ -278,7 +278,7 @@ def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(ma
     assert here.lease.fence == 3
 
 
-def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(machines):
+def test_superseded_session_cannot_write_slots_or_retake_lease(machines):
     one, two = machines
     zombie = one.lease_holder()
     zombie.acquire()
@@ -287,18 +287,18 @@ def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(
     holder = two.lease_holder()
     holder.acquire()
     # before the new session has saved anything the lease alone tells
-    with pytest.raises(TakenOverError, match="taken this work over"):
+    with pytest.raises(LeaseTakenOverError, match="taken this work over"):
         one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"2")
     two.slots.write(UNIT, 3, {"lease": holder.lease.to_dict(), "metrics": {}}, b"3")
     zombie.renew()
     assert two.slots.read_lease(UNIT)["session"] == "two"
     for path in (one.folder / "leases").iterdir():
         path.unlink()  # where leases are lost, the checkpoints tell
-    with pytest.raises(TakenOverError, match="fence 1, wanted 2"):
+    with pytest.raises(LeaseTakenOverError, match="fence 1, wanted 2"):
         one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"4")
 
 
-def test_of_two_that_began_at_once_one_writes_on_and_the_other_hears_of_it(machines):
+def test_slots_of_two_sessions_with_equal_fence_accept_only_later_session(machines):
     """A mount shows leases late: both have taken fence 1 before either saw the other."""
     one, two = machines
     first = one.lease_holder()
@@ -312,37 +312,39 @@ def test_of_two_that_began_at_once_one_writes_on_and_the_other_hears_of_it(machi
         second.renew()
         first.renew()
         assert two.slots.read_lease(UNIT)["session"] == "two"
-        with pytest.raises(TakenOverError):
+        with pytest.raises(LeaseTakenOverError):
             one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
         two.slots.write(UNIT, 3, {"lease": second.lease.to_dict(), "metrics": {}}, b"2")
     lease.unlink()  # the checkpoints alone tell it, too
-    with pytest.raises(TakenOverError):
+    with pytest.raises(LeaseTakenOverError):
         one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
 
 
-def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
+def test_slots_latest_valid_prefers_higher_fence_over_sequence(machines):
     one, two = machines
     for number in range(4):
         one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
-    elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), WriterId("two"))
+    elsewhere = Slots(SlotPool(two.folder.with_name("elsewhere")), SlotWriterId("two"))
     saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, encode_state({"x": 2}))
     assert saved["sequence"] == 1
-    one.slots.copy_in(UNIT, 3, saved["path"])
-    info, state, _ = one.slots.latest_valid(UNIT, decode_state)
+    one.slots.copy_from_pool(UNIT, 3, saved["path"])
+    info, state, _ = one.slots.load_latest_valid(UNIT, decode_state)
     assert state == {"x": 2} and info["lease"]["fence"] == 2
 
 
-def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):
+def test_manager_superseded_by_other_session_raises_at_next_save(tmp_path, monkeypatch):
     state = {"weights": np.zeros(1000)}
-    with CheckpointManager(tmp_path, run="run", tiers=StorageTiers(lease=WriterId("first")), background=False) as first:
+    with CheckpointManager(
+        tmp_path, run="run", tiers=StorageTiers(lease=SlotWriterId("first")), background=False
+    ) as first:
         assert first.phase("p").load() is None
         first.save_checkpoint("p", state, force=True)
         with CheckpointManager(
-            tmp_path, run="run", tiers=StorageTiers(lease=WriterId("second")), background=False
+            tmp_path, run="run", tiers=StorageTiers(lease=SlotWriterId("second")), background=False
         ) as second:
             second.phase("p").lease_holder.acquire()
             assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
-            with pytest.raises(TakenOverError):
+            with pytest.raises(LeaseTakenOverError):
                 first.save_checkpoint("p", state, force=True)
             assert first.phase("p").due()
             assert first.save_checkpoint("q", state, force=True)["lease"]["fence"] == 1  # other work goes on in peace
@@ -350,7 +352,7 @@ def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypa
         assert first.save_checkpoint("p", state, force=True)["lease"] == {"session": "first", "fence": 3}
 
 
-def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):
+def test_lease_acquire_on_disk_refusing_leases_succeeds(machines, monkeypatch):
     one, _ = machines
 
     def refuse(*given):
@@ -364,7 +366,7 @@ def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"fence": "7", "seen": 1}', b'{"fence": 7}', b"\xff"])
-def test_a_torn_lease_counts_as_none(machines, text):
+def test_read_lease_of_torn_file_returns_empty(machines, text):
     one, _ = machines
     one.lease_holder().acquire()
     next((one.folder / "leases").iterdir()).write_bytes(text)

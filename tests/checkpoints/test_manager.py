@@ -70,13 +70,13 @@ def slot_of(manager, which=-1):
 # ---------------------------------------------------------------- the contract
 
 
-def test_nothing_is_there_at_first(manager):
+def test_manager_without_checkpoints_returns_none_and_empty_list(manager):
     assert manager.load_latest_checkpoint("p") is None
     assert manager.list_checkpoints() == [] == manager.list_checkpoints("p")
     manager.wait()
 
 
-def test_save_and_load(manager, tmp_path):
+def test_manager_save_and_load_return_state_metrics_and_facts(manager, tmp_path):
     info = manager.save_checkpoint(
         "train_xgboost", {"epoch": 3}, metrics={"loss": np.float32(0.5), "t": torch.tensor(2)}
     )
@@ -88,7 +88,7 @@ def test_save_and_load(manager, tmp_path):
     assert os.path.getsize(info["path"]) == info["bytes"]
 
 
-def test_the_values_are_those_of_the_call(tmp_path):
+def test_manager_saves_values_at_time_of_call(tmp_path):
     array, tensor, inner = np.ones(4), torch.ones(4), [1]
     for background in (False, True):
         with CheckpointManager(tmp_path, run=f"r{background}", background=background) as manager:
@@ -101,7 +101,7 @@ def test_the_values_are_those_of_the_call(tmp_path):
             tensor.fill_(1)
 
 
-def test_the_timer(tmp_path):
+def test_manager_timer_saves_every_two_minutes_then_every_thirty(tmp_path):
     clock = Clock()
     manager = CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock))
     saved = []
@@ -115,7 +115,7 @@ def test_the_timer(tmp_path):
     manager.close()
 
 
-def test_short_and_absent_intervals(tmp_path):
+def test_manager_short_intervals_are_kept_and_invalid_options_raise(tmp_path):
     clock = Clock()
     with CheckpointManager(tmp_path, auto_save_minutes=0, schedule=SaveSchedule(clock=clock)) as manager:
         assert all(manager.save_checkpoint("p", {}) for _ in range(3))
@@ -135,7 +135,7 @@ def test_short_and_absent_intervals(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 5])
-def test_the_last_are_kept_in_slots_that_are_never_deleted(tmp_path, keep):
+def test_manager_keeps_last_checkpoints_in_reused_slots(tmp_path, keep):
     """One slot more than is kept, at least two of them; made once, written in turn."""
     with written(tmp_path, keep_last=keep) as manager:
         inodes = set()
@@ -146,7 +146,7 @@ def test_the_last_are_kept_in_slots_that_are_never_deleted(tmp_path, keep):
         assert len(inodes) == max(keep, 2) + 1 == len(list(tmp_path.glob("slot-*.ckpt")))
 
 
-def test_phases_and_runs_do_not_see_each_other(tmp_path):
+def test_manager_phases_and_runs_are_isolated(tmp_path):
     with CheckpointManager(tmp_path, run="one") as one, CheckpointManager(tmp_path, run="two") as two:
         save(one, 1)
         save(one, 2, "q")
@@ -156,7 +156,7 @@ def test_phases_and_runs_do_not_see_each_other(tmp_path):
         assert [info["phase"] for info in one.list_checkpoints()] == ["p", "q"]
 
 
-def test_a_slot_carried_over_from_other_work_is_never_loaded_nor_overwritten(tmp_path):
+def test_manager_ignores_and_keeps_slot_of_other_run(tmp_path):
     with written(tmp_path, "one") as one, written(tmp_path, "two") as two:
         foreign = Path(save(one, 1)["path"]).read_bytes()
         for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_slot_carried_over_from_other_work_is_never_loaded_nor_overwritten(tmp
         assert slot.read_bytes() == foreign
 
 
-def test_states_and_metrics_that_cannot_be_kept_are_refused_before_anything_is_written(manager, tmp_path):
+def test_manager_unsupported_state_or_metric_raises_before_write(manager, tmp_path):
     with pytest.raises(CheckpointError, match=r"state\['f'\]"):
         manager.save_checkpoint("p", {"f": print})
     with pytest.raises(CheckpointError, match="metric"):
@@ -179,7 +179,7 @@ def test_states_and_metrics_that_cannot_be_kept_are_refused_before_anything_is_w
         manager.save_checkpoint("fold 1/of 5", {})
 
 
-def test_a_new_session_goes_on_counting(tmp_path):
+def test_manager_of_new_session_continues_sequence(tmp_path):
     for value in range(6):
         with written(tmp_path) as manager:
             assert save(manager, value)["sequence"] == value + 1
@@ -189,7 +189,7 @@ def test_a_new_session_goes_on_counting(tmp_path):
 # ---------------------------------------------------------------- damaged files
 
 
-def test_cut_off_anywhere_falls_back(manager):
+def test_manager_with_truncated_newest_slot_loads_previous_checkpoint(manager):
     save(manager, 1)
     info = save(manager, 2)
     slot = Path(info["path"])
@@ -201,7 +201,7 @@ def test_cut_off_anywhere_falls_back(manager):
     assert checkpoint["sequence"] == 1 and len(checkpoint["skipped"]) == 1 and slot.name in checkpoint["skipped"][0]
 
 
-def test_torn_between_two_saves_falls_back(manager):
+def test_manager_with_torn_overwritten_slot_loads_previous_checkpoint(manager):
     """A slot overwritten in place and killed there holds the new beginning and the old end."""
     for value in range(4):
         save(manager, value)
@@ -216,7 +216,7 @@ def test_torn_between_two_saves_falls_back(manager):
 
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, 10**6), flip=st.integers(1, 255))
-def test_any_changed_byte_is_seen(tmp_path_factory, at, flip):
+def test_manager_with_any_changed_byte_loads_previous_checkpoint(tmp_path_factory, at, flip):
     manager = written(tmp_path_factory.mktemp("flip"))
     save(manager, 1)
     slot = Path(save(manager, 2)["path"])
@@ -266,7 +266,7 @@ def _sparse(path):
         (lambda path: (path.unlink(), path.mkdir()), "refused"),
     ],
 )
-def test_refused_with_a_reason(manager, caplog, spoil, reason):
+def test_manager_with_invalid_slot_reports_reason_and_loads_previous(manager, caplog, spoil, reason):
     save(manager, 1)
     spoil(Path(save(manager, 2)["path"]))
     checkpoint = manager.load_latest_checkpoint("p")
@@ -276,7 +276,7 @@ def test_refused_with_a_reason(manager, caplog, spoil, reason):
     assert not caplog.records
 
 
-def test_a_sound_container_with_a_pickle_inside_is_refused(manager):
+def test_manager_refuses_valid_container_with_pickle_payload(manager):
     save(manager, 1)
     kept = ("run", "phase", "saved_at", "metrics", "lease")
     info = {key: value for key, value in save(manager, 2).items() if key in kept}
@@ -285,7 +285,7 @@ def test_a_sound_container_with_a_pickle_inside_is_refused(manager):
     assert checkpoint["state"]["value"] == 1 and "not a whole state" in checkpoint["skipped"][0]
 
 
-def test_when_none_is_good_one_line_says_why(manager, caplog):
+def test_manager_without_valid_slot_warns_once_and_continues_sequence(manager, caplog):
     slot = Path(save(manager, 1)["path"])
     slot.write_bytes(b"hello")
     assert newest(manager) is None
@@ -295,7 +295,7 @@ def test_when_none_is_good_one_line_says_why(manager, caplog):
 
 
 @pytest.mark.parametrize("damage", ["delete", "torn", "older", "list"])
-def test_a_manifest_that_is_missing_or_stale_is_written_anew_from_the_container(manager, damage):
+def test_manager_rewrites_missing_or_stale_manifest_from_container(manager, damage):
     for value in range(5):
         save(manager, value)
     info = manager.list_checkpoints("p")[-2]
@@ -315,7 +315,7 @@ def test_a_manifest_that_is_missing_or_stale_is_written_anew_from_the_container(
     assert json.loads(file.read_text()) == observed
 
 
-def test_time_stamps_decide_nothing(manager, tmp_path):
+def test_manager_ignores_file_times(manager, tmp_path):
     for value in range(4):
         save(manager, value)
     for number, path in enumerate(tmp_path.glob("slot-*")):
@@ -328,7 +328,7 @@ def test_time_stamps_decide_nothing(manager, tmp_path):
 # ---------------------------------------------------------------- disks that refuse
 
 
-def test_a_full_disk_costs_one_line_and_no_checkpoint(manager, caplog, disk_full_beyond):
+def test_manager_on_full_disk_warns_once_and_keeps_checkpoint(manager, caplog, disk_full_beyond):
     save(manager, 1)
     with disk_full_beyond(1500):
         for value in (2, 3, 4):
@@ -339,7 +339,7 @@ def test_a_full_disk_costs_one_line_and_no_checkpoint(manager, caplog, disk_full
     assert save(manager, 5) is not None and newest(manager) == 5
 
 
-def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_full_beyond):
+def test_manager_after_full_disk_retries_at_next_timer(tmp_path, disk_full_beyond):
     clock = Clock()
     with CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock), background=False) as manager:
         with disk_full_beyond(100):
@@ -349,7 +349,7 @@ def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None
 
 
-def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, monkeypatch):
+def test_phase_is_saved_is_false_after_skipped_save(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path, tiers=StorageTiers(deadline_seconds=0.1)) as manager:
         phase, gate, write = manager.phase("p"), threading.Event(), manager.store.home.write
         monkeypatch.setattr(manager.store.home, "write", lambda *given: gate.wait(60) and write(*given))
@@ -375,7 +375,7 @@ class Quota(Disk):
         return super().write(descriptor, data, offset)
 
 
-def test_a_drive_with_room_for_three_goes_on_saving(tmp_path):
+def test_manager_with_quota_for_three_slots_continues_saving(tmp_path):
     """The fourth slot does not fit: the oldest good one, whose space is ours, is taken instead."""
     disk = Quota(tmp_path)
     with written(tmp_path, disk=disk) as manager:
@@ -391,7 +391,7 @@ def test_a_drive_with_room_for_three_goes_on_saving(tmp_path):
         assert newest(manager) == 9 and len(manager.list_checkpoints("p")) == 2
 
 
-def test_a_save_that_cannot_fit_touches_nothing(tmp_path, caplog):
+def test_manager_save_exceeding_quota_changes_no_slot(tmp_path, caplog):
     with written(tmp_path) as manager:
         size = save(manager, 0)["bytes"]
         save(manager, 1)
@@ -403,7 +403,7 @@ def test_a_save_that_cannot_fit_touches_nothing(tmp_path, caplog):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EDQUOT, errno.EROFS])
 @pytest.mark.parametrize("operation", ["open", "fsync", "ftruncate", "pwrite", "preadv"])
-def test_faults_of_a_mount_lose_nothing(manager, monkeypatch, caplog, code, operation):
+def test_manager_on_os_errors_keeps_acknowledged_checkpoints(manager, monkeypatch, caplog, code, operation):
     for value in range(5):
         save(manager, value)
 
@@ -419,7 +419,7 @@ def test_faults_of_a_mount_lose_nothing(manager, monkeypatch, caplog, code, oper
     assert save(manager, 7) is not None and newest(manager) == 7
 
 
-def test_a_write_that_was_silently_dropped_is_noticed(manager, monkeypatch, caplog):
+def test_manager_detects_silently_dropped_write(manager, monkeypatch, caplog):
     save(manager, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "write", lambda disk, file, data, offset: len(data))
@@ -444,7 +444,7 @@ while True:
 """
 
 
-def test_sigkill_in_the_middle_of_saves_loses_nothing_acknowledged(tmp_path, spawn):
+def test_manager_killed_during_saves_keeps_acknowledged_checkpoints(tmp_path, spawn):
     chance, kills, torn, value = random.Random(11), 0, 0, 0
     while kills < 4 or (torn < 1 and kills < 40):
         process = spawn(SAVER, tmp_path)
@@ -486,7 +486,7 @@ print(int(sys.argv[2]) - Deadly.left, flush=True)
 """
 
 
-def test_sigkill_at_every_operation_of_a_save(tmp_path, spawn):
+def test_manager_killed_at_each_operation_of_save_loads_valid_checkpoint(tmp_path, spawn):
     count = int(spawn(KILLED_AT_CALL, tmp_path / "whole", 1 << 29).stdout.read())
     assert count > 60
     found = set()
@@ -517,7 +517,7 @@ FORKING_OWNER = OWNER.replace('print("owned"', 'import os\nif os.fork() == 0: ti
 
 
 @pytest.mark.parametrize("code", [OWNER, FORKING_OWNER])
-def test_two_living_processes_never_own_one_phase(tmp_path, spawn, code):
+def test_manager_phase_owned_by_live_process_raises_in_second_process(tmp_path, spawn, code):
     process = spawn(code, tmp_path)
     assert process.stdout.readline() == "owned\n"
     with CheckpointManager(tmp_path, run="r") as manager:
@@ -532,7 +532,7 @@ def test_two_living_processes_never_own_one_phase(tmp_path, spawn, code):
         save(manager, 1)
 
 
-def test_managers_of_one_process_share_and_the_last_lets_go(tmp_path, spawn):
+def test_managers_of_one_process_share_phase_until_last_close(tmp_path, spawn):
     first, second = written(tmp_path), written(tmp_path)
     save(first, 1)
     save(second, 2)
@@ -545,7 +545,7 @@ def test_managers_of_one_process_share_and_the_last_lets_go(tmp_path, spawn):
     assert spawn(OWNER, tmp_path).stdout.readline() == "owned\n"
 
 
-def test_a_child_made_by_fork_does_not_inherit_the_ownership(tmp_path, spawn):
+def test_manager_opened_in_forked_child_does_not_own_phase(tmp_path, spawn):
     code = """
 import os, sys
 from ml_factory.errors import CheckpointError
@@ -568,7 +568,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), manager.save_checkpoin
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monkeypatch, background):
+def test_manager_concurrent_saves_of_two_threads_keep_states_apart(tmp_path, monkeypatch, background):
     """Each waits for the copy in memory until the other's was written."""
     between = threading.Barrier(2)
     copy = staging_buffer.StagingBuffer.copy
@@ -589,7 +589,7 @@ def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monk
         assert [newest(manager, f"p{value}") for value in (1, 2)] == [1, 2]
 
 
-def test_a_manager_opened_before_a_fork_is_refused_in_the_child_and_stays_the_parents(tmp_path, spawn):
+def test_manager_opened_before_fork_raises_in_child_and_works_in_parent(tmp_path, spawn):
     code = """
 import os, sys
 from ml_factory.errors import CheckpointError
@@ -616,7 +616,7 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
     assert spawn(code, tmp_path).stdout.read() == "7 True\nFalse {'value': 3}\n"
 
 
-def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
+def test_staging_buffer_allocates_pages_of_large_state_in_background(tmp_path, monkeypatch):
     monkeypatch.setattr(staging_buffer, "_INLINE_BYTES", 1000)
     made, grow = [], staging_buffer.StagingBuffer._grow
     monkeypatch.setattr(

@@ -16,12 +16,12 @@ import pytest
 
 from ml_factory.checkpoints import store as store_module
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import read_header
-from ml_factory.checkpoints.leases import TakenOverError
+from ml_factory.checkpoints.file_format import read_container_header
+from ml_factory.checkpoints.leases import LeaseTakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.mount_slots import RemoteSlots
+from ml_factory.checkpoints.mount_slots import MountSlots
 from ml_factory.checkpoints.safe_stop import safe_stop
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, LOCAL
@@ -29,7 +29,7 @@ from ml_factory.errors import UnresponsiveMountError, WorkspaceError
 from ml_factory.storage import mounts, worker_process
 from ml_factory.storage.files import files
 
-UNIT = Unit("r", "p")
+UNIT = CheckpointUnit("r", "p")
 LONG = 90.0  # seconds no test waits
 
 
@@ -65,7 +65,7 @@ def forget_local(drive):
         path.unlink()
 
 
-def test_a_checkpoint_lands_here_and_is_carried_over(drive):
+def test_manager_on_mount_saves_locally_and_copies_to_mount(drive):
     with manager_of(drive) as manager:
         saved = [save(manager, value) for value in range(6)]
         assert manager.wait(LONG)
@@ -82,7 +82,7 @@ def test_a_checkpoint_lands_here_and_is_carried_over(drive):
     assert len(list(drive.glob("slot-*.ckpt"))) <= 5
 
 
-def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
+def test_manager_on_hanging_mount_saves_locally_and_copies_after_recovery(drive, caplog):
     with manager_of(drive, deadline=2) as manager:
         save(manager, 1)
         assert manager.wait(LONG)
@@ -101,7 +101,7 @@ def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
         assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
-def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
+def test_phase_due_retries_unresponsive_mount_after_delay(drive):
     with manager_of(drive, deadline=2) as manager:
         hang(drive)
         save(manager, 1)
@@ -113,24 +113,24 @@ def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
         assert manager.store.uploader.executor.wait(LONG) and not manager.store.uploader.pending
 
 
-def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
+def test_manager_copies_local_checkpoints_of_earlier_session_to_mount(drive):
     hang(drive)
-    with manager_of(drive, deadline=2, lease=WriterId("earlier")) as manager:
+    with manager_of(drive, deadline=2, lease=SlotWriterId("earlier")) as manager:
         save(manager, 1)
     heal(drive)
-    with manager_of(drive, lease=WriterId("later")) as manager:
+    with manager_of(drive, lease=SlotWriterId("later")) as manager:
         assert manager.phase("p").load()["state"] == {"value": 1}
         assert manager.wait(LONG) and manager.store.mount.read_lease(UNIT)["fence"] == 2
         assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 1
 
 
-def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
+def test_manager_prefers_later_session_on_mount_over_local_checkpoints(drive):
     """Whatever its number: the other session went on from an older checkpoint, and this machine's never went up."""
-    with manager_of(drive, lease=WriterId("here")) as manager:
+    with manager_of(drive, lease=SlotWriterId("here")) as manager:
         save(manager, "common")
         assert manager.wait(LONG)
-    other = manager_of(drive, local="other", lease=WriterId("there"))
-    with manager_of(drive, lease=WriterId("here")) as manager:
+    other = manager_of(drive, local="other", lease=SlotWriterId("there"))
+    with manager_of(drive, lease=SlotWriterId("here")) as manager:
         drive.rename(drive.parent / "gone")
         drive.write_text("a mount that is away")
         saved = [save(manager, f"left behind {number}") for number in range(3)]
@@ -140,19 +140,20 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
         assert other.phase("p").load()["state"] == {"value": "common"}
         assert save(other, "later") and other.wait(LONG)
         assert other.store.mount.list_unverified(UNIT)[0]["sequence"] < saved[-1]["sequence"]
-    with manager_of(drive, lease=WriterId("back here")) as manager:
+    with manager_of(drive, lease=SlotWriterId("back here")) as manager:
         assert manager.phase("p").load()["state"] == {"value": "later"}
         assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
 
 
 @pytest.mark.parametrize("torn", ["the newest", "all"])
-def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
+def test_manager_with_torn_local_slot_loads_checkpoint_from_mount(drive, torn):
     with manager_of(drive) as manager:
         for value in (1, 2, 3):
             save(manager, value)
             assert manager.wait(LONG)
     here = sorted(
-        (drive.parent / "local").glob("slot-*.ckpt"), key=lambda path: read_header(Disk(), path).info["sequence"]
+        (drive.parent / "local").glob("slot-*.ckpt"),
+        key=lambda path: read_container_header(Disk(), path).info["sequence"],
     )
     for path in here[-1:] if torn == "the newest" else here:
         content = bytearray(path.read_bytes())
@@ -164,25 +165,25 @@ def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
         assert any(here[-1].name in reason and "hash" in reason for reason in found["skipped"])
 
 
-def test_who_was_taken_over_gives_nothing_back(drive):
+def test_superseded_manager_release_slots_raises_and_returns_no_slot(drive):
     """One machine's session hears only from the mount that another one's has gone on."""
     with manager_of(drive) as ours, manager_of(drive, local="other") as other:
         ours.phase("p").load()
         save(ours, 1)
         assert ours.wait(LONG)
-        other.phase("p").lease_holder.lease = WriterId("zzz", fence=9)
+        other.phase("p").lease_holder.lease = SlotWriterId("zzz", fence=9)
         other.phase("p").lease_holder.held = True
         save(other, 2)
         assert other.wait(LONG)
         save(ours, 3)
-        with pytest.raises(TakenOverError):
+        with pytest.raises(LeaseTakenOverError):
             ours.phase("p").release_slots()
-        again = Slots(Pool(drive))
+        again = Slots(SlotPool(drive))
         assert [info["sequence"] for info in again.list_unverified(UNIT) if info["lease"]["fence"] == 9]
-        assert not [slot.path for slot in again.pool.scan() if slot.returned]
+        assert not [slot.path for slot in again.pool.scan() if slot.is_returned]
 
 
-def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):
+def test_phase_load_without_local_checkpoint_on_hanging_mount_raises(drive):
     with manager_of(drive) as manager:
         save(manager, 1)
     forget_local(drive)
@@ -206,7 +207,7 @@ print("end", flush=True)
 """
 
 
-def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
+def test_manager_process_exits_while_mount_hangs(drive, spawn):
     hang(drive)
     process = spawn(LEAVES, drive, drive.parent / "local")
     assert process.stdout.readline() == "end\n"
@@ -216,8 +217,8 @@ def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
         assert value_of(manager) == 1
 
 
-def test_a_child_that_dies_is_told_and_replaced(drive):
-    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
+def test_remote_slots_with_killed_worker_raises_and_restarts_worker(drive):
+    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
     hang(drive)
     caught = []
 
@@ -239,9 +240,9 @@ def test_a_child_that_dies_is_told_and_replaced(drive):
     slots.close()
 
 
-def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
+def test_remote_slots_worker_has_lower_priority_and_separate_process_group(drive):
     """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
-    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
+    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
     assert slots.list_unverified(UNIT) == []
     child = slots._process.pid
     assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -263,7 +264,7 @@ time.sleep(600)
 """
 
 
-def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
+def test_remote_slots_worker_exits_after_parent_is_killed(drive, spawn):
     hang(drive)
     process = spawn(ORPHANED, drive, drive.parent / "local")
     child = int(process.stdout.readline())
@@ -281,7 +282,7 @@ def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
+def test_manager_with_worker_saves_values_at_time_of_call(tmp_path, background, monkeypatch):
     """Also of a state that a child process reads out of shared memory while the caller goes on."""
     monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
     array = np.ones(1_500_000)
@@ -291,12 +292,12 @@ def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
             manager.save_checkpoint("p", {"a": array}, force=True)
             array[:] = -1
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
-        assert isinstance(manager.store.writer, RemoteSlots) is background
+        assert isinstance(manager.store.writer, MountSlots) is background
         assert (manager.store.writer._process is not None) if background else True
         assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
 
 
-def test_where_a_file_may_not_grow_a_thread_writes_what_the_child_cannot_see(tmp_path, disk_full_beyond, caplog):
+def test_manager_without_shared_memory_file_saves_in_thread(tmp_path, disk_full_beyond, caplog):
     state = {"a": np.arange(1_000_000)}
     with CheckpointManager(tmp_path, run="r") as manager:
         with disk_full_beyond(1_000_000):
@@ -307,7 +308,7 @@ def test_where_a_file_may_not_grow_a_thread_writes_what_the_child_cannot_see(tmp
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == state["a"]).all()
 
 
-def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
+def test_safe_stop_is_safe_only_after_logs_and_flush(drive):
     done = []
     with manager_of(drive) as manager:
         save(manager, 1)
@@ -327,7 +328,7 @@ def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
         assert manager.safe_stop(LONG).safe
 
 
-def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(drive, capsys):
+def test_safe_stop_prints_location_of_each_checkpoint(drive, capsys):
     with manager_of(drive, deadline=2) as manager:
         save(manager, 1)
         manager.safe_stop(LONG, flush=lambda: None)
@@ -345,9 +346,9 @@ def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(d
         assert observed[-1].startswith("Not confirmed") and not capsys.readouterr().out
 
 
-def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
-    first = manager_of(drive, lease=WriterId("first"))
-    other = manager_of(drive, local="other", lease=WriterId("second"))
+def test_manager_warns_of_takeover_when_detected_and_raises_at_next_save(drive, caplog):
+    first = manager_of(drive, lease=SlotWriterId("first"))
+    other = manager_of(drive, local="other", lease=SlotWriterId("second"))
     with first, other:
         save(first, 1)
         assert first.wait(LONG)
@@ -357,18 +358,18 @@ def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_st
         save(first, 3)
         first.wait(LONG)
         assert caplog.text.count("A later session has taken this work over") == 1
-        with pytest.raises(TakenOverError):
+        with pytest.raises(LeaseTakenOverError):
             save(first, 4)
 
 
-def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkeypatch):
+def test_list_checkpoints_reads_payload_only_with_verify(drive, monkeypatch):
     with manager_of(drive) as manager:
         for value in range(5):
             save(manager, value)
         assert manager.wait(LONG)
         calls = []
-        whole = RemoteSlots.verify
-        monkeypatch.setattr(RemoteSlots, "verify", lambda mount, path: calls.append(path) or whole(mount, path))
+        whole = MountSlots.verify
+        monkeypatch.setattr(MountSlots, "verify", lambda mount, path: calls.append(path) or whole(mount, path))
         assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not calls
     forget_local(drive)
     with manager_of(drive) as manager:
@@ -383,7 +384,7 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
         assert newest not in [one["path"] for one in manager.list_checkpoints()]
 
 
-def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
+def test_latest_info_without_local_checkpoint_on_hanging_mount_raises(drive):
     with manager_of(drive) as manager:
         save(manager, 1)
     hang(drive)
@@ -395,7 +396,7 @@ def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
         manager.phase("p").latest_info()
 
 
-def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
+def test_manager_saves_locally_while_all_mount_workers_hang(drive, monkeypatch):
     monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
@@ -409,7 +410,7 @@ def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, mon
             process.wait()
 
 
-def test_what_counts_as_a_mount(tmp_path, monkeypatch):
+def test_on_mount_follows_mount_table_and_environment_variable(tmp_path, monkeypatch):
     assert not files.is_remote(tmp_path)
     table = tmp_path / "mounts"
     table.write_text("/dev/sda / ext4 rw 0 0\ndrive /content/drive fuse.drive rw 0 0\n")
@@ -427,7 +428,7 @@ def test_what_counts_as_a_mount(tmp_path, monkeypatch):
     assert list((tmp_path / "drive").glob("slot-*.ckpt"))
 
 
-def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(drive, caplog):
+def test_manager_on_full_mount_saves_locally_and_copies_after_space_is_freed(drive, caplog):
     """With what fits for two checkpoints on the drive: the newest two there stand, all newer ones lie here."""
     state = {"a": np.zeros(2000)}
     with manager_of(drive, disk=Disk(), background=False) as manager:
@@ -445,11 +446,11 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
         assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
-def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):
+def test_remote_slots_on_hanging_mount_start_at_most_four_workers(drive, monkeypatch):
     """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
-    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
+    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
     try:
         with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
             slots.list_unverified(UNIT)

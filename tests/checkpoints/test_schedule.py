@@ -28,13 +28,13 @@ def saves(timer: SaveTimer, clock: Clock, seconds: int) -> list[int]:
     return moments
 
 
-def test_first_at_once_then_every_two_minutes_then_every_thirty():
+def test_save_timer_saves_at_once_then_every_two_and_thirty_minutes():
     clock = Clock()
     moments = saves(SaveTimer(1800, 120, clock=clock), clock, 6000)
     assert moments == [*range(0, 1800, 120), 3480, 5280]
 
 
-def test_it_tells_how_long_until_the_next_save():
+def test_save_timer_due_in_predicts_next_due_time():
     """At every second the answer is the one a loop that asks each second then finds, also where the run grows old."""
     clock, observed = Clock(), {}
     timer, began = SaveTimer(1800, 120, clock=clock), clock.now
@@ -49,7 +49,7 @@ def test_it_tells_how_long_until_the_next_save():
 
 
 @pytest.mark.parametrize(("cost", "life"), [(10.0, 1800.0), (2.0, 28800.0)])
-def test_what_a_save_costs_decides_where_sessions_are_taken_away(cost, life):
+def test_save_timer_with_mean_life_uses_save_interval_of_cost(cost, life):
     clock = Clock()
     timer = SaveTimer(1800, 120, clock=clock, mean_life=life)
     saves(timer, clock, 4000)
@@ -59,7 +59,7 @@ def test_what_a_save_costs_decides_where_sessions_are_taken_away(cost, life):
     assert timer.interval == save_interval(cost, life) < 1800
 
 
-def test_cheap_saves_do_not_keep_a_mount_busy_and_dear_ones_come_within_the_promise():
+def test_save_timer_interval_stays_between_30_and_1800_seconds():
     timer = SaveTimer(1800, 120, clock=Clock(), mean_life=7200.0)
     timer.record_cost(0.001, 0.001)
     assert timer.interval == 30
@@ -67,7 +67,7 @@ def test_cheap_saves_do_not_keep_a_mount_busy_and_dear_ones_come_within_the_prom
     assert timer.interval == 1800
 
 
-def test_where_nobody_takes_the_machine_away_the_promise_stands():
+def test_save_timer_without_mean_life_keeps_fixed_intervals():
     clock = Clock()
     timer = SaveTimer(1800, 120, clock=clock)
     timer.record_save()
@@ -77,7 +77,7 @@ def test_where_nobody_takes_the_machine_away_the_promise_stands():
     assert timer.interval == 1800
 
 
-def test_cadence_is_where_waste_is_least():
+def test_save_interval_minimises_expected_waste():
     """Waste of a cadence T: a share C / T for saving and half a cadence lost at each end, T / 2M."""
     for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
         candidates = np.geomspace(1, 1800, 20_000)

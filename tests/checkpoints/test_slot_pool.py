@@ -17,7 +17,7 @@ from xxhash import xxh3_128
 from ml_factory.checkpoints import file_format, slot_pool
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
@@ -39,7 +39,7 @@ def intact(slots, unit):
     return [slots.verify(info["path"]) for info in slots.list_unverified(unit)]
 
 
-def test_a_container_that_a_full_disk_refuses_keeps_its_file_and_gives_the_space_back(tmp_path, disk_full_beyond):
+def test_write_container_on_full_disk_truncates_file_and_keeps_inode(tmp_path, disk_full_beyond):
     path = tmp_path / "slot"
     file_format.write_container(Disk(), path, {"sequence": 1}, b"old")
     inode = path.stat().st_ino
@@ -62,7 +62,7 @@ class Reading(Disk):
         return came
 
 
-def test_a_glance_at_what_is_there_reads_no_checkpoint_through(tmp_path):
+def test_latest_info_reads_no_checkpoint_payload(tmp_path):
     disk, size = Reading(), 1_000_000
     for local in (None, tmp_path / "local"):
         with written(tmp_path / "drive", disk=disk, local=local) as manager:
@@ -105,7 +105,7 @@ class Drive(Disk):
 
 
 @pytest.mark.soak
-def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
+def test_slot_pool_for_nine_models_of_five_folds_stays_in_quota(tmp_path):
     """A megabyte stands for a gigabyte: 45 units of work of 40 to 140 kB, eight saves each, one after the other.
 
     Keep-last-3 by deletion is run on the same sizes for comparison: it runs out of space.
@@ -139,35 +139,35 @@ def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
     assert number < 30
 
 
-def test_a_thousand_rotations_use_no_more_than_the_pool(tmp_path):
+def test_slot_pool_after_thousand_saves_has_five_slots(tmp_path):
     with written(tmp_path) as manager:
         for value in range(1000):
             manager.save_checkpoint("p", state(value, 50), force=True, metrics={"val_loss": abs(value - 400)})
         paths = sorted(tmp_path.glob("slot-*.ckpt"))
         assert len(paths) == 5  # three last, the best, the one being written
-        good = intact(manager.store.home, Unit("r", "p"))
+        good = intact(manager.store.home, CheckpointUnit("r", "p"))
         assert {401, 998, 999, 1000} <= {info["sequence"] for info in good}
         assert manager.load_latest_checkpoint("p")["state"]["value"] == 999
 
 
-def test_the_best_is_kept_however_old_and_infinity_is_not_best(tmp_path):
+def test_slot_pool_keeps_best_finite_val_loss(tmp_path):
     losses = [float("inf"), 3.0, 1.0, None, float("nan"), 2.0, 1.0, 5.0, 4.0, 4.0]
     with written(tmp_path) as manager:
         for loss in losses:
             manager.save_checkpoint("p", state(0), force=True, metrics={"val_loss": loss})
-        good = [info["sequence"] for info in intact(manager.store.home, Unit("r", "p"))]
+        good = [info["sequence"] for info in intact(manager.store.home, CheckpointUnit("r", "p"))]
         assert 3 in good and {8, 9, 10} <= set(good)
         assert manager.list_checkpoints("p")[-1]["metrics"] == {"val_loss": 4.0}
 
 
-def test_metrics_that_are_not_finite_come_back_as_they_were(tmp_path):
+def test_checkpoint_metrics_round_trip_non_finite_values(tmp_path):
     with written(tmp_path) as manager:
         given = {"a": float("inf"), "b": float("-inf"), "c": float("nan"), "d": None, "e": 1.5, "f": "x"}
         manager.save_checkpoint("p", {}, force=True, metrics=given)
         assert repr(manager.load_latest_checkpoint("p")["metrics"]) == repr(given)
 
 
-def test_returned_slots_keep_what_they_hold_until_another_unit_writes_over_them(tmp_path):
+def test_released_slots_stay_loadable_until_overwritten_by_other_unit(tmp_path):
     with written(tmp_path) as manager:
         for value in range(4):
             manager.save_checkpoint("one", state(value), force=True)
@@ -181,7 +181,7 @@ def test_returned_slots_keep_what_they_hold_until_another_unit_writes_over_them(
         assert manager.load_latest_checkpoint("two")["state"]["value"] == 13
 
 
-def test_a_unit_that_goes_on_after_it_was_finished_takes_its_slots_back(tmp_path):
+def test_phase_saving_after_release_reclaims_slots(tmp_path):
     with written(tmp_path) as manager:
         for value in range(3):
             manager.save_checkpoint("one", state(value), force=True)
@@ -192,7 +192,7 @@ def test_a_unit_that_goes_on_after_it_was_finished_takes_its_slots_back(tmp_path
         assert [info["sequence"] for info in manager.list_checkpoints("one")] == [2, 3, 4]
 
 
-def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
+def test_released_slots_free_space_for_larger_state(tmp_path):
     with written(tmp_path, quota_bytes=60_000) as manager:
         for value in range(4):
             manager.save_checkpoint("small", state(value, 8_000), force=True)
@@ -202,43 +202,43 @@ def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
         assert manager.load_latest_checkpoint("large")["state"]["value"] == 2
 
 
-def test_two_machines_that_see_the_same_pool_do_not_take_the_same_slots(tmp_path, monkeypatch):
+def test_slot_pool_on_two_machines_takes_different_released_slots(tmp_path, monkeypatch):
     """Each machine scans a copy of its own, as two mounts of one Drive do until both are up to date."""
     machine = ["one"]
     monkeypatch.setattr(slot_pool, "machine_id", lambda: machine[0])
-    here = Slots(Pool(tmp_path / "one"))
+    here = Slots(SlotPool(tmp_path / "one"))
     for value in range(3):
-        here.write(Unit("r", "old"), 3, {"metrics": {}}, bytes([value]))
-    here.release(Unit("r", "old"))
+        here.write(CheckpointUnit("r", "old"), 3, {"metrics": {}}, bytes([value]))
+    here.release(CheckpointUnit("r", "old"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     taken = {}
     for machine[0] in ("one", "two"):
-        slots = Slots(Pool(tmp_path / machine[0]))
+        slots = Slots(SlotPool(tmp_path / machine[0]))
         taken[machine[0]] = {
-            slots.write(Unit("r", machine[0]), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
+            slots.write(CheckpointUnit("r", machine[0]), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
         }
     assert len(taken["one"]) == len(taken["two"]) == 3 and not taken["one"] & taken["two"]
     monkeypatch.setattr(slot_pool, "_REST_SECONDS", -1.0)  # long ago: by now everybody has seen what became of it
-    slots = Slots(Pool(tmp_path / "two"))
-    slots.write(Unit("r", "later"), 3, {"metrics": {}}, b"x")
+    slots = Slots(SlotPool(tmp_path / "two"))
+    slots.write(CheckpointUnit("r", "later"), 3, {"metrics": {}}, b"x")
     assert len(list((tmp_path / "two").glob("slot-*.ckpt"))) == 6
 
 
-def test_room_is_made_by_slots_that_are_still_returned(tmp_path):
+def test_free_space_skips_slot_taken_since_scan(tmp_path):
     """Another machine took one between the look and the deed."""
-    there = Slots(Pool(tmp_path))
+    there = Slots(SlotPool(tmp_path))
     for value in "123":
-        there.write(Unit("r", "old"), 3, {"metrics": {}, "saved_at": value}, bytes(5000))
-    there.release(Unit("r", "old"))
+        there.write(CheckpointUnit("r", "old"), 3, {"metrics": {}, "saved_at": value}, bytes(5000))
+    there.release(CheckpointUnit("r", "old"))
     stale = there.pool.scan()
-    first = there.pool.free_slots(stale)[0].path
-    taken = there.write(Unit("r", "new"), 3, {"metrics": {}}, bytes(5000))
+    first = there.pool.list_free_slots(stale)[0].path
+    taken = there.write(CheckpointUnit("r", "new"), 3, {"metrics": {}}, bytes(5000))
     assert Path(taken["path"]) == first
-    Pool(tmp_path, quota=16_000).free_space(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
+    SlotPool(tmp_path, quota=16_000).make_free_space(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
     assert there.verify(taken["path"])["hash"] == taken["hash"]
 
 
-def test_sessions_on_different_models_share_the_pool(tmp_path):
+def test_slot_pool_is_shared_by_concurrent_sessions_without_loss(tmp_path):
     """Three sessions at once, each with its own unit, while others return their slots."""
     failures = []
 
@@ -259,32 +259,32 @@ def test_sessions_on_different_models_share_the_pool(tmp_path):
     assert not failures and len(list(tmp_path.glob("slot-*.ckpt"))) <= 15
 
 
-def test_who_was_taken_over_writes_no_more(tmp_path):
-    old, new = (Slots(Pool(tmp_path), WriterId(name, fence)) for name, fence in (("old", 1), ("new", 2)))
-    unit, info = Unit("r", "p"), {"metrics": {}}
+def test_slots_write_of_superseded_session_raises_and_changes_no_slot(tmp_path):
+    old, new = (Slots(SlotPool(tmp_path), SlotWriterId(name, fence)) for name, fence in (("old", 1), ("new", 2)))
+    unit, info = CheckpointUnit("r", "p"), {"metrics": {}}
     assert old.write(unit, 3, info, b"1")["lease"] == {"session": "old", "fence": 1}
     new.write(unit, 3, info, b"2")
     before = {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")}
     with pytest.raises(CheckpointError, match="taken"):
         old.write(unit, 3, info, b"3")
     assert {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")} == before
-    old.write(Unit("r", "q"), 3, info, b"4")  # other work is its own
+    old.write(CheckpointUnit("r", "q"), 3, info, b"4")  # other work is its own
 
 
-def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
-    here, there = Slots(Pool(tmp_path / "here")), Slots(Pool(tmp_path / "there"))
-    unit = Unit("r", "p")
+def test_slots_copy_in_gives_same_bytes_and_rejects_changed_source(tmp_path):
+    here, there = Slots(SlotPool(tmp_path / "here")), Slots(SlotPool(tmp_path / "there"))
+    unit = CheckpointUnit("r", "p")
     saved = here.write(unit, 3, {"metrics": {}}, b"x" * 10_000)
-    copied = there.copy_in(unit, 3, saved["path"])
+    copied = there.copy_from_pool(unit, 3, saved["path"])
     paths = [next((tmp_path / name).glob("slot-*.ckpt")) for name in ("here", "there")]
     assert copied["hash"] == saved["hash"] and paths[0].read_bytes() == paths[1].read_bytes()
     paths[0].write_bytes(paths[0].read_bytes()[:5000] + b"?" + paths[0].read_bytes()[5001:])
     with pytest.raises(CheckpointError, match="hash"):
-        there.copy_in(unit, 3, saved["path"])
+        there.copy_from_pool(unit, 3, saved["path"])
     assert [one["sequence"] for one in intact(there, unit)] == [1]
 
 
-def test_content_is_hashed_alike_in_pieces_and_whole(tmp_path, monkeypatch):
+def test_container_hash_is_equal_in_chunks_and_whole(tmp_path, monkeypatch):
     """By hand: XXH3 of everything before the seal's 40 bytes."""
     monkeypatch.setattr(file_format, "_CHUNK", 300)
     disk, info = Disk(), {"sequence": 1}
@@ -344,4 +344,4 @@ def test_a_file_overwritten_in_place_and_cut_at_any_byte_fails_and_names_its_own
             with pytest.raises(CheckpointError):
                 file_format.read_container(disk, path)
             if cut >= described and len(content) == len(new):
-                assert file_format.read_header(disk, path).info == {"run": "b", "sequence": 2}
+                assert file_format.read_container_header(disk, path).info == {"run": "b", "sequence": 2}

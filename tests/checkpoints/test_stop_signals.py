@@ -6,11 +6,11 @@ import threading
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.stop_signals import StopFlag
+from ml_factory.checkpoints.stop_signals import StopSignalFlag
 
 
 @pytest.fixture(autouse=True)
-def interrupts_are_heard():
+def interrupts_are_received():
     """A shell's background jobs are born ignoring them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -53,7 +53,7 @@ with CheckpointManager(folder, run="r", **often, tiers=StorageTiers(local, disk=
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("slow", [None, 0.3], ids=["one disk", "slow mount"])
-def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, number, slow):
+def test_stop_signal_saves_at_next_step_then_ends_process(tmp_path, spawn, number, slow):
     process = spawn(TRAINING, tmp_path / "there", tmp_path / "here" if slow else "", slow or 0)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -65,9 +65,7 @@ def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, nu
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_far_the_save_came(
-    tmp_path, spawn, number
-):
+def test_stop_signal_on_hanging_mount_ends_process_and_prints_save_location(tmp_path, spawn, number):
     process = spawn(TRAINING.replace("import signal,", "import logging, signal,").replace(
         "folder, local", "logging.basicConfig(stream=sys.stdout, format='%(message)s')\nfolder, local", 1
     ), tmp_path / "there", tmp_path / "here", 600)  # fmt: skip
@@ -78,23 +76,23 @@ def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_
     assert "on this machine's disk alone" in observed and "saved locally" in observed
 
 
-def test_a_second_signal_acts_at_once():
+def test_stop_flag_second_signal_calls_previous_handler_at_once():
     acted = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
     try:
-        flag = StopFlag()
+        flag = StopSignalFlag()
         flag.listen()
         signal.raise_signal(signal.SIGTERM)
         assert flag.requested == signal.SIGTERM and not acted
         signal.raise_signal(signal.SIGTERM)
         assert acted == [signal.SIGTERM]
         flag.requested = None
-        flag.unlisten()
+        flag.remove_listener()
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_handlers_come_back_and_only_listeners_have_them(tmp_path):
+def test_stop_flag_handlers_are_set_only_while_phase_is_acquired(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with CheckpointManager(tmp_path, run="r") as manager:
         manager.save_checkpoint("p", {}, force=True)
@@ -104,36 +102,36 @@ def test_handlers_come_back_and_only_listeners_have_them(tmp_path):
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_signal_that_nobody_honoured_acts_when_the_last_listener_leaves():
-    flag = StopFlag()
+def test_stop_flag_pending_signal_is_raised_when_last_listener_leaves():
+    flag = StopSignalFlag()
     flag.listen()
     flag.listen()
     signal.raise_signal(signal.SIGINT)
     assert flag.requested == signal.SIGINT
-    flag.unlisten()
+    flag.remove_listener()
     with pytest.raises(KeyboardInterrupt):
-        flag.unlisten()
+        flag.remove_listener()
     assert flag.requested is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_signal_that_is_ignored_stays_ignored():
+def test_stop_flag_keeps_ignored_signal_ignored():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        flag = StopFlag()
+        flag = StopSignalFlag()
         flag.listen()
         signal.raise_signal(signal.SIGTERM)
         assert flag.requested is None
-        flag.unlisten()
+        flag.remove_listener()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handlers():
+def test_stop_flag_listening_in_other_thread_keeps_main_thread_handlers():
     acted = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
     try:
-        flag = StopFlag()
+        flag = StopSignalFlag()
         thread = threading.Thread(target=flag.listen)
         thread.start()
         thread.join()
@@ -141,10 +139,10 @@ def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handler
         signal.raise_signal(signal.SIGTERM)
         assert flag.requested == signal.SIGTERM and not acted
         flag.requested = None
-        flag.unlisten()
+        flag.remove_listener()
         flag.listen()
-        flag.unlisten()
-        thread = threading.Thread(target=flag.unlisten)  # the last to leave cannot put the handlers back
+        flag.remove_listener()
+        thread = threading.Thread(target=flag.remove_listener)  # the last to leave cannot put the handlers back
         thread.start()
         thread.join()
         signal.raise_signal(signal.SIGTERM)

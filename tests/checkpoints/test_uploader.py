@@ -7,7 +7,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.store import StorageTiers
 
 
-def test_a_job_that_breaks_costs_no_other_job(caplog):
+def test_background_thread_with_failing_job_runs_next_job(caplog):
     executor, done = BackgroundThread("test"), []
     executor.submit(lambda: 1 / 0)
     executor.submit(lambda: done.append("next"))
@@ -16,7 +16,7 @@ def test_a_job_that_breaks_costs_no_other_job(caplog):
     executor.close()
 
 
-def test_a_clerk_that_was_closed_does_what_comes_later_after_what_came_before():
+def test_background_thread_after_close_runs_later_jobs_in_order():
     executor, done, go = BackgroundThread("test"), [], threading.Event()
     executor.submit(lambda: (go.wait(), done.append(1)))
     executor.close()
@@ -27,7 +27,7 @@ def test_a_clerk_that_was_closed_does_what_comes_later_after_what_came_before():
     executor.close()
 
 
-def test_a_checkpoint_saved_after_close_is_on_the_disk(tmp_path):
+def test_manager_saving_after_close_writes_checkpoint(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.save_checkpoint("p", {"value": 1}, force=True)
     manager.close()
@@ -38,7 +38,7 @@ def test_a_checkpoint_saved_after_close_is_on_the_disk(tmp_path):
         assert again.load_latest_checkpoint("p")["state"] == {"value": 2}
 
 
-def test_what_is_told_after_a_save_may_fail_and_the_save_is_carried_on(tmp_path, caplog):
+def test_manager_with_failing_on_saved_callback_still_copies_checkpoint(tmp_path, caplog):
     def observed():
         raise OSError("a record that cannot be written")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import ExchangeSessions, MarketSpec, market_for, sessions_of
-from ml_factory.data.validation import check_bars
+from ml_factory.data.sessions import ExchangeSessions, MarketSpec, assign_sessions, resolve_market_spec
+from ml_factory.data.validation import validate_bars
 
 PLACES = 5
 # contiguous stretches, so that all of it takes seconds; the whole files give the same (docs/log.md)
@@ -35,7 +35,7 @@ class Market:
 
     @property
     def sessions(self) -> ExchangeSessions:
-        return sessions_of(self.start_ns, self.spec.calendar)
+        return assign_sessions(self.start_ns, self.spec.calendar)
 
     @property
     def quantum(self) -> float:
@@ -78,8 +78,8 @@ def clean_markets(bars: Path) -> dict[str, Market]:
         raw = pd.read_parquet(bars / f"{symbol}_1m.parquet")
         since, until = (pd.Timestamp(day, tz="UTC") for day in days)
         table = raw[(raw["timestamp"] >= since) & (raw["timestamp"] < until)].reset_index(drop=True)
-        spec = market_for(symbol, table.set_index("timestamp"))
-        built[symbol] = Market(table, spec, pairs_of(check_bars(table, market=spec)[1].findings))
+        spec = resolve_market_spec(symbol, table.set_index("timestamp"))
+        built[symbol] = Market(table, spec, pairs_of(validate_bars(table, market=spec)[1].findings))
     return built
 
 

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from ml_factory.data.activity_bars import (
     KINDS,
-    ActivityStream,
-    ImbalanceSpec,
+    ActivityBarStream,
+    ImbalanceBarSpec,
     activity_bars,
-    base_and_minute_bars,
-    with_bar_size,
+    build_base_and_minute_bars,
+    resolve_activity_bar_size,
 )
-from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 
 COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
 SIZES = {"volume": 2_500.0, "dollar": 12e6, "tick_imbalance": 12 * 40.0}
-SPEC = ImbalanceSpec(expected_minutes=12, span=5, bound=3)
+SPEC = ImbalanceBarSpec(expected_minutes=12, span=5, bound=3)
 
 
 def market(calendar: str = "cme", has_volume: bool = True) -> MarketSpec:
@@ -46,9 +46,9 @@ def sampled(kind: str, bars: pd.DataFrame, place: MarketSpec, given_settings: bo
     return activity_bars(bars, place, kind, SIZES[kind] if given_settings else None, SPEC)
 
 
-def twin(kind: str, bars: pd.DataFrame, place: MarketSpec) -> list[tuple]:
+def reference(kind: str, bars: pd.DataFrame, place: MarketSpec) -> list[tuple]:
     """The same, one minute at a time in plain Python."""
-    sessions = sessions_of(bars.index.as_unit("ns").asi8, place.calendar)
+    sessions = assign_sessions(bars.index.as_unit("ns").asi8, place.calendar)
     rows, segment, previous, b, held = [], -1, None, 1.0, []
     expected_minutes, expected = float(SPEC.expected_minutes), 40.0
     first = threshold = SIZES[kind]
@@ -82,26 +82,26 @@ def twin(kind: str, bars: pd.DataFrame, place: MarketSpec) -> list[tuple]:
 
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_minute_by_minute_twin(kind, calendar):
+def test_activity_bars_with_gaps_equal_minute_by_minute_reference(kind, calendar):
     bars = gappy(calendar)
     frame = sampled(kind, bars, market(calendar))
     got = list(zip(*(getattr(frame, name).tolist() for name in COLUMNS), strict=True))
-    assert got == twin(kind, bars, market(calendar))
+    assert got == reference(kind, bars, market(calendar))
     assert len(frame) > 40 and frame.minutes == 0 and (np.diff(frame.known_at) > 0).all()
     assert len(np.unique(frame.segment)) > 5
 
 
 @pytest.mark.parametrize("estimated", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_bars_never_change_a_row(kind, estimated):
+def test_activity_bars_with_later_bars_appended_keep_earlier_rows(kind, estimated):
     bars = gappy("us_equity", days=26)
     place = market("us_equity")
     whole = sampled(kind, bars, place, given_settings=not estimated)
     stamps = bars.index.as_unit("ns").asi8
-    days = np.unique(sessions_of(stamps, "us_equity").id)
+    days = np.unique(assign_sessions(stamps, "us_equity").id)
     known_from = int(np.searchsorted(stamps, int(days[20]) * DAY_NS)) + 1 if estimated else 1
     if estimated:
-        (note,) = with_bar_size(place, kind, None, bars, SPEC).notes()
+        (note,) = resolve_activity_bar_size(place, kind, None, bars, SPEC).notes()
         assert "first 20 sessions" in note and "--bar-size" in note and whole.session.min() == days[20]
     assert len(whole) > 50
 
@@ -131,7 +131,7 @@ def minutes_of(close: list[float], volume: list[float], start: str = "2024-01-10
     return pd.DataFrame(columns, index=index)
 
 
-def test_hand_worked_volume_and_dollar_bars():
+def test_activity_bars_volume_and_dollar_equal_hand_computed_rows():
     bars = minutes_of([10, 11, 9, 10, 10, 12], [4, 5, 3, 10, 2, 7])
     frame = activity_bars(bars, market(), "volume", 9)
     assert frame.volume.tolist() == [9, 13, 9]  # 4 + 5 reach it; 3 + 10 go over, and 4 are not carried on
@@ -143,10 +143,10 @@ def test_hand_worked_volume_and_dollar_bars():
     assert len(activity_bars(bars, market(), "volume", 32)) == 0  # 31 in all: the unfinished bar is not emitted
 
 
-def test_hand_worked_imbalance_bars():
+def test_activity_bars_tick_imbalance_equal_hand_computed_rows():
     # signs: the first opens at its close and counts as up; then up, down, unchanged (down again), up, up
     bars = minutes_of([10, 11, 10, 10, 11, 12], [1, 2, 3, 4, 5, 6])
-    spec = ImbalanceSpec(expected_minutes=1, span=3, bound=10)
+    spec = ImbalanceBarSpec(expected_minutes=1, span=3, bound=10)
     frame = activity_bars(bars, market(), "tick_imbalance", 4, spec)
     # Sums 1, 3, 0, -4: the first bar ends. Weights are 2 / (3 + 1): E[T] = 1 + (4 - 1) / 2 = 2.5, and E[b v] goes from
     # 4 over 2.5, 2.25, -0.375 to -2.1875. The threshold is 5.47: +5 is not enough, +5 +6 is.
@@ -157,7 +157,7 @@ def test_hand_worked_imbalance_bars():
     assert unweighted.volume is None and len(unweighted) == 0  # +1, +2, +1, 0, +1, +2 never reach 4
 
 
-def test_about_fifty_bars_a_session_where_the_threshold_is_estimated():
+def test_activity_bars_with_estimated_threshold_give_about_50_bars_per_session():
     bars = synthetic_bars(40, "null", 3, "us_equity")
     for kind in ("volume", "dollar"):
         frame = activity_bars(bars, market("us_equity"), kind)
@@ -168,39 +168,39 @@ def test_about_fifty_bars_a_session_where_the_threshold_is_estimated():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_chunks_and_restored_states_give_the_bits_of_the_whole_file(kind):
+def test_activity_stream_random_chunks_and_restored_states_equal_whole_file(kind):
     bars, place = gappy("cme", days=26), market()
-    place = with_bar_size(place, kind, SIZES[kind])
+    place = resolve_activity_bar_size(place, kind, SIZES[kind])
     whole, rng = activity_bars(bars, place, kind, spec=SPEC), np.random.default_rng(0)
     cuts = np.unique(np.concatenate([[0, len(bars)], rng.integers(0, len(bars), 400)]))
-    stream, parts = ActivityStream(place, kind, SPEC), []
+    stream, parts = ActivityBarStream(place, kind, SPEC), []
     for number, (first, stop) in enumerate(pairwise(cuts)):
         if number % 7 == 0:
-            state, stream = stream.get_state(), ActivityStream(place, kind, SPEC)
+            state, stream = stream.get_state(), ActivityBarStream(place, kind, SPEC)
             stream.load_state(state)
         parts.append(stream.push(bars.iloc[first:stop]))
         end = int(bars.index.as_unit("ns").asi8[stop - 1]) + MINUTE_NS
         assert (parts[-1].known_at <= end).all() and len(stream.advance(end)) == 0
     for name in COLUMNS:
         assert np.concatenate([getattr(one, name) for one in parts]).tobytes() == getattr(whole, name).tobytes(), name
-    other = ActivityStream(with_bar_size(market(), kind, SIZES[kind] + 1), kind, SPEC)
+    other = ActivityBarStream(resolve_activity_bar_size(market(), kind, SIZES[kind] + 1), kind, SPEC)
     with pytest.raises(SettingsError, match="state is of another stream"):
         other.load_state(stream.get_state())
 
 
-def test_minutes_inside_a_bar_are_those_it_was_made_of():
-    bars, place = gappy("us_equity"), with_bar_size(market("us_equity"), "volume", 2_500.0)
-    base, minute_bars = base_and_minute_bars(bars, place, "volume")
+def test_base_and_minute_bars_by_volume_minutes_sum_to_activity_bar():
+    bars, place = gappy("us_equity"), resolve_activity_bar_size(market("us_equity"), "volume", 2_500.0)
+    base, minute_bars = build_base_and_minute_bars(bars, place, "volume")
     first, stop = np.searchsorted(minute_bars.start, base.start), np.searchsorted(minute_bars.start, base.known_at)
     for k in range(0, len(base), 7):
         inside = slice(first[k], stop[k])
         assert minute_bars.volume[inside].sum() == base.volume[k]
         assert (minute_bars.high[inside].max(), minute_bars.low[inside].min()) == (base.high[k], base.low[k])
-    assert base_and_minute_bars(bars, place, 1)[1] is None
-    assert len(base_and_minute_bars(bars, place, 5)[0]) == len(base_frame(bars, place, 5))
+    assert build_base_and_minute_bars(bars, place, 1)[1] is None
+    assert len(build_base_and_minute_bars(bars, place, 5)[0]) == len(resample_bars(bars, place, 5))
 
 
-def test_mistakes_are_named():
+def test_activity_bars_invalid_settings_or_missing_volume_raise_error():
     bars = gappy("cme", days=3)
     for kind in ("volume", "dollar"):
         with pytest.raises(BarsError, match=r"These bars need volume.*time or tick_imbalance"):
@@ -213,12 +213,12 @@ def test_mistakes_are_named():
     with pytest.raises(SettingsError, match="No such bars"):
         activity_bars(bars, market(), "volumes", 5)
     with pytest.raises(SettingsError, match="size of a bar is unknown"):
-        ActivityStream(market(), "volume")
+        ActivityBarStream(market(), "volume")
     with pytest.raises(BarsError, match="Nothing was traded"):
         activity_bars(synthetic_bars(22, calendar="us_equity").assign(volume=0.0), market("us_equity"), "volume")
     for wrong in ({"expected_minutes": 0}, {"span": 0}, {"bound": np.inf}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
-            ImbalanceSpec(**wrong)
+            ImbalanceBarSpec(**wrong)
     with pytest.raises(BarsError, match=r"Bars overlap.*row 5.*before the bar before it ends"):
         activity_bars(pd.concat([bars.iloc[:5], bars.iloc[4:9]]), market(), "volume", 5)
     assert len(activity_bars(bars.iloc[:0], market(), "volume", 5)) == 0

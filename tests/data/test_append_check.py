@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 from ml_factory.data import append_check
-from ml_factory.data.append_check import as_canonical, check_appended
+from ml_factory.data.append_check import canonicalize_for_append, check_appended_bars
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.sessions import market_for
+from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.data.validation import check_bars
+from ml_factory.data.validation import validate_bars
 from tests.data.corruptions import CORRUPTIONS
 
 BARS = synthetic_bars(days=30, seed=4)
@@ -26,30 +26,30 @@ def blemished() -> pd.DataFrame:
     return bars.drop(bars.index[np.r_[9_000:9_400, 27_000:27_500]])
 
 
-def told_in_steps(bars: pd.DataFrame, *stops: int, market=None) -> dict | None:
+def reported_in_steps(bars: pd.DataFrame, *stops: int, market=None) -> dict | None:
     """The report after a check of the bars up to the first stop, continued at each of the others."""
-    market = market or market_for("ODD", bars.iloc[: stops[0]])
-    _, report = check_bars(bars.iloc[: stops[0]].reset_index(), market=market)
-    told, old = report.to_dict(), stops[0]
+    market = market or resolve_market_spec("ODD", bars.iloc[: stops[0]])
+    _, report = validate_bars(bars.iloc[: stops[0]].reset_index(), market=market)
+    reported, old = report.to_dict(), stops[0]
     for stop in stops[1:]:
-        told, old = check_appended(PrefixHasher(bars.iloc[:stop]), old, told, market), stop
-    return told
+        reported, old = check_appended_bars(PrefixHasher(bars.iloc[:stop]), old, reported, market), stop
+    return reported
 
 
-def rows_told(told: dict) -> dict[str, tuple]:
+def rows_reported(reported: dict) -> dict[str, tuple]:
     """Kind -> how many, which in words, and the first of them; what the whole file is blamed for has no rows."""
-    return {one["kind"]: (one["count"], one["which"], one["rows"]) for one in told["findings"] if one["count"]}
+    return {one["kind"]: (one["count"], one["which"], one["rows"]) for one in reported["findings"] if one["count"]}
 
 
 @pytest.mark.parametrize("stops", [(FIRST,), (FIRST, 26_501, 26_502, 26_800), (25_001, 29_600)])
-def test_the_report_goes_on_as_a_check_of_all_bars_has_it(stops):
+def test_check_appended_in_steps_gives_report_of_whole_file_check(stops):
     bars = blemished()
-    _, whole = check_bars(bars.reset_index(), symbol="ODD", market=market_for("ODD", bars))
-    told, wanted = told_in_steps(bars, *stops, len(bars)), whole.to_dict()
+    _, whole = validate_bars(bars.reset_index(), symbol="ODD", market=resolve_market_spec("ODD", bars))
+    reported, wanted = reported_in_steps(bars, *stops, len(bars)), whole.to_dict()
     assert {"spike", "stale_run", "download_hole"} <= set(whole.kinds) | {"download_hole"}
     for name in ("rows", "first", "last", "minutes", "fingerprint", "facts"):
-        assert told[name] == wanted[name]
-    found = {one["kind"]: one for one in told["findings"]}
+        assert reported[name] == wanted[name]
+    found = {one["kind"]: one for one in reported["findings"]}
     assert found.keys() == {one["kind"] for one in wanted["findings"]}
     for one in wanted["findings"]:
         for name in ("severity", "count", "which", "rows"):
@@ -57,7 +57,7 @@ def test_the_report_goes_on_as_a_check_of_all_bars_has_it(stops):
 
 
 @pytest.mark.parametrize("what", ["a low above the high", "a bar twice", "minutes of five"])
-def test_new_bars_that_a_check_would_refuse_or_map_are_left_to_it(what):
+def test_check_appended_invalid_or_other_spacing_bars_returns_none(what):
     bars = BARS.copy()
     if what == "a low above the high":
         bars.iloc[25_000, bars.columns.get_loc("low")] *= 2
@@ -65,19 +65,21 @@ def test_new_bars_that_a_check_would_refuse_or_map_are_left_to_it(what):
         bars = pd.concat([bars[:25_001], bars[25_000:]])
     else:
         bars = pd.concat([bars[:25_000], bars[25_000:][::5]])
-    head, report = check_bars(BARS[:FIRST].reset_index(), symbol="ODD")
-    assert check_appended(PrefixHasher(BARS), FIRST, report.to_dict(), market_for("ODD", head)) is not None
-    assert check_appended(PrefixHasher(bars), FIRST, report.to_dict(), market_for("ODD", head)) is None
+    head, report = validate_bars(BARS[:FIRST].reset_index(), symbol="ODD")
+    assert (
+        check_appended_bars(PrefixHasher(BARS), FIRST, report.to_dict(), resolve_market_spec("ODD", head)) is not None
+    )
+    assert check_appended_bars(PrefixHasher(bars), FIRST, report.to_dict(), resolve_market_spec("ODD", head)) is None
 
 
-def test_only_bars_spelt_as_ours_are_plain():
+def test_as_canonical_accepts_only_tables_in_canonical_form():
     table = BARS[:100].reset_index()
-    assert as_canonical(table).equals(check_bars(table)[0])
-    assert as_canonical(table.assign(volume=0.0)).equals(check_bars(table.assign(volume=0.0))[0])
-    assert as_canonical(table.rename(columns={"close": "last"})) is None
-    assert as_canonical(table.assign(timestamp=table["timestamp"].dt.tz_localize(None))) is None
-    assert as_canonical(table.assign(close=table["close"].astype(str))) is None
-    assert as_canonical(table.assign(volume=table["volume"].where(table.index > 3))) is None
+    assert canonicalize_for_append(table).equals(validate_bars(table)[0])
+    assert canonicalize_for_append(table.assign(volume=0.0)).equals(validate_bars(table.assign(volume=0.0))[0])
+    assert canonicalize_for_append(table.rename(columns={"close": "last"})) is None
+    assert canonicalize_for_append(table.assign(timestamp=table["timestamp"].dt.tz_localize(None))) is None
+    assert canonicalize_for_append(table.assign(close=table["close"].astype(str))) is None
+    assert canonicalize_for_append(table.assign(volume=table["volume"].where(table.index > 3))) is None
 
 
 # ---- at the seam -----------------------------------------------------------------------------------------------------
@@ -117,15 +119,15 @@ STRANGE = {
 
 @pytest.mark.parametrize("place", [-200, -40, -2, -1, 0, 1, 30])
 @pytest.mark.parametrize("kind", STRANGE)
-def test_what_is_strange_at_the_seam_is_told_as_in_the_whole_file(kind, place):
+def test_check_appended_defect_near_append_point_gives_rows_of_whole_file_check(kind, place):
     """Also what only bars after the seam can tell of one before it, and where bars come one by one."""
     bars = STRANGE[kind](FIRST + place)
-    market = market_for("ODD", bars, tick=0.25)
-    _, whole = check_bars(bars.reset_index(), market=market)
-    wanted = rows_told(whole.to_dict())
+    market = resolve_market_spec("ODD", bars, tick=0.25)
+    _, whole = validate_bars(bars.reset_index(), market=market)
+    wanted = rows_reported(whole.to_dict())
     assert kind in wanted
-    told = told_in_steps(bars, FIRST, FIRST + 1, FIRST + 2, FIRST + 100, len(bars), market=market)
-    assert rows_told(told) == wanted
+    reported = reported_in_steps(bars, FIRST, FIRST + 1, FIRST + 2, FIRST + 100, len(bars), market=market)
+    assert rows_reported(reported) == wanted
 
 
 REPORTED = [
@@ -137,15 +139,15 @@ REPORTED = [
 
 @pytest.mark.parametrize(("symbol", "corruption"), [("SPY", one) for one in REPORTED if one != "bars in the halt"]
                          + [("ES", one) for one in REPORTED if one != "run without volume"])  # fmt: skip
-def test_what_is_strange_at_a_seam_of_real_bars_is_told_as_in_the_whole_file(real_markets, symbol, corruption):
+def test_check_appended_corruption_in_real_bars_gives_rows_of_whole_file_check(real_markets, symbol, corruption):
     """The seam is one bar after the first of the last injected rows: one side of it is spoiled by the other."""
     market = real_markets[symbol]
     spoiled = CORRUPTIONS[corruption](market, np.random.default_rng([5, len(corruption)]))
-    bars = as_canonical(spoiled.table)
-    wanted = rows_told(check_bars(spoiled.table, market=market.spec)[1].to_dict())
+    bars = canonicalize_for_append(spoiled.table)
+    wanted = rows_reported(validate_bars(spoiled.table, market=market.spec)[1].to_dict())
     last = max(row for _, row in spoiled.added)
     for seam in (last, last + 1):
-        assert rows_told(told_in_steps(bars, seam, len(bars), market=market.spec)) == wanted
+        assert rows_reported(reported_in_steps(bars, seam, len(bars), market=market.spec)) == wanted
 
 
 # What the last hours or weeks before the seam make ordinary; without them it would be told.
@@ -202,24 +204,24 @@ ORDINARY = {
 }
 
 
-def told_of(made) -> tuple[dict, dict]:
+def reported_of(made) -> tuple[dict, dict]:
     """What is told at a seam of these bars, and of them all at once."""
     bars = made()
     seam = int(bars.index.searchsorted(BARS.index[FIRST]))
-    market = market_for("ODD", bars)
-    _, whole = check_bars(bars.reset_index(), market=market)
-    return rows_told(told_in_steps(bars, seam, len(bars), market=market)), rows_told(whole.to_dict())
+    market = resolve_market_spec("ODD", bars)
+    _, whole = validate_bars(bars.reset_index(), market=market)
+    return rows_reported(reported_in_steps(bars, seam, len(bars), market=market)), rows_reported(whole.to_dict())
 
 
 @pytest.mark.parametrize("made", ORDINARY)
-def test_what_the_bars_behind_make_ordinary_is_not_told(made):
-    told, wanted = told_of(made)
-    assert told == wanted
+def test_check_appended_pattern_usual_in_earlier_bars_gives_rows_of_whole_file_check(made):
+    reported, wanted = reported_of(made)
+    assert reported == wanted
 
 
 @pytest.mark.parametrize(("made", "few"), ORDINARY.items())
-def test_with_too_few_bars_behind_it_is(made, few, monkeypatch):
+def test_check_appended_with_short_look_back_differs_from_whole_file_check(made, few, monkeypatch):
     """So the look-back is long enough for every detector's habit, and would be missed."""
     monkeypatch.setattr(append_check, "LOOK_BACK", few)
-    told, wanted = told_of(made)
-    assert told != wanted
+    reported, wanted = reported_of(made)
+    assert reported != wanted

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.workspace import Workspace
@@ -33,7 +33,7 @@ def spoiled(make_raw, tmp_path):
     return path, [11, 21, 31, 41, 51], lines
 
 
-def test_bad_rows_are_refused_all_at_once_with_line_and_text(spoiled, place):
+def test_import_bars_bad_csv_rows_error_lists_all_lines_with_text(spoiled, place):
     path, numbers, lines = spoiled
     with pytest.raises(BarsError) as caught:
         import_bars(path, place, "MES")
@@ -44,12 +44,12 @@ def test_bad_rows_are_refused_all_at_once_with_line_and_text(spoiled, place):
     assert not place.raw_bars("MES").exists()
 
 
-def test_skip_bad_leaves_them_out_and_lists_them(spoiled, place, make_raw):
+def test_import_bars_skip_bad_drops_bad_rows_and_writes_skipped_list(spoiled, place, make_raw):
     path, numbers, lines = spoiled
     lines[60] += ",one field more"
     path.write_text("\n".join(lines) + "\n")
-    report = import_bars(path, place, "MES", BarSpec(skip_bad=True))
-    finding = report.finding("skipped_rows")
+    report = import_bars(path, place, "MES", RawBarSpec(skip_bad=True))
+    finding = report.get_finding("skipped_rows")
     assert "6 bad rows of 400 skipped: line 11" in finding.message
     listed = pd.read_csv(place.raw / "MES_skipped.csv")
     assert listed["line"].tolist() == [*numbers, 61] and listed["text"].tolist() == [
@@ -62,15 +62,17 @@ def test_skip_bad_leaves_them_out_and_lists_them(spoiled, place, make_raw):
     np.testing.assert_array_equal(kept["close"], want["close"])
 
 
-def test_a_clean_file_skips_nothing(make_raw, place, tmp_path):
+def test_import_bars_skip_bad_clean_file_keeps_all_rows(make_raw, place, tmp_path):
     make_raw(400).to_csv(tmp_path / "clean.csv", index=False)
-    report = import_bars(tmp_path / "clean.csv", place, "MES", BarSpec(skip_bad=True))
+    report = import_bars(tmp_path / "clean.csv", place, "MES", RawBarSpec(skip_bad=True))
     assert (
-        report.finding("skipped_rows") is None and report.rows == 400 and not (place.raw / "MES_skipped.csv").exists()
+        report.get_finding("skipped_rows") is None
+        and report.rows == 400
+        and not (place.raw / "MES_skipped.csv").exists()
     )
 
 
-def test_lines_of_another_length_are_named_all_at_once(make_raw, place, tmp_path):
+def test_import_bars_lines_with_extra_fields_error_lists_all_lines(make_raw, place, tmp_path):
     lines = make_raw(400).to_csv(index=False).splitlines()
     for number in (101, 201):
         lines[number - 1] += ",more"
@@ -80,25 +82,25 @@ def test_lines_of_another_length_are_named_all_at_once(make_raw, place, tmp_path
         import_bars(tmp_path / "long.csv", place, "MES")
 
 
-def test_columns_are_read_under_the_names_given(make_raw, place, tmp_path):
+def test_import_bars_with_column_mapping_reads_mapped_columns(make_raw, place, tmp_path):
     raw = make_raw(400)
     spelled = raw.rename(columns={"close": "Schluss", "open": "Anfang"}).assign(close=1.0)  # a decoy
     spelled.to_csv(tmp_path / "german.csv", index=False)
-    spec = BarSpec(columns=(("close", "Schluss"), ("open", "Anfang")))
+    spec = RawBarSpec(columns=(("close", "Schluss"), ("open", "Anfang")))
     import_bars(tmp_path / "german.csv", place, "MES", spec)
     kept, _ = load_bars(place, "MES")
     np.testing.assert_array_equal(kept[["open", "close"]], raw[["open", "close"]])
     adjusted = raw.rename(columns={"close": "Close"}).assign(**{"Close": 1.0, "Adj Close": raw["close"]})
     adjusted.to_csv(tmp_path / "adjusted.csv", index=False)
-    import_bars(tmp_path / "adjusted.csv", place, "ES", BarSpec(columns=(("close", "Adj Close"),)))
+    import_bars(tmp_path / "adjusted.csv", place, "ES", RawBarSpec(columns=(("close", "Adj Close"),)))
     np.testing.assert_array_equal(load_bars(place, "ES")[0]["close"], raw["close"])
     with pytest.raises(BarsError, match=r"Schlus=|did you mean|one of 'timestamp'"):
-        import_bars(tmp_path / "german.csv", place, "MES", BarSpec(columns=(("close", "Schlus"),)))
+        import_bars(tmp_path / "german.csv", place, "MES", RawBarSpec(columns=(("close", "Schlus"),)))
     with pytest.raises(SettingsError, match="no such column of bars"):
-        BarSpec(columns=(("clse", "Schluss"),))
+        RawBarSpec(columns=(("clse", "Schluss"),))
 
 
-def test_an_unknown_symbol_lists_those_there_are(make_raw, place, tmp_path):
+def test_load_bars_unknown_symbol_error_lists_existing_symbols(make_raw, place, tmp_path):
     make_raw(400).to_csv(tmp_path / "clean.csv", index=False)
     for symbol in ("MES", "NQ"):
         import_bars(tmp_path / "clean.csv", place, symbol)
@@ -106,7 +108,7 @@ def test_an_unknown_symbol_lists_those_there_are(make_raw, place, tmp_path):
         load_bars(place, "MESS")
 
 
-def test_a_file_in_a_bucket_is_copied_here_once(gcs_bucket, make_raw, place, tmp_path, monkeypatch):  # noqa: F811
+def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_raw, place, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     there = BucketMirror(gcs_bucket, tmp_path / "theirs")
     make_raw(400).to_csv(there.folder / "bars.csv", index=False)

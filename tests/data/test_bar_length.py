@@ -7,16 +7,16 @@ import pytest
 from ml_factory.data.activity_bars import activity_bars
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.parsing import infer_bar_minutes
-from ml_factory.data.resample import base_frame
-from ml_factory.data.rolls import RollSpec, continuous
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.rolls import RollSpec, build_continuous_contract
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.data.validation import BarSpec, check_bars
+from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.leakage.cut_points import choose_cuts
-from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE, perturb
-from ml_factory.leakage.timed_tables import Table
-from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_name, symbols_in
+from ml_factory.leakage.cut_points import choose_cut_points
+from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.timed_tables import TimedTable
+from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_bars_name, workspace_symbols
 
 MINUTES = synthetic_bars(days=6, seed=3)
 
@@ -28,19 +28,19 @@ def joined(bars: pd.DataFrame, minutes: int) -> pd.DataFrame:
 
 
 def check(bars: pd.DataFrame, **spec):
-    return check_bars(bars.reset_index(), BarSpec(**spec), where="MES.csv", symbol="MES")
+    return validate_bars(bars.reset_index(), RawBarSpec(**spec), where="MES.csv", symbol="MES")
 
 
 @pytest.mark.parametrize("minutes", BAR_MINUTES)
-def test_the_length_of_bars_is_their_usual_distance_where_all_stand_on_its_grid(minutes):
+def test_check_bars_infers_bar_minutes_from_usual_spacing_on_grid(minutes):
     bars, report = check(joined(MINUTES, minutes))
-    told = [found.message for found in report.findings if found.kind == "bar_length"]
+    reported = [found.message for found in report.findings if found.kind == "bar_length"]
     assert report.minutes == minutes and len(bars) == len(joined(MINUTES, minutes))
-    assert told == ([] if minutes == 1 else [f"bars of {minutes} min: their usual distance, and all stand on the "
+    assert reported == ([] if minutes == 1 else [f"bars of {minutes} min: their usual distance, and all stand on the "
                                              f"{minutes}-minute grid"])  # fmt: skip
 
 
-def test_rare_bars_of_a_minute_are_not_taken_for_longer_ones():
+def test_infer_bar_minutes_sparse_one_minute_bars_returns_1():
     """A fifth of the minutes traded, so that 5 minutes may well be the usual distance: one bar off its grid tells."""
     steps = np.array([5, 5, 5, 10, 5, 1, 4, 5, 5, 20])
     stamp_ns = np.cumsum(steps) * MINUTE_NS
@@ -49,7 +49,7 @@ def test_rare_bars_of_a_minute_are_not_taken_for_longer_ones():
     assert infer_bar_minutes(np.arange(40) * 7 * MINUTE_NS) == 1  # no such bars
 
 
-def test_end_stamped_bars_go_back_by_their_own_length():
+def test_check_bars_end_stamped_5_minute_bars_shift_back_5_minutes():
     five = joined(MINUTES, 5)
     late = five.set_axis(five.index + pd.Timedelta(minutes=5))
     for spec in ({}, {"minutes": 5}):
@@ -59,54 +59,57 @@ def test_end_stamped_bars_go_back_by_their_own_length():
     assert check(closed, stamp="end")[0].index.equals(five.index.rename("timestamp"))
 
 
-def test_a_length_that_is_not_the_bars_own_is_refused():
+def test_check_bars_declared_bar_minutes_differ_from_spacing_raises_bars_error():
     five = joined(MINUTES, 5)
     with pytest.raises(BarsError, match=r"5 minutes apart, not 1.*--minutes 5"):
         check(five, minutes=1)
     with pytest.raises(BarsError, match="off the 5-minute grid"):
         check(MINUTES, minutes=5)
     with pytest.raises(BarsError, match="5 minutes apart, not 1"):  # the length of the market's bars is declared too
-        check_bars(five.reset_index(), market=market_for("MES"))
+        validate_bars(five.reset_index(), market=resolve_market_spec("MES"))
     mixed = pd.concat([five.iloc[:1000], joined(MINUTES, 10)[lambda bars: bars.index > five.index[1000]]])
     with pytest.raises(BarsError, match=r"mixed spacing.*10 minutes among 5-minute bars"):
         check(mixed)
     for wrong in (7, 0, True, 2.5):
         with pytest.raises(SettingsError, match="Bars of this length are not read"):
-            BarSpec(minutes=wrong)
+            RawBarSpec(minutes=wrong)
 
 
-def test_the_calendar_is_inferred_from_longer_bars_too():
+def test_market_for_bars_longer_than_a_minute_infers_calendar():
     """Of 78 bars of a stock's session the first begins at the open, where a closing print would end."""
     for calendar, minutes in (("us_equity", 5), ("us_equity", 30), ("cme", 5), ("24h", 5), ("fx", 5), ("fx", 60)):
         bars = joined(synthetic_bars(days=25, seed=1, calendar=calendar), minutes)
-        assert market_for("ODD", bars, bar_minutes=minutes).calendar == calendar, (calendar, minutes)
+        assert resolve_market_spec("ODD", bars, bar_minutes=minutes).calendar == calendar, (calendar, minutes)
 
 
 # ---- in the workspace ------------------------------------------------------------------------------------------------
 
 
-def test_the_raw_file_is_named_after_its_bars(tmp_path):
+def test_import_bars_5_minute_bars_writes_raw_file_named_5m(tmp_path):
     place, five = Workspace(tmp_path), joined(MINUTES, 5)
     assert place.raw_bars("MES").name == "MES_1m.parquet"  # what is not there yet
     report = import_bars(five.reset_index(), place, "MES")
     assert report.minutes == 5 and place.raw_bars("MES") == place.raw / "MES_5m.parquet"
-    assert symbols_in(place) == ["MES"] and raw_bar_minutes(place, "MES") == 5
-    bars, told = load_bars(place, "MES")
-    assert told.minutes == 5 and np.array_equal(bars["close"], five["close"])
-    assert parse_raw_name("BRK.B_15m.parquet") == ("BRK.B", 15) and parse_raw_name("A_1m_5m.parquet") == ("A_1m", 5)
+    assert workspace_symbols(place) == ["MES"] and raw_bar_minutes(place, "MES") == 5
+    bars, reported = load_bars(place, "MES")
+    assert reported.minutes == 5 and np.array_equal(bars["close"], five["close"])
+    assert parse_raw_bars_name("BRK.B_15m.parquet") == ("BRK.B", 15) and parse_raw_bars_name("A_1m_5m.parquet") == (
+        "A_1m",
+        5,
+    )
     assert not any(
-        map(parse_raw_name, ("MES_7m.parquet", "MES_05m.parquet", "MES_5m.previous.parquet", "MES_120m.parquet"))
+        map(parse_raw_bars_name, ("MES_7m.parquet", "MES_05m.parquet", "MES_5m.previous.parquet", "MES_120m.parquet"))
     )
 
 
-def test_a_symbol_has_bars_of_one_length_and_nothing_is_lost(tmp_path):
+def test_import_bars_second_bar_length_for_symbol_raises_and_keeps_raw_file(tmp_path):
     place, five = Workspace(tmp_path), joined(MINUTES, 5)
     import_bars(MINUTES.reset_index(), place, "MES")
     before = place.raw_bars("MES").read_bytes()
     with pytest.raises(SettingsError, match=r"one length.*bars of 5 min.*wanted 1 min.*move MES_1m.parquet away"):
         import_bars(five.reset_index(), place, "MES")
     with pytest.raises(SettingsError, match="one length"):
-        load_bars(place, "MES", BarSpec(minutes=5))
+        load_bars(place, "MES", RawBarSpec(minutes=5))
     assert place.raw_bars("MES").read_bytes() == before and [path.name for path in place.raw.iterdir()] == [
         "MES_1m.parquet"
     ]
@@ -118,7 +121,7 @@ def test_a_symbol_has_bars_of_one_length_and_nothing_is_lost(tmp_path):
         load_bars(place, "ES")
 
 
-def test_contracts_of_longer_bars_are_joined_by_what_was_complete(tmp_path):
+def test_continuous_forced_roll_inside_5_minute_bar_joins_at_last_complete_bar(tmp_path):
     """The bar that joins two contracts is the last that both had when the change was decided, at the session's open."""
     five = joined(MINUTES, 5)
     old = five.assign(contract="ESH4", volume=np.linspace(200, 1, len(five)).round())
@@ -126,7 +129,7 @@ def test_contracts_of_longer_bars_are_joined_by_what_was_complete(tmp_path):
     table = pd.concat([old, new]).sort_index(kind="stable")
     market = MarketSpec("ES", "cme", 0.25, True, bar_minutes=5)
     at = five.index[700] + pd.Timedelta(minutes=2)  # inside a bar, which is not complete by then
-    _, rolls = continuous(table, RollSpec(forced=(("ESM4", str(at)),)), market)
+    _, rolls = build_continuous_contract(table, RollSpec(forced=(("ESM4", str(at)),)), market)
     forced = rolls[rolls["why"] == "forced"].iloc[0]
     assert forced["common"] == five.index[699]
     report = import_bars(table.reset_index(), Workspace(tmp_path), "ES", roll=RollSpec())
@@ -136,13 +139,13 @@ def test_contracts_of_longer_bars_are_joined_by_what_was_complete(tmp_path):
 # ---- frames and bars by activity -------------------------------------------------------------------------------------
 
 
-def test_a_market_of_longer_bars_makes_frames_of_its_multiples():
+def test_base_frame_of_5_minute_market_allows_multiples_of_5_only():
     market, five = MarketSpec("MES", "cme", 0.25, True, bar_minutes=5), joined(MINUTES, 5)
-    own, wanted = base_frame(five, market, 15), base_frame(MINUTES, MarketSpec("MES", "cme", 0.25, True), 15)
+    own, wanted = resample_bars(five, market, 15), resample_bars(MINUTES, MarketSpec("MES", "cme", 0.25, True), 15)
     for name in ("start", "known_at", "open", "high", "low", "close", "volume", "session"):
         assert np.array_equal(getattr(own, name), getattr(wanted, name)), name
     with pytest.raises(SettingsError, match=r"got 12, wanted a multiple of the bars' own 5. Next: give FeatureSpec"):
-        base_frame(five, market, 12)
+        resample_bars(five, market, 12)
     with pytest.raises(BarsError, match=r"Bars by activity are made of 1-minute bars.*bars of 5 minutes"):
         activity_bars(five, market, "volume", 1_000.0)
 
@@ -151,31 +154,31 @@ def test_a_market_of_longer_bars_makes_frames_of_its_multiples():
 
 
 @pytest.mark.parametrize("way", [TRUNCATE, *PERTURBATIONS])
-def test_a_disturbed_feed_of_longer_bars_is_a_lawful_one(way):
+def test_perturb_5_minute_bars_keeps_past_and_passes_check_bars(way):
     five, first = check(joined(MINUTES, 5))[0], 800
-    other = perturb(five, first, way, bar_minutes=5)
+    other = perturb_future_bars(five, first, way, bar_minutes=5)
     pd.testing.assert_frame_equal(other.iloc[:first], five.iloc[:first], check_freq=False)
-    checked, report = check_bars(other.reset_index(), BarSpec(minutes=5), symbol="MES")
+    checked, report = validate_bars(other.reset_index(), RawBarSpec(minutes=5), symbol="MES")
     assert report.minutes == 5 and len(checked) == len(other)
     if way == "delete and insert":
         assert len(other.index[first:].difference(five.index)) > 20  # bars where there was none
 
 
-def test_cuts_of_longer_bars_stand_at_their_ends():
+def test_choose_cuts_5_minute_bars_cut_at_bar_ends():
     five, seen = check(joined(MINUTES, 5))[0], set()
-    for cut in choose_cuts(five, "cme", 60, bar_minutes=5):
+    for cut in choose_cut_points(five, "cme", 60, bar_minutes=5):
         assert cut.at == five.index[cut.first - 1].value + 5 * MINUTE_NS <= cut.quiet == five.index[cut.first].value
         seen.add(cut.why)
     assert {"inside a frame", "frame edge", "session end", "newest bars"} <= seen
 
 
-def test_cuts_of_longer_bars_at_rows_and_proven_labels_leave_these_nothing_later():
+def test_choose_cuts_5_minute_bars_cut_exactly_at_row_times_and_label_ends():
     """A cut a bar too late would leave the next bar undisturbed, and a look ahead of one bar would pass."""
     five = check(joined(MINUTES, 5))[0]
     ends = five.index.as_unit("ns").asi8 + 5 * MINUTE_NS
     proven = ends[100:-100:7]
-    label = Table(proven, proven, columns={"barrier": np.resize(["upper", "vertical"], len(proven))})
-    cuts = choose_cuts(five, "cme", 60, rows=ends[::3], labels={"labels h5": label}, bar_minutes=5)
+    label = TimedTable(proven, proven, columns={"barrier": np.resize(["upper", "vertical"], len(proven))})
+    cuts = choose_cut_points(five, "cme", 60, rows=ends[::3], labels={"labels h5": label}, bar_minutes=5)
     at = {why: [cut.at for cut in cuts if cut.why == why] for why in {cut.why for cut in cuts}}
     assert len(at["row of extreme"]) > 1 and set(at["row of extreme"]) <= set(ends[::3])
     for way in ("upper", "vertical"):

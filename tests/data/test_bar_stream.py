@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bar_stream import FrameStream
-from ml_factory.data.resample import Frame, base_frame, frames_of, to_chunk
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
+from ml_factory.data.bar_stream import TimeBarStream
+from ml_factory.data.resample import ResampledBars, resample_bars, resample_bars_to_lengths, to_bar_chunk
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 
@@ -20,7 +20,7 @@ def market(calendar: str = "cme", **settings) -> MarketSpec:
     return MarketSpec("TEST", calendar, 0.25, True, **settings)
 
 
-def assert_same_bits(parts: list[Frame], whole: Frame) -> None:
+def assert_same_bits(parts: list[ResampledBars], whole: ResampledBars) -> None:
     for name in COLUMNS:
         if getattr(whole, name) is None:
             assert all(getattr(part, name) is None for part in parts)
@@ -30,9 +30,9 @@ def assert_same_bits(parts: list[Frame], whole: Frame) -> None:
         assert got.tobytes() == getattr(whole, name).tobytes(), name
 
 
-def restored(stream: FrameStream) -> FrameStream:
+def restored(stream: TimeBarStream) -> TimeBarStream:
     """Another stream in the same state, by way of a text file."""
-    other = FrameStream(stream.market, stream.minutes, bar_minutes=stream.bar_minutes)
+    other = TimeBarStream(stream.market, stream.minutes, bar_minutes=stream.bar_minutes)
     other.load_state(json.loads(json.dumps(stream.get_state())))
     return other
 
@@ -40,11 +40,11 @@ def restored(stream: FrameStream) -> FrameStream:
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
 @pytest.mark.parametrize("start", ["2024-03-06", "2024-11-26"])  # daylight saving; early closes on 28 and 29 November
 @pytest.mark.parametrize("rolls", [0, 12])
-def test_any_chunks_give_the_bits_of_the_whole(gappy_minutes, calendar, start, rolls):
+def test_frame_stream_random_chunks_equal_whole_frame_bitwise(gappy_minutes, calendar, start, rolls):
     bars, rng = gappy_minutes(start, 6, rolls=rolls), np.random.default_rng(1)
-    for minutes, whole in frames_of(bars, market(calendar), (1, 5, 25, 60, 240, 1440)).items():
+    for minutes, whole in resample_bars_to_lengths(bars, market(calendar), (1, 5, 25, 60, 240, 1440)).items():
         for most in (40, 3000):
-            stream, parts, at = FrameStream(market(calendar), minutes), [], 0
+            stream, parts, at = TimeBarStream(market(calendar), minutes), [], 0
             while at < len(bars):
                 size = int(rng.integers(0, most))
                 parts.append(stream.push(bars.iloc[at : at + size]))
@@ -52,29 +52,29 @@ def test_any_chunks_give_the_bits_of_the_whole(gappy_minutes, calendar, start, r
             assert_same_bits(parts, whole)
 
 
-def test_one_bar_at_a_time_restored_at_a_hundred_bars(gappy_minutes):
+def test_frame_stream_single_bars_and_100_restores_equal_whole_frame(gappy_minutes):
     bars = gappy_minutes("2024-11-28", 3, rolls=6)
     restore = set(np.random.default_rng(2).choice(len(bars), 100, replace=False).tolist())
     for minutes in (1, 30):
-        stream, parts = FrameStream(market(), minutes), []
+        stream, parts = TimeBarStream(market(), minutes), []
         for i in range(len(bars)):
             if i in restore:
                 stream = restored(stream)
             one = bars.iloc[i : i + 1]
-            parts.append(stream.push(to_chunk(one, market()) if i % 2 else one))
+            parts.append(stream.push(to_bar_chunk(one, market()) if i % 2 else one))
             assert (parts[-1].known_at <= bars.index[i].value + MINUTE_NS).all()  # never before it is known
-        assert_same_bits(parts, base_frame(bars, market(), minutes))
+        assert_same_bits(parts, resample_bars(bars, market(), minutes))
 
 
 @pytest.mark.parametrize("symbol", ["NQ", "BTCUSD"])
-def test_fifty_thousand_real_bars(shared_data, symbol):
+def test_frame_stream_50000_real_bars_in_chunks_equal_whole_frame(shared_data, symbol):
     raw = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp")
     bars = raw.iloc[55_000:105_000]
-    spec, rng = market_for(symbol, bars), np.random.default_rng(3)
+    spec, rng = resolve_market_spec(symbol, bars), np.random.default_rng(3)
     clock, steps = bars.index.tz_convert("America/Chicago"), np.diff(bars.index.as_unit("ns").asi8)
     assert clock[0].utcoffset() != clock[-1].utcoffset() and (steps > MINUTE_NS).any()
-    for minutes, whole in frames_of(bars, spec, (1, 5, 60, 1440)).items():
-        stream, parts, at = FrameStream(spec, minutes), [], 0
+    for minutes, whole in resample_bars_to_lengths(bars, spec, (1, 5, 60, 1440)).items():
+        stream, parts, at = TimeBarStream(spec, minutes), [], 0
         while at < len(bars):
             size = int(rng.choice([1, 2, 7, 60, 500, 9000]))
             parts.append(stream.push(bars.iloc[at : at + size]))
@@ -83,12 +83,12 @@ def test_fifty_thousand_real_bars(shared_data, symbol):
         assert_same_bits(parts, whole)
 
 
-def test_the_clock_completes_a_bucket_whose_last_minutes_do_not_trade():
+def test_frame_stream_advance_past_untraded_minutes_completes_bucket():
     bars = synthetic_bars(2, "null", 0, "24h")
     noon = bars.index.searchsorted(bars.index[0].normalize() + pd.Timedelta("12h"))
     quiet = bars.drop(bars.index[noon - 3 : noon])  # nothing trades from 11:57 on
     at = noon - 3
-    stream, twelve = FrameStream(market("24h"), 60), bars.index[noon].value
+    stream, twelve = TimeBarStream(market("24h"), 60), bars.index[noon].value
     parts = [stream.push(quiet.iloc[:at])]
     assert parts[0].known_at[-1] == twelve - 60 * MINUTE_NS
     assert len(stream.advance(twelve - 1)) == 0
@@ -96,36 +96,36 @@ def test_the_clock_completes_a_bucket_whose_last_minutes_do_not_trade():
     assert parts[1].known_at.tolist() == [twelve] and len(stream.advance(twelve)) == 0
     stream = restored(stream)
     parts.append(stream.push(quiet.iloc[at:]))
-    assert_same_bits(parts, base_frame(quiet, market("24h"), 60))
+    assert_same_bits(parts, resample_bars(quiet, market("24h"), 60))
 
 
-def test_the_clock_at_every_minute_changes_no_bit(gappy_minutes):
+def test_frame_stream_advance_every_minute_equals_whole_frame_bitwise(gappy_minutes):
     bars = gappy_minutes("2024-11-29", 1, rolls=5)
-    stream, parts, stamps = FrameStream(market(), 15), [], bars.index.as_unit("ns").asi8
+    stream, parts, stamps = TimeBarStream(market(), 15), [], bars.index.as_unit("ns").asi8
     for minute in range(int(stamps[0]), int(stamps[-1]) + MINUTE_NS, MINUTE_NS):
         here = np.searchsorted(stamps, minute)
         if stamps[here] == minute:
             parts.append(stream.push(bars.iloc[here : here + 1]))
         parts.append(stream.advance(minute + MINUTE_NS))
-    whole = base_frame(bars, market(), 15)
+    whole = resample_bars(bars, market(), 15)
     got = np.concatenate([part.start for part in parts])
     # told by the clock that a bucket's time is over, the stream needs no bar to prove it; a roll still cuts
     assert got.tobytes() == whole.start.tobytes()
     assert_same_bits(parts, whole)
 
 
-def test_a_silence_just_short_of_a_hole_between_two_pushes():
+def test_frame_stream_60_minute_gap_between_pushes_starts_no_segment():
     index = pd.DatetimeIndex(["2024-01-10 10:00", "2024-01-10 11:01", "2024-01-10 12:03"], tz="UTC")
     bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
-    stream = FrameStream(market("24h"), 1)  # silences of 60 and of 61 minutes; a hole is longer than 60
+    stream = TimeBarStream(market("24h"), 1)  # silences of 60 and of 61 minutes; a hole is longer than 60
     parts = [stream.push(bars.iloc[k : k + 1]) for k in range(3)]
     assert [int(part.segment[0]) for part in parts] == [0, 0, 1]
-    assert_same_bits(parts, base_frame(bars, market("24h"), 1))
+    assert_same_bits(parts, resample_bars(bars, market("24h"), 1))
 
 
-def test_a_bar_too_late_or_twice_is_refused_and_nothing_changes(gappy_minutes):
+def test_frame_stream_late_or_duplicate_bar_raises_and_keeps_state(gappy_minutes):
     bars = synthetic_bars(2)
-    stream = FrameStream(market(), 5)
+    stream = TimeBarStream(market(), 5)
     parts = [stream.push(bars.iloc[:100])]
     before = stream.get_state()
     with pytest.raises(BarsError, match=r"row 0.*before the bar before it ends"):
@@ -133,29 +133,29 @@ def test_a_bar_too_late_or_twice_is_refused_and_nothing_changes(gappy_minutes):
     assert stream.get_state() == before
     parts.append(stream.advance(bars.index[102].value))
     stream = restored(stream)
-    for late in (bars.iloc[101:120], to_chunk(bars.iloc[101:120], market())):
+    for late in (bars.iloc[101:120], to_bar_chunk(bars.iloc[101:120], market())):
         with pytest.raises(BarsError, match=f"too late.*{re.escape(str(bars.index[101]))}"):
             stream.push(late)
     parts.append(stream.push(bars.iloc[102:]))
     without = bars.drop(bars.index[100:102])
-    assert_same_bits(parts, base_frame(without, market(), 5))
+    assert_same_bits(parts, resample_bars(without, market(), 5))
 
 
-def test_a_state_of_another_stream_is_refused():
-    state = FrameStream(market(), 5).get_state()
+def test_frame_stream_load_state_with_other_settings_raises_settings_error():
+    state = TimeBarStream(market(), 5).get_state()
     for other in (
-        FrameStream(market(), 15),
-        FrameStream(market("24h"), 5),
-        FrameStream(market(), 5, bar_minutes=5),
-        FrameStream(market(hole_minutes=30), 5),
+        TimeBarStream(market(), 15),
+        TimeBarStream(market("24h"), 5),
+        TimeBarStream(market(), 5, bar_minutes=5),
+        TimeBarStream(market(hole_minutes=30), 5),
     ):
         with pytest.raises(SettingsError, match="another stream"):
             other.load_state(state)
     with pytest.raises(SettingsError, match="multiple"):
-        FrameStream(market(), 5, bar_minutes=2)
+        TimeBarStream(market(), 5, bar_minutes=2)
 
 
-def test_without_volume_there_is_none():
-    stream = FrameStream(MarketSpec("T", "cme", 0.25, False), 5)
+def test_frame_stream_market_without_volume_returns_volume_none():
+    stream = TimeBarStream(MarketSpec("T", "cme", 0.25, False), 5)
     bars = synthetic_bars(2).drop(columns="volume")
     assert stream.push(bars).volume is None and stream.advance(bars.index[-1].value).volume is None

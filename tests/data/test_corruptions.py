@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.data.validation import check_bars
+from ml_factory.data.validation import validate_bars
 from ml_factory.errors import BarsError
 from tests.data.corruptions import CORRUPTIONS
 from tests.data.real_markets import STRETCHES, Market, Pair, Spoiled, pairs_of
@@ -22,7 +22,7 @@ def difference(market: Market, spoiled: Spoiled) -> tuple[set[Pair], set[Pair]]:
     Refused bars have no report: the error's findings are what is gained, and nothing was refused before.
     """
     try:
-        now = pairs_of(check_bars(spoiled.table, market=market.spec)[1].findings)
+        now = pairs_of(validate_bars(spoiled.table, market=market.spec)[1].findings)
     except BarsError as error:
         assert all(found.severity == "refused" for found in error.findings)
         return set(pairs_of(error.findings)), in_new_rows(spoiled, spoiled.lost)
@@ -37,13 +37,13 @@ def in_new_rows(spoiled: Spoiled, found) -> set[Pair]:
     return {(kind, new_row[row]) for kind, row in found if row in new_row}
 
 
-def test_there_are_twenty_kinds_for_every_market():
+def test_corruptions_every_market_has_at_least_20_kinds():
     assert all(sum(symbol == s for s, _ in CASES) >= 20 for symbol in STRETCHES)
     assert len(DOES_NOT_APPLY) == 3
 
 
 @pytest.mark.parametrize(("symbol", "kind"), CASES)
-def test_the_report_changes_by_the_injected_rows_and_no_others(real_markets, symbol, kind):
+def test_check_bars_with_injected_corruption_reports_exactly_injected_rows(real_markets, symbol, kind):
     spoiled = CORRUPTIONS[kind](real_markets[symbol], np.random.default_rng([3, len(kind)]))
     assert len({row for _, row in spoiled.added}) >= 5
     gained, lost = difference(real_markets[symbol], spoiled)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.data.gaps import KINDS, LEGAL, PAGES, find_gaps, gap_findings
-from ml_factory.data.sessions import MINUTE_NS, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 
 
@@ -17,7 +17,7 @@ def minutes_of(calendar: str, days: int, start: str, missing: float = 0.0) -> np
 
 
 def gaps_of(start_ns: np.ndarray, calendar: str = "cme", minutes: int = 1):
-    return find_gaps(start_ns, sessions_of(start_ns, calendar), calendar, minutes)
+    return find_gaps(start_ns, assign_sessions(start_ns, calendar), calendar, minutes)
 
 
 def at(start_ns: np.ndarray, moment: str) -> int:
@@ -42,7 +42,7 @@ def spring() -> np.ndarray:
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "fx", "24h"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_every_gap_has_one_kind_and_its_open_minutes_are_counted(calendar, data):
+def test_find_gaps_random_bars_each_gap_has_one_kind_and_counted_open_minutes(calendar, data):
     start = np.datetime64(data.draw(st.sampled_from(["2024-03-25", "2024-11-25", "2024-06-17"])), "ns").astype(np.int64)
     seed, share = data.draw(st.integers(0, 10**6)), data.draw(st.floats(0.002, 0.9))
     rng = np.random.default_rng(seed)
@@ -53,16 +53,16 @@ def test_every_gap_has_one_kind_and_its_open_minutes_are_counted(calendar, data)
     gaps = gaps_of(starts, calendar)
     expected = np.flatnonzero(np.diff(starts) != MINUTE_NS) + 1
     findings = [found for found in gap_findings(gaps, starts, 1) if found.kind in KINDS]
-    told = np.concatenate([found.rows for found in findings]) if findings else np.empty(0, int)
-    assert np.array_equal(np.sort(told), expected)  # each gap once, and nothing else
+    reported = np.concatenate([found.rows for found in findings]) if findings else np.empty(0, int)
+    assert np.array_equal(np.sort(reported), expected)  # each gap once, and nothing else
     assert all((found.severity == "info") == (found.kind in LEGAL) for found in findings)
     if calendar in ("fx", "24h"):  # no early closes: the sessions alone say what is open
-        open_now = np.concatenate([[0], np.cumsum(sessions_of(grid, calendar).inside)])
+        open_now = np.concatenate([[0], np.cumsum(assign_sessions(grid, calendar).inside)])
         k = (starts - start) // MINUTE_NS
         assert np.array_equal(gaps.open, open_now[k[expected]] - open_now[k[expected - 1] + 1])
 
 
-def test_the_calendar_names_closed_times(spring):
+def test_find_gaps_closed_times_get_weekend_holiday_or_early_close_kind(spring):
     gaps = gaps_of(spring)
     assert {kind: int((gaps.kind == kind).sum()) for kind in KINDS if (gaps.kind == kind).any()} == {
         "session": 30,
@@ -75,7 +75,7 @@ def test_the_calendar_names_closed_times(spring):
     assert kind_before(spring, "2024-03-10 17:00") == "weekend"
 
 
-def test_a_day_traded_though_called_closed_is_open_from_its_first_bar_to_its_last(spring):
+def test_find_gaps_holiday_with_bars_counts_as_open_between_first_and_last_bar(spring):
     short = without(spring, "2024-03-29 08:15", "2024-03-31 17:00")  # Good Friday until 8:15
     assert kind_before(short, "2024-03-31 17:00") == "holiday"
     hole = without(short, "2024-03-29 02:00", "2024-03-29 04:00")
@@ -84,13 +84,13 @@ def test_a_day_traded_though_called_closed_is_open_from_its_first_bar_to_its_las
     assert gaps.kind[mine] == "missing" and gaps.open[mine] == 120
 
 
-def test_one_bar_and_a_weekend_alone():
+def test_find_gaps_one_bar_or_weekend_bars_only_gives_no_missing_gap():
     saturday = pd.Timestamp("2024-03-02 12:00", tz="UTC").value + np.array([0, 1, 5]) * MINUTE_NS
     assert len(gaps_of(saturday[:1]).row) == 0
     assert gaps_of(saturday).kind.tolist() == ["weekend"]
 
 
-def test_a_silence_is_missing_only_where_the_market_is_never_silent(spring):
+def test_find_gaps_silence_longer_than_usual_for_market_is_missing(spring):
     five = without(spring, "2024-03-05 09:00", "2024-03-05 09:05")
     assert kind_before(five, "2024-03-05 09:05") == "no_trade"
     twelve = without(spring, "2024-03-05 09:00", "2024-03-05 09:12")
@@ -104,7 +104,7 @@ def test_a_silence_is_missing_only_where_the_market_is_never_silent(spring):
     assert gaps.kind[mine] == "missing" and gaps.open[mine] == 90 and gaps.length[mine] == 150
 
 
-def test_days_and_pages_are_download_holes(spring):
+def test_find_gaps_missing_day_or_regular_pages_are_download_holes(spring):
     day = without(spring, "2024-03-05 17:00", "2024-03-06 17:00")
     assert kind_before(day, "2024-03-06 17:00") == "download_hole"
     gaps = gaps_of(day)
@@ -120,7 +120,7 @@ def test_days_and_pages_are_download_holes(spring):
     assert gaps_of(enough, "24h").kind.tolist() == ["download_hole"] * PAGES
 
 
-def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
+def test_find_gaps_pause_at_same_time_on_most_days_is_session_gap(spring):
     minute = (spring // MINUTE_NS) % 1440
     halted = spring[(minute < 20 * 60) | (minute >= 20 * 60 + 15)]
     gaps = gaps_of(halted)
@@ -131,15 +131,15 @@ def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
     assert "session" not in gaps.kind[gaps.open == gaps.length]
 
 
-def test_a_thin_market_is_sparse_and_a_quiet_one_is_not():
-    for missing, told in ((0.2, False), (0.3, True)):
+def test_gap_findings_30_percent_missing_is_sparse_20_percent_is_not():
+    for missing, reported in ((0.2, False), (0.3, True)):
         starts = minutes_of("24h", 10, "2024-03-04", missing=missing)
         found = [one for one in gap_findings(gaps_of(starts, "24h"), starts, 1) if one.kind == "sparse"]
-        assert bool(found) == told
+        assert bool(found) == reported
     assert found[0].message.startswith("30% of the market's open minutes")
 
 
-def test_five_minute_bars():
+def test_find_gaps_5_minute_bars_counts_open_minutes_of_missing_bars():
     starts = minutes_of("cme", 10, "2024-03-04")
     five = np.unique(starts // (5 * MINUTE_NS)) * 5 * MINUTE_NS
     gaps = gaps_of(five, minutes=5)
@@ -157,7 +157,7 @@ def paused(days: list[int]) -> list[str]:
     return gaps_of(starts[~silent], "24h").kind.tolist()
 
 
-def test_a_halt_is_a_pause_on_ten_days_and_on_half_of_those_between():
+def test_find_gaps_halt_needs_10_days_and_half_of_days_between():
     assert paused(list(range(5, 15))) == ["session"] * 10
     assert paused(list(range(5, 14))) == ["missing"] * 9  # nine days are no habit
     assert paused(list(range(0, 20, 2))) == ["session"] * 10  # ten of nineteen
@@ -165,7 +165,7 @@ def test_a_halt_is_a_pause_on_ten_days_and_on_half_of_those_between():
     assert paused([*range(0, 18, 2), 19]) == ["session"] * 10  # ten of twenty: just half
 
 
-def test_a_halt_has_its_own_minute_and_any_length():
+def test_find_gaps_pause_of_varying_length_is_halt_only_at_fixed_start_minute():
     starts = minutes_of("24h", 30, "2024-03-04")
     day, minute = np.divmod((starts - starts[0]) // MINUTE_NS, 1440)
     grows = (minute >= 600) & (minute < 615 + day)  # always from 10:00, each day a minute longer
@@ -177,9 +177,9 @@ def test_a_halt_has_its_own_minute_and_any_length():
     assert gaps.kind[gaps.length == 20].tolist() == ["session", "missing"]  # day 5 at its minute, day 7 at another
 
 
-def test_what_reaches_over_the_close_is_no_halt_inside_the_session(spring):
+def test_find_gaps_daily_gap_across_session_close_is_not_session_halt(spring):
     """The last hour is absent every day: more than the calendar's hour is closed, and that is told as missing."""
-    sessions = sessions_of(spring, "cme")
+    sessions = assign_sessions(spring, "cme")
     minute = (spring - sessions.open_ns) // MINUTE_NS
     late = sessions.id * 7 % 11  # of other lengths, or they would be pages of a download
     gaps = gaps_of(spring[(minute < 1320) & ((minute < 1320 - 60) | (minute >= 1320 - 60 + late))])
@@ -188,7 +188,7 @@ def test_what_reaches_over_the_close_is_no_halt_inside_the_session(spring):
     assert "session" not in set(gaps.kind[night])
 
 
-def test_the_quarter_hour_of_index_futures_is_a_pause_from_its_first_day():
+def test_find_gaps_index_futures_1515_pause_is_session_before_july_2021_only():
     """Three days of 2019 are too few for a habit; after June 2021 the same silence is strange."""
     for start, kinds in (("2019-03-04", {"session"}), ("2022-03-07", {"missing"})):
         starts = minutes_of("cme", 3, start)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.holidays import EXCHANGE, open_days, short_days
-from ml_factory.data.sessions import market_for, sessions_of
+from ml_factory.data.holidays import EXCHANGE, days_without_holidays, holiday_early_closes
+from ml_factory.data.sessions import assign_sessions, resolve_market_spec
 
 # Chicago time of the last trade; "" where the day is a regular one (16:00; NYMEX until 2015: 16:15).
 # By day, the notice that says so:
@@ -33,17 +33,17 @@ PUBLISHED = [
     ("day", "group", "close"),
     [(day, group, close) for day, closes in PUBLISHED for group, close in closes.items()],
 )
-def test_short_days_close_as_the_exchange_published(day, group, close):
+def test_sessions_of_short_day_closes_at_published_time(day, group, close):
     morning = pd.Timestamp(f"{day} 07:00", tz="America/Chicago")
-    got = sessions_of(np.array([morning.value]), group)
+    got = assign_sessions(np.array([morning.value]), group)
     assert pd.Timestamp(got.close_ns[0], tz="UTC") == pd.Timestamp(f"{day} {close or '16:00'}", tz="America/Chicago")
-    assert int(np.datetime64(day).astype(int)) in open_days(group)
+    assert int(np.datetime64(day).astype(int)) in days_without_holidays(group)
 
 
 @pytest.mark.parametrize("group", sorted(EXCHANGE))
-def test_short_days_are_open_days_in_order(group):
-    days, minutes = short_days(group)
-    assert (np.diff(days) > 0).all() and np.isin(days, open_days(group)).all()
+def test_short_days_are_sorted_open_days(group):
+    days, minutes = holiday_early_closes(group)
+    assert (np.diff(days) > 0).all() and np.isin(days, days_without_holidays(group)).all()
     assert ((minutes >= 8 * 60) & (minutes < 16 * 60)).all()
 
 
@@ -52,17 +52,17 @@ def test_short_days_are_open_days_in_order(group):
     ("name", "symbol", "slack"),
     [("bars/NQ_1m", "NQ", 1), ("bars/ES_1m", "ES", 1), ("bars_5m/MNQ_5m", "MNQ", 5), ("bars/XAUUSD_1m", "XAUUSD", 6)],
 )
-def test_real_files_end_where_the_calendar_closes(shared_data, name, symbol, slack):
+def test_short_days_last_bar_of_real_file_is_at_scheduled_close(shared_data, name, symbol, slack):
     """Every short session of the file ends with its scheduled minute."""
     path = shared_data / f"{name}.parquet"
     if not path.is_file():
         pytest.skip(f"no {path}")
     stamps = pd.DatetimeIndex(pd.read_parquet(path, columns=["timestamp"])["timestamp"])
-    sessions = sessions_of(stamps.as_unit("ns").asi8, market_for(symbol).calendar)
+    sessions = assign_sessions(stamps.as_unit("ns").asi8, resolve_market_spec(symbol).calendar)
     last = pd.Series(stamps.as_unit("ns").asi8).groupby(sessions.id).max()
     local = pd.DatetimeIndex(last.to_numpy(), tz="UTC").tz_convert("America/Chicago")
     seen = pd.Series(local.hour * 60 + local.minute, index=last.index)
-    days, minutes = short_days(market_for(symbol).calendar)
+    days, minutes = holiday_early_closes(resolve_market_spec(symbol).calendar)
     planned = pd.Series(minutes, index=days).reindex(seen.index).dropna()
     planned = planned[planned.index < seen.index[-1]]  # the file's last day may be cut short by the file itself
     late = planned - seen[planned.index]

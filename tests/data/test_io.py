@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import ml_factory.data.io as sources
-from ml_factory.data.io import import_bars, load_bars, read_table, write_bars
-from ml_factory.data.rolls import RollSpec, unadjusted
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.io import import_bars, load_bars, read_bars_table, write_bars
+from ml_factory.data.rolls import RollSpec, undo_roll_adjustment
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.storage.workspace import Workspace
 
@@ -29,7 +29,7 @@ def reference(make_raw, workspace) -> str:
     return import_bars(make_raw(), workspace, "MES").fingerprint
 
 
-def test_import_then_load_gives_the_same_bars(make_raw, workspace):
+def test_load_bars_after_import_bars_gives_same_fingerprint(make_raw, workspace):
     report = import_bars(make_raw(), workspace, "MES")
     bars, again = load_bars(workspace, "MES")
     assert again.fingerprint == report.fingerprint and len(bars) == 600
@@ -40,20 +40,22 @@ def test_import_then_load_gives_the_same_bars(make_raw, workspace):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("ending", [".csv", ".txt", ".csv.gz"])
-def test_csv_with_any_delimiter(make_raw, workspace, tmp_path, reference, delimiter, ending):
+def test_import_bars_csv_with_any_delimiter_gives_same_bars(
+    make_raw, workspace, tmp_path, reference, delimiter, ending
+):
     path = tmp_path / f"bars{ending}"
     make_raw().to_csv(path, sep=delimiter, index=False)
     assert import_bars(path, workspace, "MES").fingerprint == reference
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_csv_of_other_encodings(make_raw, workspace, tmp_path, reference, encoding):
+def test_import_bars_csv_utf8_bom_or_utf16_gives_same_bars(make_raw, workspace, tmp_path, reference, encoding):
     path = tmp_path / "bars.csv"
     make_raw().to_csv(path, index=False, encoding=encoding)
     assert import_bars(path, workspace, "MES").fingerprint == reference
 
 
-def test_csv_with_decimal_commas_and_thousands(make_raw, workspace, tmp_path, reference):
+def test_import_bars_csv_decimal_commas_and_thousands_gives_same_bars(make_raw, workspace, tmp_path, reference):
     raw = make_raw().astype({"timestamp": str})
     for name in ("open", "high", "low", "close"):
         raw[name] = raw[name].map("{:,.2f}".format).str.translate(str.maketrans(",.", ".,"))
@@ -62,92 +64,92 @@ def test_csv_with_decimal_commas_and_thousands(make_raw, workspace, tmp_path, re
         assert import_bars(tmp_path / "bars.csv", workspace, "MES").fingerprint == reference
 
 
-def test_unquoted_decimal_commas_are_refused(make_raw, tmp_path):
+def test_read_table_unquoted_decimal_commas_raises_bars_error(make_raw, tmp_path):
     lines = make_raw(50).to_csv(index=False).splitlines()
     path = tmp_path / "bars.csv"
     path.write_text("\n".join([lines[0], *(line.replace(".", ",") for line in lines[1:])]) + "\n")
     with pytest.raises(BarsError, match=r"11 fields in line 2, wanted 6.*semicolons"):
-        read_table(path)
+        read_bars_table(path)
 
 
-def test_absent_file_proposes_a_near_name(tmp_path):
+def test_read_table_absent_file_error_suggests_similar_name(tmp_path):
     (tmp_path / "MES_1m.parquet").write_bytes(b"x")
     with pytest.raises(BarsError, match=r"No such file \[.*MES_1min.parquet\].*did you mean 'MES_1m.parquet'"):
-        read_table(tmp_path / "MES_1min.parquet")
+        read_bars_table(tmp_path / "MES_1min.parquet")
     with pytest.raises(BarsError, match="Not a file"):
-        read_table(tmp_path)
+        read_bars_table(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n  \n"])
 @pytest.mark.parametrize("name", ["bars.csv", "bars.parquet"])
-def test_empty_file(tmp_path, name, content):
+def test_read_table_empty_file_raises_bars_error(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BarsError, match="The file is empty"):
-        read_table(tmp_path / name)
+        read_bars_table(tmp_path / name)
 
 
-def test_header_and_nothing_else(tmp_path):
+def test_read_table_header_without_rows_raises_bars_error(tmp_path):
     (tmp_path / "bars.csv").write_text("timestamp,open,high,low,close\n")
     with pytest.raises(BarsError, match="a header and no rows"):
-        read_table(tmp_path / "bars.csv")
+        read_bars_table(tmp_path / "bars.csv")
 
 
-def test_truncated_parquet(make_raw, tmp_path):
+def test_read_table_truncated_parquet_raises_bars_error(make_raw, tmp_path):
     path = tmp_path / "bars.parquet"
     make_raw().to_parquet(path)
     whole = path.read_bytes()
     for size in (2, 10, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with pytest.raises(BarsError, match="cut short"):
-            read_table(path)
+            read_bars_table(path)
     path.write_bytes(b"timestamp,open\n")  # the right name, the wrong format
     with pytest.raises(BarsError, match="another format"):
-        read_table(path)
+        read_bars_table(path)
 
 
-def test_truncated_csv(make_raw, tmp_path):
+def test_read_table_truncated_csv_raises_bars_error_or_adds_note(make_raw, tmp_path):
     path = tmp_path / "bars.csv"
     text = make_raw().to_csv(index=False)
     path.write_text(text[: text.rindex(",") - 8])
     with pytest.raises(BarsError, match="The last line is incomplete"):
-        read_table(path)
+        read_bars_table(path)
     path.write_text(text[:-1])
-    assert "cut short" in read_table(path).attrs["notes"][0]
+    assert "cut short" in read_bars_table(path).attrs["notes"][0]
     packed = gzip.compress(text.encode())
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(BarsError, match="cut short"):
-        read_table(path)
+        read_bars_table(path)
 
 
-def test_longer_line_far_down(make_raw, tmp_path):
+def test_read_table_line_with_extra_field_error_names_line(make_raw, tmp_path):
     lines = make_raw(5000).to_csv(index=False).splitlines()
     lines[4000] += ",7"
     (tmp_path / "bars.csv").write_text("\n".join(lines) + "\n")
     with pytest.raises(BarsError, match=r"line 4001: '.*,7'\..* 6 fields"):
-        read_table(tmp_path / "bars.csv")
+        read_bars_table(tmp_path / "bars.csv")
 
 
-def test_no_header_and_no_columns(make_raw, tmp_path):
+def test_read_table_without_header_or_columns_raises_bars_error(make_raw, tmp_path):
     path = tmp_path / "bars.csv"
     make_raw(50).to_csv(path, index=False, header=False)
     with pytest.raises(BarsError, match="The first line is no header"):
-        read_table(path)
+        read_bars_table(path)
     path.write_text("hello world\nthis is a letter\n")
     with pytest.raises(BarsError, match="No columns found"):
-        read_table(path)
+        read_bars_table(path)
     path.write_bytes(bytes(range(128, 256)) * 20)
     with pytest.raises(BarsError, match="neither Parquet nor text"):
-        read_table(path)
+        read_bars_table(path)
 
 
-def test_csv_numbers_are_exact(make_raw, tmp_path):
+def test_read_table_csv_floats_are_exact(make_raw, tmp_path):
     raw = make_raw()
     raw["volume"] = raw["volume"] / 7 * 1e-3
     raw.to_csv(tmp_path / "bars.csv", index=False)
-    assert (read_table(tmp_path / "bars.csv")["volume"] == raw["volume"]).all()
+    assert (read_bars_table(tmp_path / "bars.csv")["volume"] == raw["volume"]).all()
 
 
-def test_refused_bars_leave_what_was_there(make_raw, workspace, reference):
+def test_import_bars_invalid_bars_keeps_existing_raw_file(make_raw, workspace, reference):
     before = workspace.raw_bars("MES").read_bytes()
     broken = make_raw()
     broken.loc[3, "high"] = 1.0
@@ -157,7 +159,7 @@ def test_refused_bars_leave_what_was_there(make_raw, workspace, reference):
     assert [path.name for path in workspace.raw.iterdir()] == ["MES_1m.parquet"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(make_raw, workspace, reference, monkeypatch):
+def test_import_bars_failed_write_keeps_existing_raw_file(make_raw, workspace, reference, monkeypatch):
     before = workspace.raw_bars("MES").read_bytes()
 
     def fail(self, path, **_):
@@ -171,54 +173,54 @@ def test_a_write_that_fails_leaves_what_was_there(make_raw, workspace, reference
     assert not list(workspace.raw.glob(".*"))
 
 
-def test_replaced_bars_are_kept_once(make_raw, workspace, reference):
+def test_import_bars_replacing_twice_keeps_original_as_previous_file(make_raw, workspace, reference):
     import_bars(make_raw(700), workspace, "MES")
     import_bars(make_raw(700), workspace, "MES")  # once more: the bars before these are still the previous ones
     kept = workspace.raw / "MES_1m.previous.parquet"
     assert len(pd.read_parquet(kept)) == 600 and load_bars(workspace, "MES")[1].rows == 700
 
 
-def test_importing_the_workspaces_own_file_changes_nothing(workspace, reference):
+def test_import_bars_of_workspace_raw_file_leaves_file_unchanged(workspace, reference):
     path = workspace.raw_bars("MES")
     before = path.read_bytes()
     assert import_bars(path, workspace, "MES").fingerprint == reference and path.read_bytes() == before
 
 
-def test_no_raw_bars_yet(workspace):
+def test_load_bars_without_raw_file_error_names_prepare_command(workspace):
     with pytest.raises(NotPreparedError, match=r"no raw bars.*NQ_1m.parquet.*prepare --data YOUR_FILE --symbol NQ"):
         load_bars(workspace, "NQ")
 
 
 @pytest.mark.parametrize("symbol", ["../../etc", "mes", "BTC/USDT"])
-def test_symbols_that_are_no_file_names(make_raw, workspace, symbol):
+def test_import_bars_symbol_invalid_as_file_name_raises_settings_error(make_raw, workspace, symbol):
     with pytest.raises(SettingsError):
         import_bars(make_raw(), workspace, symbol)
 
 
-def test_raw_file_put_there_by_hand_in_another_spelling(make_raw, workspace, reference):
+def test_load_bars_raw_file_with_uppercase_columns_gives_same_bars(make_raw, workspace, reference):
     raw = make_raw().rename(columns=str.upper).set_index("TIMESTAMP")
     raw.to_parquet(workspace.raw_bars("MES"))
     assert load_bars(workspace, "MES")[1].fingerprint == reference
 
 
-def test_half_a_million_rows_load_in_time(shared_data, workspace):
+def test_import_bars_half_million_rows_takes_under_6_seconds(shared_data, workspace):
     began = time.perf_counter()
     report = import_bars(shared_data / "bars" / "BTCUSD_1m.parquet", workspace, "BTCUSD")
     load_bars(workspace, "BTCUSD")
     assert report.rows == 505_209 and time.perf_counter() - began < 6
 
 
-def test_write_bars_takes_any_folder(make_raw, tmp_path, workspace):
+def test_write_bars_to_missing_folder_creates_folder_and_file(make_raw, tmp_path, workspace):
     import_bars(make_raw(), workspace, "MES")
     bars, _ = load_bars(workspace, "MES")
     write_bars(tmp_path / "deep" / "copy.parquet", bars)
-    assert read_table(tmp_path / "deep" / "copy.parquet").equals(bars.reset_index())
+    assert read_bars_table(tmp_path / "deep" / "copy.parquet").equals(bars.reset_index())
 
 
-def test_a_workbook_is_told_to_be_saved_as_csv(tmp_path):
+def test_read_table_xlsx_error_states_save_as_csv(tmp_path):
     (tmp_path / "bars.xlsx").write_bytes(b"PK\x03\x04" + bytes(200))
     with pytest.raises(BarsError, match="save the sheet"):
-        read_table(tmp_path / "bars.xlsx")
+        read_bars_table(tmp_path / "bars.xlsx")
 
 
 @pytest.fixture
@@ -231,9 +233,9 @@ def two_contracts(make_raw) -> pd.DataFrame:
     return both.assign(timestamp=both["timestamp"].dt.tz_convert("America/Chicago").dt.tz_localize(None))
 
 
-def test_contracts_are_joined_when_asked(two_contracts, workspace, tmp_path):
+def test_import_bars_several_contracts_with_roll_spec_joins_contracts(two_contracts, workspace, tmp_path):
     two_contracts.to_csv(tmp_path / "es.csv", index=False)
-    spec = BarSpec(zone="America/Chicago")
+    spec = RawBarSpec(zone="America/Chicago")
     with pytest.raises(BarsError, match=r"several values of 'expiry'.*--roll volume"):
         import_bars(tmp_path / "es.csv", workspace, "ES", spec)
     assert not workspace.raw_bars("ES").exists()
@@ -247,14 +249,14 @@ def test_contracts_are_joined_when_asked(two_contracts, workspace, tmp_path):
     assert np.allclose(bars["close"], near["close"], rtol=1e-12)
     stored = pd.read_parquet(workspace.raw_bars("ES")).set_index("timestamp")
     later = stored["contract"] == 202406
-    assert np.allclose(unadjusted(stored)["close"][later], 1.05 * near["close"][later.to_numpy()], rtol=1e-12)
+    assert np.allclose(undo_roll_adjustment(stored)["close"][later], 1.05 * near["close"][later.to_numpy()], rtol=1e-12)
     before = workspace.raw_bars("ES").read_bytes()
     import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
     assert workspace.raw_bars("ES").read_bytes() == before and len(list(workspace.raw.iterdir())) == 1
 
 
-def test_a_join_that_cannot_be(two_contracts, make_raw, workspace):
-    spec = BarSpec(zone="America/Chicago")
+def test_import_bars_impossible_roll_raises_and_writes_no_file(two_contracts, make_raw, workspace):
+    spec = RawBarSpec(zone="America/Chicago")
     with pytest.raises(BarsError, match=r"name no contract.*leave --roll out"):
         import_bars(make_raw(), workspace, "ES", roll=RollSpec())
     with pytest.raises(BarsError, match="session that decides"):
@@ -270,16 +272,20 @@ def test_a_join_that_cannot_be(two_contracts, make_raw, workspace):
     assert not list(workspace.raw.iterdir())
 
 
-def test_contracts_that_never_met_are_named(two_contracts, workspace):
+def test_import_bars_contracts_without_common_minute_reports_unjoined_roll(two_contracts, workspace):
     early = two_contracts["timestamp"] < "2024-03-05 17:00"
     apart = two_contracts[early == (two_contracts["expiry"] == "ESH4")]
-    report = import_bars(apart, workspace, "ES", BarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
-    told = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
-    assert len(told) == 1 and told[0].severity == "reported" and "ESH4 and ESM4 never traded" in told[0].message
+    report = import_bars(apart, workspace, "ES", RawBarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
+    reported = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
+    assert (
+        len(reported) == 1
+        and reported[0].severity == "reported"
+        and "ESH4 and ESM4 never traded" in reported[0].message
+    )
 
 
 @pytest.mark.parametrize(("symbol", "contracts"), [("ES", [201312, 201403, 202003]), ("GC", [201312, 202004])])
-def test_real_contract_files_become_one_series(shared_data, workspace, symbol, contracts):
+def test_import_bars_real_contract_file_with_roll_gives_one_series(shared_data, workspace, symbol, contracts):
     path = shared_data / "bars" / f"{symbol}_contracts_lean_1m.parquet"
     with pytest.raises(BarsError, match="--roll volume"):
         import_bars(path, workspace, symbol)
@@ -290,7 +296,7 @@ def test_real_contract_files_become_one_series(shared_data, workspace, symbol, c
         assert [finding.kind for finding in report.findings].count("unjoined_roll") == 1  # the hole of six years
 
 
-def test_prepare_takes_a_roll_in_mid_session(shared_data, tmp_path):
+def test_prepare_with_mid_session_roll_ends_labels_at_roll(shared_data, tmp_path):
     from ml_factory import pipeline  # here, since no other test of this file needs it and it takes a second
 
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
@@ -310,7 +316,7 @@ def test_read_table_of_pipe_or_device_raises_without_reading_it(tmp_path):
     (tmp_path / "zeros.csv").symlink_to("/dev/zero")
     for path in (tmp_path / "bars.csv", tmp_path / "zeros.csv", "/dev/zero", "/dev/null"):
         with pytest.raises(BarsError, match="not a regular file"):
-            read_table(path)
+            read_bars_table(path)
 
 
 def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
@@ -321,7 +327,7 @@ def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
             file.write(line * 500_000)
     tracemalloc.start()
     with pytest.raises(BarsError, match="decompression bomb"):
-        read_table(tmp_path / "bars.csv.gz")
+        read_bars_table(tmp_path / "bars.csv.gz")
     assert tracemalloc.get_traced_memory()[1] < 200e6
     tracemalloc.stop()
 
@@ -332,11 +338,11 @@ def test_read_table_of_parquet_bomb_raises_before_it_is_expanded(tmp_path):
         for _ in range(40):
             writer.write_table(table)
     with pytest.raises(BarsError, match="decompression bomb"):
-        read_table(tmp_path / "bars.parquet")
+        read_bars_table(tmp_path / "bars.parquet")
 
 
 def test_read_table_of_csv_with_endless_field_raises(tmp_path):
     text = "timestamp,open,high,low,close\n2024-01-01,1,1,1,1\n" + "1" * 200_000 + ",1,1\n"
     (tmp_path / "bars.csv").write_text(text)
     with pytest.raises(BarsError, match="not a table of bars"):
-        read_table(tmp_path / "bars.csv", skip_bad=True)
+        read_bars_table(tmp_path / "bars.csv", skip_bad=True)

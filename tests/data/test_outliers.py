@@ -8,11 +8,11 @@ from ml_factory.data.outliers import (
     OUTLIER_TIMES,
     RUN_CAP,
     RUN_WINDOW,
-    expand_runs,
-    persists,
-    run_surprisal,
-    true_runs,
-    typical_move,
+    expand_runs_to_rows,
+    find_true_runs,
+    outlier_robust_move_size,
+    price_move_persists,
+    run_length_surprisal,
 )
 
 
@@ -26,14 +26,14 @@ def around(t: int, session: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
     return [near if near.sum() >= FEW_MOVES else both, both]
 
 
-def test_the_usual_move_is_the_larger_mean_of_two_without_outliers():
+def test_typical_move_equals_larger_of_two_window_means_without_outliers():
     rng = np.random.default_rng(0)
     move, known = rng.standard_normal(2000) * 1e-3, rng.random(2000) < 0.9
     edge = np.isin(np.arange(2000), [0, 700, 730, 1400])  # the second session has too few bars of its own
     session = np.cumsum(edge)
     move[700:1400] *= 3
     move[[300, 301, 1500]] = 0.5
-    usual = typical_move(move, known, edge)
+    usual = outlier_robust_move_size(move, known, edge)
     typical = np.median(np.abs(move[known & (move != 0)]))
     wanted = np.zeros(2000)
     windows = [around(t, session, known) for t in range(2000)]
@@ -42,17 +42,17 @@ def test_the_usual_move_is_the_larger_mean_of_two_without_outliers():
         kept = np.abs(move) <= OUTLIER_TIMES * np.array(first)
         wanted = np.maximum(wanted, [np.abs(move[one[which] & kept]).mean() for one in windows])
     np.testing.assert_allclose(usual, wanted, rtol=1e-9)
-    calm = typical_move(np.where(np.abs(move) > 0.1, 0.0, move), known, edge)
+    calm = outlier_robust_move_size(np.where(np.abs(move) > 0.1, 0.0, move), known, edge)
     assert np.abs(usual / calm - 1).max() < 0.01  # what is strange does not hide itself
 
 
-def test_a_market_that_never_moves_has_no_spike():
-    assert np.isinf(typical_move(np.zeros(5), np.ones(5, bool), np.zeros(5, bool))).all()
+def test_typical_move_of_constant_prices_is_infinite():
+    assert np.isinf(outlier_robust_move_size(np.zeros(5), np.ones(5, bool), np.zeros(5, bool))).all()
 
 
-def test_surprise_by_hand():
+def test_run_surprisal_equals_hand_computed_values():
     position, length = np.array([100, 500, 5000]), np.array([3, 40, 2])
-    nats = run_surprisal(position, length, 10_000)
+    nats = run_length_surprisal(position, length, 10_000)
     counted = np.minimum(length, RUN_CAP)
     for k in range(3):
         others = sum(counted[j] for j in range(3) if j != k and abs(position[j] - position[k]) <= RUN_WINDOW)
@@ -60,16 +60,16 @@ def test_surprise_by_hand():
         everywhere = counted.sum() - counted[k]
         habit = max((others + 1) / (near + others + 2), (everywhere + 1) / (10_000 + everywhere + 2))
         assert np.isclose(nats[k], -length[k] * np.log(habit))
-    assert len(run_surprisal(position[:0], length[:0], 10)) == 0
+    assert len(run_length_surprisal(position[:0], length[:0], 10)) == 0
 
 
-def test_runs():
-    first, length = true_runs(np.array([1, 1, 0, 0, 1, 0, 1, 1, 1], bool))
+def test_true_runs_and_expand_runs_equal_hand_computed_values():
+    first, length = find_true_runs(np.array([1, 1, 0, 0, 1, 0, 1, 1, 1], bool))
     assert first.tolist() == [0, 4, 6] and length.tolist() == [2, 1, 3]
-    assert expand_runs(first, length).tolist() == [0, 1, 4, 6, 7, 8]
-    assert len(expand_runs(first[:0], length[:0])) == 0 and len(true_runs(np.zeros(3, bool))[0]) == 0
+    assert expand_runs_to_rows(first, length).tolist() == [0, 1, 4, 6, 7, 8]
+    assert len(expand_runs_to_rows(first[:0], length[:0])) == 0 and len(find_true_runs(np.zeros(3, bool))[0]) == 0
 
 
-def test_a_move_stays_when_most_of_it_is_left():
+def test_persists_is_true_only_where_most_of_move_remains():
     close = np.array([0.0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1])
-    assert persists(close, np.array([5, 11]), np.array([1.0, -1.0])).tolist() == [True, False]
+    assert price_move_persists(close, np.array([5, 11]), np.array([1.0, -1.0])).tolist() == [True, False]

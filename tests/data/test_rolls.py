@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.contract_codes import read_contract
-from ml_factory.data.resample import base_frame
-from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, continuous, unadjusted
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
-from ml_factory.datasets.row_sampling import rows_with_window
+from ml_factory.data.contract_codes import parse_contract_code
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, build_continuous_contract, undo_roll_adjustment
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 MARKET = MarketSpec("ES", "24h", None, True)
 CME = MarketSpec("ES", "cme", 0.25, True)
@@ -35,7 +35,7 @@ def stacked(*parts: pd.DataFrame) -> pd.DataFrame:
 
 def contract_returns(bars: pd.DataFrame) -> np.ndarray:
     """Log return of the contract's own close since the bar before; NaN at the first bar of a contract."""
-    steps = np.diff(np.log(unadjusted(bars)["close"]), prepend=np.nan)
+    steps = np.diff(np.log(undo_roll_adjustment(bars)["close"]), prepend=np.nan)
     return np.where(bars["contract"].diff() == 0, steps, np.nan)
 
 
@@ -57,10 +57,10 @@ def pair(walk: pd.Series, times: float = 1.0, plus: float = 0.0) -> pd.DataFrame
 
 @pytest.mark.parametrize("name", ["ratio", "difference", "none"])
 @pytest.mark.parametrize("forced", [False, True])
-def test_returns_across_the_roll(walk, name, forced):
+def test_continuous_returns_across_roll_follow_adjust_method(walk, name, forced):
     table = pair(walk, plus=75.0) if name == "difference" else pair(walk, times=1.05)
     spec = RollSpec(adjust=name, first="ESH4", forced=FORCED.forced if forced else ())
-    bars, rolls = continuous(table, spec, MARKET)
+    bars, rolls = build_continuous_contract(table, spec, MARKET)
     at = NOON if forced else MIDNIGHT
     assert rolls["at"].tolist() == [walk.index[0], at] and rolls["why"].tolist() == [
         "first",
@@ -78,7 +78,7 @@ def test_returns_across_the_roll(walk, name, forced):
         assert jump == pytest.approx(np.log(1.05), abs=1e-9)
     else:
         assert np.allclose(bars["close"], walk, rtol=1e-12)
-    again = unadjusted(bars)
+    again = undo_roll_adjustment(bars)
     later = table[table["contract"] == "ESM4"]
     assert np.allclose(again[~before], later.loc[~before, list(PRICES)], rtol=1e-13)
     assert np.allclose(again[before], own.loc[before, list(PRICES)], rtol=1e-13)
@@ -92,33 +92,33 @@ def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Time
     stamps = bars.index.as_unit("ns").asi8
     row = int(np.searchsorted(stamps, at.value))
     assert stamps[row] - stamps[row - 1] == MINUTE_NS
-    assert (np.diff(sessions_of(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
-    base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
-    labels = triple_barrier(base, minute_bars, LabelSpec(horizon=horizon), market)
+    assert (np.diff(assign_sessions(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
+    base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
+    labels = triple_barrier_labels(base, minute_bars, LabelSpec(horizon=horizon), market)
     crossing = (base.start[labels["entry_bar"]] < at.value) & (base.start[labels["exit_bar"]] >= at.value)
     assert not crossing.any()
     near = labels[labels.index.isin(at - pd.to_timedelta(np.arange(1, horizon) * 5, unit="min"))]
     assert len(near) and (near["label_end"] <= at + pd.Timedelta("5min")).all()  # the next bar proves the end
     after = int(np.searchsorted(base.start, at.value))
     rows = np.arange(after - 10, after + 20)
-    whole = rows_with_window(base.segment, rows, 10)
+    whole = mask_rows_with_full_window(base.segment, rows, 10)
     assert whole.tolist() == [not after <= one < after + 9 for one in rows]
-    plain = base_frame(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
+    plain = resample_bars(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
     assert plain.segment[after - 1] == plain.segment[after] and base.segment[after - 1] < base.segment[after]
 
 
-def test_labels_and_windows_stop_at_a_roll_in_mid_session(walk):
-    bars, _ = continuous(pair(walk, times=1.02), FORCED, MARKET)
+def test_labels_and_windows_at_mid_session_roll_stop_at_roll(walk):
+    bars, _ = build_continuous_contract(pair(walk, times=1.02), FORCED, MARKET)
     check_labels_and_windows(bars, MARKET, NOON, 20)
 
 
 @pytest.mark.parametrize("adjust", ["ratio", "difference", "none"])
-def test_a_real_stretch_with_both_expiries(shared_data, adjust):
+def test_continuous_real_bars_of_two_expiries_join_at_last_common_minute(shared_data, adjust):
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
     table = table[table["timestamp"].dt.date.astype(str) == "2013-12-18"].set_index("timestamp")
     at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
     spec = RollSpec(adjust=adjust, first="ES201312", forced=(("ES201403", str(at)),))
-    bars, rolls = continuous(table.sort_index(kind="stable"), spec, CME)
+    bars, rolls = build_continuous_contract(table.sort_index(kind="stable"), spec, CME)
     assert bars.loc[at, "contract"] == 201403 and bars.loc[at - pd.Timedelta("1min"), "contract"] == 201312
     # 14:59: ES201312 closed at 1783.25, ES201403 at 1777.00
     assert rolls[["close_previous", "close"]].iloc[1].tolist() == [1783.25, 1777.0]
@@ -130,9 +130,9 @@ def test_a_real_stretch_with_both_expiries(shared_data, adjust):
     check_labels_and_windows(bars, CME, at, 12)
 
 
-def test_the_real_roll_by_volume_is_found(shared_data):
+def test_continuous_real_es_contracts_roll_by_volume_at_known_dates(shared_data):
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
-    bars, rolls = continuous(table.sort_index(kind="stable"), RollSpec(), CME)
+    bars, rolls = build_continuous_contract(table.sort_index(kind="stable"), RollSpec(), CME)
     assert rolls["contract"].tolist() == ["ES201312", "ES201403", "ES202003"]
     assert rolls["at"][1] == pd.Timestamp("2013-12-18 23:00", tz="UTC")  # 18 December is the first day March leads
     assert pd.isna(rolls["common"][2])  # six years without a minute in common
@@ -159,9 +159,9 @@ def random_table(seed: int) -> pd.DataFrame:
     return stacked(*parts)
 
 
-def twin_rolls(table: pd.DataFrame, by: str, days_before: int = 6) -> list[tuple[pd.Timestamp, str]]:
+def reference_rolls(table: pd.DataFrame, by: str, days_before: int = 6) -> list[tuple[pd.Timestamp, str]]:
     """The rule in words, one session after the other."""
-    last_day = {name: read_contract(name, table.index[0]).last_day() for name in NAMES}
+    last_day = {name: parse_contract_code(name, table.index[0]).last_holding_day() for name in NAMES}
     present, rolls, earlier = None, [], None
     for day, bars in table.groupby(table.index.date):
         if earlier is not None:
@@ -183,12 +183,12 @@ def twin_rolls(table: pd.DataFrame, by: str, days_before: int = 6) -> list[tuple
 
 
 @pytest.mark.parametrize("by", ["volume", "date"])
-def test_the_rule_equals_its_plain_twin(by):
+def test_continuous_random_contracts_roll_at_times_of_reference(by):
     changes = 0
     for seed in range(60):
         table = random_table(seed)
-        bars, rolls = continuous(table, RollSpec(by=by, adjust="none"), MARKET)
-        expected = twin_rolls(table, by)
+        bars, rolls = build_continuous_contract(table, RollSpec(by=by, adjust="none"), MARKET)
+        expected = reference_rolls(table, by)
         assert list(zip(rolls["at"], rolls["contract"], strict=True)) == expected, seed
         changes += len(expected) - 1
         held = pd.Series([name for _, name in expected], [at for at, _ in expected])
@@ -198,12 +198,12 @@ def test_the_rule_equals_its_plain_twin(by):
     assert changes > 40
 
 
-def test_joined_by_the_last_minute_both_traded():
+def test_continuous_factor_and_shift_come_from_last_common_minute():
     for seed in range(30):
         table = random_table(seed)
         own = {name: part["close"] for name, part in table.groupby("contract")}
-        _, ratio = continuous(table, RollSpec(), MARKET)
-        _, step = continuous(table, RollSpec(adjust="difference"), MARKET)
+        _, ratio = build_continuous_contract(table, RollSpec(), MARKET)
+        _, step = build_continuous_contract(table, RollSpec(adjust="difference"), MARKET)
         factor, shift = 1.0, 0.0
         for k in range(1, len(ratio)):
             old, new = own[ratio["previous"][k]], own[ratio["contract"][k]]
@@ -227,7 +227,7 @@ def test_joined_by_the_last_minute_both_traded():
     adjust=st.sampled_from(["ratio", "difference", "none"]),
     absurd=st.booleans(),
 )
-def test_more_bars_never_change_a_row(seed, share, by, adjust, absurd):
+def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, share, by, adjust, absurd):
     table = random_table(seed)
     cut = max(1, int(share * len(table)))
     while cut < len(table) and table.index[cut] == table.index[cut - 1]:
@@ -238,8 +238,8 @@ def test_more_bars_never_change_a_row(seed, share, by, adjust, absurd):
         later[[*PRICES, "volume"]] *= 7.3
         part = pd.concat([part, later])
     spec = RollSpec(by=by, adjust=adjust)
-    whole, rolls = continuous(table, spec, MARKET)
-    cut_bars, cut_rolls = continuous(part, spec, MARKET)
+    whole, rolls = build_continuous_contract(table, spec, MARKET)
+    cut_bars, cut_rolls = build_continuous_contract(part, spec, MARKET)
     until = table.index[cut - 1]
     known, cut_known = whole[whole.index <= until], cut_bars[cut_bars.index <= until]
     pd.testing.assert_frame_equal(known, cut_known, check_exact=True)
@@ -247,7 +247,7 @@ def test_more_bars_never_change_a_row(seed, share, by, adjust, absurd):
     pd.testing.assert_frame_equal(rolls, cut_rolls, check_exact=True)
 
 
-def test_differences_give_way_to_returns_before_zero(walk):
+def test_continuous_difference_adjustment_near_zero_switches_to_ratio(walk):
     cheap = walk / 50  # about 100
     far = one_contract("ESM4", cheap.to_numpy() + 80, walk.index, np.where(walk.index.day < 6, 20.0, 80.0))
     later = walk.index > MIDNIGHT + pd.Timedelta("10h")
@@ -256,7 +256,7 @@ def test_differences_give_way_to_returns_before_zero(walk):
         far[column] = np.maximum(far[column].to_numpy() - falling, 2.0 + 0.001 * cheap.to_numpy())
     near = one_contract("ESH4", cheap.to_numpy(), walk.index, np.where(walk.index.day < 6, 90.0, 10.0))
     table = stacked(near, far)
-    bars, rolls = continuous(table, RollSpec(adjust="difference", first="ESH4"), MARKET)
+    bars, rolls = build_continuous_contract(table, RollSpec(adjust="difference", first="ESH4"), MARKET)
     assert rolls["why"].tolist() == ["first", "volume", "floor"]
     own = table[table["contract"] == "ESM4"]
     assert (own["low"] - 80 < 0).any() and (bars[list(PRICES)] > 0).all().all()  # plain differences would be negative
@@ -268,13 +268,13 @@ def test_differences_give_way_to_returns_before_zero(walk):
     returns = np.diff(np.log(bars["close"]), prepend=np.nan)
     assert np.allclose(returns[after], contract_returns(bars)[after], atol=1e-12)
     assert np.isnan(contract_returns(bars)[bars.index.get_loc(MIDNIGHT)])
-    shorter, _ = continuous(table[table.index < at], RollSpec(adjust="difference", first="ESH4"), MARKET)
+    shorter, _ = build_continuous_contract(table[table.index < at], RollSpec(adjust="difference", first="ESH4"), MARKET)
     pd.testing.assert_frame_equal(shorter, bars[before], check_exact=True)
 
 
-def test_differences_keep_the_tick(shared_data):
+def test_continuous_difference_adjustment_keeps_prices_on_tick(shared_data):
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
-    bars, _ = continuous(table.sort_index(kind="stable"), RollSpec(adjust="difference"), CME)
+    bars, _ = build_continuous_contract(table.sort_index(kind="stable"), RollSpec(adjust="difference"), CME)
     assert (bars[list(PRICES)] % 0.25 == 0).all().all()
 
 
@@ -295,29 +295,29 @@ def test_differences_keep_the_tick(shared_data):
         ("20131220", "2013-10-06", 20131220, date(2013, 12, 20)),
     ],
 )
-def test_what_a_code_says(code, first_bar, number, last_day):
-    contract = read_contract(code, pd.Timestamp(first_bar, tz="UTC"))
-    assert contract.number == number and (last_day is None or contract.last_day() == last_day)
+def test_read_contract_code_gives_number_and_last_day(code, first_bar, number, last_day):
+    contract = parse_contract_code(code, pd.Timestamp(first_bar, tz="UTC"))
+    assert contract.number == number and (last_day is None or contract.last_holding_day() == last_day)
 
 
-def test_days_can_be_given_where_a_code_does_not_tell(walk):
+def test_continuous_unreadable_contract_codes_roll_by_given_expiries(walk):
     table = pair(walk, times=1.05).replace({"ESH4": "front", "ESM4": "next"})
     with pytest.raises(BarsError, match=r"expiry cannot be read.*front.*expiries="):
-        continuous(table, RollSpec(), MARKET)
+        build_continuous_contract(table, RollSpec(), MARKET)
     given_days = (("front", "2024-03-15"), ("next", "2024-06-21"))
-    bars, rolls = continuous(table, RollSpec(by="date", expiries=given_days), MARKET)
+    bars, rolls = build_continuous_contract(table, RollSpec(by="date", expiries=given_days), MARKET)
     # six weekdays before Friday 15 March is Thursday 7 March
     assert rolls["at"].tolist() == [pd.Timestamp("2024-03-05", tz="UTC"), MIDNIGHT]
     assert set(bars["contract"]) == {20240315, 20240621}
     with pytest.raises(BarsError, match=r"last day .* not known.*ZZH4.*expiries="):
-        continuous(table.replace({"front": "ZZH4", "next": "ZZM4"}), RollSpec(by="date"), MARKET)
+        build_continuous_contract(table.replace({"front": "ZZH4", "next": "ZZM4"}), RollSpec(by="date"), MARKET)
 
 
-def test_metals_roll_through_the_months_that_trade(walk):
+def test_continuous_metals_roll_through_active_months_only(walk):
     parts = [one_contract(name, walk.to_numpy(), walk.index, 1.0) for name in ("GCH4", "GCJ4", "GCK4", "GCM4")]
-    _, rolls = continuous(stacked(*parts), RollSpec(by="date"), MARKET)
+    _, rolls = build_continuous_contract(stacked(*parts), RollSpec(by="date"), MARKET)
     assert rolls["contract"].tolist() == ["GCJ4"]
-    _, rolls = continuous(stacked(*parts), RollSpec(by="date", months=(3, 5), days_before=0), MARKET)
+    _, rolls = build_continuous_contract(stacked(*parts), RollSpec(by="date", months=(3, 5), days_before=0), MARKET)
     assert rolls["contract"].tolist() == ["GCK4"]  # March is left before 29 February
 
 
@@ -330,41 +330,43 @@ def test_metals_roll_through_the_months_that_trade(walk):
         ({"forced": (("ESM4", "2024-03-06 12:00"),)}, "zone"),
     ],
 )
-def test_settings_check_themselves(spec, message):
+def test_roll_spec_invalid_values_raise_settings_error(spec, message):
     with pytest.raises(SettingsError, match=message):
         RollSpec(**spec)
 
 
-def test_mistakes_are_named(walk):
+def test_continuous_invalid_contracts_or_columns_raise_error(walk):
     table = pair(walk)
     with pytest.raises(SettingsError, match=r"No such contract \[first\].*ESH4"):
-        continuous(table, RollSpec(first="ESH5"), MARKET)
+        build_continuous_contract(table, RollSpec(first="ESH5"), MARKET)
     with pytest.raises(SettingsError, match="earlier contract"):
-        continuous(table, RollSpec(first="ESM4", forced=(("ESH4", str(NOON)),)), MARKET)
+        build_continuous_contract(table, RollSpec(first="ESM4", forced=(("ESH4", str(NOON)),)), MARKET)
     with pytest.raises(BarsError, match="roll by date"):
-        continuous(table.drop(columns="volume"), RollSpec(), MARKET)
+        build_continuous_contract(table.drop(columns="volume"), RollSpec(), MARKET)
     with pytest.raises(BarsError, match="twice for ESH4"):
-        continuous(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
+        build_continuous_contract(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
     with pytest.raises(BarsError, match="several markets"):
-        continuous(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
+        build_continuous_contract(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
     with pytest.raises(BarsError, match="name no contract"):
-        continuous(table.drop(columns="contract"), RollSpec(), MARKET)
+        build_continuous_contract(table.drop(columns="contract"), RollSpec(), MARKET)
 
 
-def test_one_session_decides_nothing(walk):
+def test_continuous_with_one_session_returns_no_bars(walk):
     table = pair(walk)
-    bars, rolls = continuous(table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET)
+    bars, rolls = build_continuous_contract(
+        table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET
+    )
     assert len(bars) == len(rolls) == 0 and list(bars.columns)[-4:] == ["contract", "factor", "shift", "chain"]
 
 
-def test_a_shift_with_nothing_to_join_to_begins_anew(walk):
+def test_continuous_shift_without_common_minute_resets_at_floor_roll(walk):
     # ESM4 is 4,000 points above ESH4 at the roll; ESU4 never trades beside ESM4 and lies under half of that shift
     day = walk.index.day
     near = one_contract("ESH4", walk.to_numpy(), walk.index, 9.0)[day < 6]
     far = one_contract("ESM4", walk.to_numpy() + 4000, walk.index, 5.0)[day < 7]
     last = one_contract("ESU4", walk.to_numpy() / 10, walk.index, 5.0)[day == 7]
     spec = RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(NOON)), ("ESU4", str(MIDNIGHT))))
-    bars, rolls = continuous(stacked(near, far, last), spec, MARKET)
+    bars, rolls = build_continuous_contract(stacked(near, far, last), spec, MARKET)
     assert rolls["why"].tolist() == ["first", "forced", "forced", "floor"] and pd.isna(rolls["common"][2])
     assert (bars.loc[bars.index >= MIDNIGHT, "close"] == last["close"]).all()
     assert (bars[list(PRICES)] > 0).all().all()

@@ -12,10 +12,10 @@ from ml_factory.data.sessions import (
     MINUTE_NS,
     TRADING_HOURS,
     MarketSpec,
-    market_for,
-    pauses,
-    session_days,
-    sessions_of,
+    assign_sessions,
+    resolve_market_spec,
+    scheduled_session_days,
+    scheduled_session_pauses,
 )
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
@@ -25,9 +25,9 @@ def ns(*stamps: str) -> np.ndarray:
     return pd.DatetimeIndex(pd.to_datetime(list(stamps), utc=True)).as_unit("ns").asi8
 
 
-def test_cme_edges_move_with_daylight_saving():
+def test_sessions_of_cme_open_and_close_follow_dst_change():
     # Chicago changed its clocks on Sunday 10 March 2024: 17:00 is 23:00 UTC before and 22:00 UTC after.
-    got = sessions_of(ns("2024-03-08 12:00", "2024-03-10 21:59", "2024-03-10 22:00", "2024-03-11 20:59"), "cme")
+    got = assign_sessions(ns("2024-03-08 12:00", "2024-03-10 21:59", "2024-03-10 22:00", "2024-03-11 20:59"), "cme")
     assert got.inside.tolist() == [True, False, True, True]
     day = pd.Timestamp("2024-03-11").value // DAY_NS
     assert got.id[[0, 2, 3]].tolist() == [day - 3, day, day]
@@ -35,44 +35,44 @@ def test_cme_edges_move_with_daylight_saving():
     assert got.open_ns[3] == ns("2024-03-10 22:00")[0] and got.close_ns[3] == ns("2024-03-11 21:00")[0]
 
 
-def test_cme_halt_and_weekend_are_outside():
+def test_sessions_of_cme_halt_and_weekend_are_outside_session():
     stamps = ns("2024-01-10 21:59", "2024-01-10 22:00", "2024-01-10 22:59", "2024-01-10 23:00", "2024-01-13 12:00")
-    assert sessions_of(stamps, "cme").inside.tolist() == [True, False, False, True, False]
+    assert assign_sessions(stamps, "cme").inside.tolist() == [True, False, False, True, False]
 
 
-def test_early_closes():
+def test_sessions_of_early_close_days_close_at_scheduled_time():
     # the day after Thanksgiving 2024: index futures stop at 12:15 Chicago, shares at 13:00 New York
-    cme = sessions_of(ns("2024-11-29 18:14", "2024-11-29 18:15"), "cme")
+    cme = assign_sessions(ns("2024-11-29 18:14", "2024-11-29 18:15"), "cme")
     assert cme.close_ns.tolist() == ns("2024-11-29 18:15", "2024-11-29 22:00").tolist()
     assert cme.inside.all() and cme.edges().tolist() == [True, True]  # a product that trades on is kept, cut apart
-    shares = sessions_of(ns("2024-11-29 17:59", "2024-11-29 18:00"), "us_equity")
+    shares = assign_sessions(ns("2024-11-29 17:59", "2024-11-29 18:00"), "us_equity")
     assert shares.inside.tolist() == [True, False] and (shares.close_ns == ns("2024-11-29 18:00")[0]).all()
-    holiday = sessions_of(ns("2025-01-20 17:59"), "cme")  # Martin Luther King day: 12:00 Chicago
+    holiday = assign_sessions(ns("2025-01-20 17:59"), "cme")  # Martin Luther King day: 12:00 Chicago
     assert holiday.close_ns[0] == ns("2025-01-20 18:00")[0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
-def test_us_equity_equals_the_exchange_schedule():
+def test_sessions_of_us_equity_equal_exchange_calendars():
     book = exchange_calendars.get_calendar("XNYS", start="2023-01-01", end="2024-12-31")
     minutes = pd.date_range("2023-01-02", "2024-12-30", freq="30min", tz="UTC")
-    ours = sessions_of(minutes.as_unit("ns").asi8, "us_equity")
+    ours = assign_sessions(minutes.as_unit("ns").asi8, "us_equity")
     days = pd.DatetimeIndex(ours.id[ours.inside].astype("datetime64[D]"))
     held = np.isin(days, book.sessions)  # bars on an exchange holiday are kept, if a file has them
     opens = book.opens.reindex(days[held]).dt.as_unit("ns").astype("int64")
     closes = book.closes.reindex(days[held]).dt.as_unit("ns").astype("int64")
     assert held.mean() > 0.95
     assert (ours.open_ns[ours.inside][held] == opens).all() and (ours.close_ns[ours.inside][held] == closes).all()
-    listed, length = session_days("us_equity", int(ours.id[0]), int(ours.id[-1]))
+    listed, length = scheduled_session_days("us_equity", int(ours.id[0]), int(ours.id[-1]))
     assert pd.DatetimeIndex(listed.astype("datetime64[D]")).equals(book.sessions[:-2].as_unit("s"))
     assert sorted(set(length.tolist())) == [210, 390]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
 @pytest.mark.parametrize(("calendar", "name"), [("cme", "CMES"), ("us_equity", "XNYS")])
-def test_holidays_equal_the_exchange_schedule(calendar, name):
+def test_session_days_holidays_and_early_closes_equal_exchange_calendars(calendar, name):
     book = exchange_calendars.get_calendar(name, start="2010-01-01", end="2026-12-31")
     first, last = (int(day.value // DAY_NS) for day in (book.first_session, book.last_session))
-    days, minutes = session_days(calendar, first, last)
+    days, minutes = scheduled_session_days(calendar, first, last)
     sessions, early = book.sessions.as_unit("s"), book.early_closes.as_unit("s")
     if calendar == "cme":  # which calls the mornings of some Good Fridays and days of mourning closed
         mornings = ["2010-04-02", "2012-04-06", "2015-04-03", "2018-12-05", "2021-04-02", "2023-04-07", "2025-01-09"]
@@ -98,10 +98,10 @@ def test_holidays_equal_the_exchange_schedule(calendar, name):
         ("2015-09-21", "2015-09-21 21:00"),
     ],
 )
-def test_cme_closed_later_in_earlier_years(day, close):
-    got = sessions_of(ns(f"{day} 15:00"), "cme")
+def test_sessions_of_cme_in_earlier_years_close_at_historical_times(day, close):
+    got = assign_sessions(ns(f"{day} 15:00"), "cme")
     assert got.close_ns[0] == ns(close)[0]
-    last = sessions_of(ns(close) - MINUTE_NS, "cme"), sessions_of(ns(close), "cme")
+    last = assign_sessions(ns(close) - MINUTE_NS, "cme"), assign_sessions(ns(close), "cme")
     assert [bool(at.inside[0]) for at in last] == [True, False] and last[0].id[0] == last[1].id[0] == got.id[0]
 
 
@@ -125,9 +125,9 @@ def test_cme_closed_later_in_earlier_years(day, close):
         ("24h", "2024-11-03", "2024-11-03 00:00", "2024-11-04 00:00"),
     ],
 )
-def test_daylight_saving_on_both_sides_of_both_changes(calendar, day, opens, closes):
+def test_sessions_of_days_around_dst_changes_open_and_close_on_local_clock(calendar, day, opens, closes):
     edges = np.concatenate([ns(opens) - MINUTE_NS, ns(opens), ns(closes) - MINUTE_NS, ns(closes)])
-    got = sessions_of(edges, calendar)
+    got = assign_sessions(edges, calendar)
     mine = got.id == pd.Timestamp(day).value // DAY_NS
     assert (mine & got.inside).tolist() == [False, True, True, False]
     assert set(got.open_ns[1:3]) == set(ns(opens)) and set(got.close_ns[1:3]) == set(ns(closes))
@@ -139,9 +139,9 @@ def test_daylight_saving_on_both_sides_of_both_changes(calendar, day, opens, clo
     first=st.integers(0, 130 * 365).map(lambda day: day * DAY_NS),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_minute_belongs_to_at_most_one_session(calendar, first, seed):
+def test_sessions_of_random_minutes_belong_to_at_most_one_session(calendar, first, seed):
     minutes = first + np.arange(0, 9 * DAY_NS, 7 * MINUTE_NS)
-    got = sessions_of(minutes, calendar)
+    got = assign_sessions(minutes, calendar)
     assert (np.diff(got.id) >= 0).all() and (got.open_ns < got.close_ns).all()
     assert (got.inside <= ((got.open_ns <= minutes) & (minutes < got.close_ns))).all()
     _, rows = np.unique(got.id[got.inside], return_index=True)
@@ -150,35 +150,35 @@ def test_every_minute_belongs_to_at_most_one_session(calendar, first, seed):
     assert (opens[rows][1:] >= last[:-1]).all()  # a day's close is not after the next day's open
     assert (np.maximum.reduceat(opens, rows) == opens[rows]).all()  # one open a day
     order = np.random.default_rng(seed).permutation(len(minutes))
-    again = sessions_of(minutes[order], calendar)
+    again = assign_sessions(minutes[order], calendar)
     for field in ("id", "open_ns", "close_ns", "inside"):
         assert (getattr(again, field) == getattr(got, field)[order]).all()
 
 
-def test_moments_no_calendar_knows_are_refused():
-    assert len(sessions_of(np.empty(0, np.int64), "cme").id) == 0
+def test_sessions_of_year_outside_1970_to_2099_raises_bars_error():
+    assert len(assign_sessions(np.empty(0, np.int64), "cme").id) == 0
     with pytest.raises(BarsError, match="1970 to 2099"):
-        sessions_of(ns("1969-06-01"), "cme")
+        assign_sessions(ns("1969-06-01"), "cme")
 
 
-def test_currencies_trade_from_sunday_to_friday_without_a_halt():
+def test_sessions_of_fx_trade_sunday_to_friday_without_halt():
     # January: 17:00 New York is 22:00 UTC
     stamps = ns("2024-01-05 21:59", "2024-01-05 22:00", "2024-01-07 21:59", "2024-01-07 22:00", "2024-01-09 21:59")
-    got = sessions_of(np.append(stamps, ns("2024-01-09 22:00")), "fx")
+    got = assign_sessions(np.append(stamps, ns("2024-01-09 22:00")), "fx")
     assert got.inside.tolist() == [True, False, False, True, True, True]
     assert np.diff(got.id[[3, 4, 5]]).tolist() == [1, 1]  # Monday from Sunday evening on, cut at 17:00
     assert (got.close_ns[4] - got.open_ns[4]) == DAY_NS and got.open_ns[5] == got.close_ns[4]
 
 
-def test_24h_is_the_utc_day():
-    got = sessions_of(ns("2024-02-03 00:00", "2024-02-03 23:59"), "24h")
+def test_sessions_of_24h_session_is_utc_day():
+    got = assign_sessions(ns("2024-02-03 00:00", "2024-02-03 23:59"), "24h")
     assert got.inside.all() and got.id[0] == got.id[1] == pd.Timestamp("2024-02-03").value // DAY_NS
     assert got.close_ns[0] - got.open_ns[0] == DAY_NS
 
 
-def test_unknown_calendar_is_named():
+def test_sessions_of_unknown_calendar_raises_settings_error():
     with pytest.raises(SettingsError, match="us_equity"):
-        sessions_of(ns("2024-01-01"), "us_equities")
+        assign_sessions(ns("2024-01-01"), "us_equities")
     with pytest.raises(SettingsError, match="cme"):
         MarketSpec("X", "cmee", 0.25, True)
 
@@ -209,19 +209,19 @@ def test_unknown_calendar_is_named():
         ("EURUSDT", "24h", None),
     ],
 )
-def test_lookup(symbol, calendar, tick):
-    market = market_for(symbol)
+def test_market_for_known_symbol_returns_calendar_and_tick(symbol, calendar, tick):
+    market = resolve_market_spec(symbol)
     assert (market.calendar, market.tick) == (calendar, tick) and dict(market.source)["calendar"] == "lookup"
 
 
-def test_given_beats_lookup_and_unknown_asks():
-    market = market_for("ES", calendar="24h", tick=0.5, has_volume=True)
+def test_market_for_given_values_override_lookup_and_unknown_symbol_raises():
+    market = resolve_market_spec("ES", calendar="24h", tick=0.5, has_volume=True)
     assert (market.calendar, market.tick, market.notes()) == ("24h", 0.5, [])
     with pytest.raises(SettingsError, match="calendar="):
-        market_for("FOO")
+        resolve_market_spec("FOO")
 
 
-def test_inference_reads_the_first_twenty_sessions_only(make_raw):
+def test_market_for_changes_after_20_sessions_keep_inferred_market(make_raw):
     days = pd.bdate_range("2024-01-08", periods=30)
     parts = [make_raw(300, f"{day:%Y-%m-%d} 10:00", seed=i) for i, day in enumerate(days)]
     bars = pd.concat(parts).set_index("timestamp")
@@ -229,64 +229,64 @@ def test_inference_reads_the_first_twenty_sessions_only(make_raw):
     later = spoiled.index >= pd.Timestamp(days[20], tz="UTC")
     spoiled.loc[later, ["open", "high", "low", "close"]] *= 1.00007
     spoiled.loc[later, "volume"] = 0.0
-    first, second = market_for("FOO", bars), market_for("FOO", spoiled)
+    first, second = resolve_market_spec("FOO", bars), resolve_market_spec("FOO", spoiled)
     assert first == second and first.tick == 0.25 and first.has_volume and first.calendar == "cme"
     assert len(first.notes()) == 2 and "first 20 sessions" in first.notes()[0]
 
 
 @pytest.mark.parametrize("calendar", ["24h", "cme", "fx", "us_equity"])  # other CME groups differ on holidays alone
-def test_the_calendar_is_told_from_the_bars(calendar):
+def test_market_for_unknown_symbol_infers_calendar_from_bars(calendar):
     bars = synthetic_bars(25, "null", calendar=calendar, missing=0.02)
-    market = market_for("FOO", bars)
+    market = resolve_market_spec("FOO", bars)
     assert market.calendar == calendar and dict(market.source)["calendar"] == "inferred" and market.notes()
 
 
-def test_the_calendar_is_told_from_the_first_twenty_sessions():
+def test_market_for_calendar_change_after_20_sessions_keeps_inferred_calendar():
     bars = synthetic_bars(25, "null", calendar="us_equity", missing=0.02)
     later = synthetic_bars(300, "null", calendar="24h", start=f"{bars.index[-1] + pd.Timedelta('1D'):%Y-%m-%d}")
-    assert market_for("FOO", pd.concat([bars, later])) == market_for("FOO", bars)
+    assert resolve_market_spec("FOO", pd.concat([bars, later])) == resolve_market_spec("FOO", bars)
 
 
-def test_a_market_seen_for_a_few_days_is_no_currency():
+def test_market_for_3_weekdays_of_24h_bars_infers_24h_not_fx():
     bars = synthetic_bars(3, "null", calendar="24h", start="2024-01-09")  # Tuesday to Thursday
-    assert market_for("FOO", bars).calendar == "24h"
+    assert resolve_market_spec("FOO", bars).calendar == "24h"
 
 
-def test_market_round_trip():
-    market = market_for("ES", has_volume=False)
+def test_market_spec_from_dict_of_to_dict_returns_equal_spec():
+    market = resolve_market_spec("ES", has_volume=False)
     assert MarketSpec.from_dict(market.to_dict()) == market
 
 
 @pytest.mark.parametrize(
     ("name", "calendar"), [("ES_1m", "cme"), ("XAUUSD_1m", "cme"), ("SPY_1m", "us_equity"), ("FILUSDT_1m", "24h")]
 )
-def test_real_bars_stand_inside_the_inferred_calendar(shared_data, name, calendar):
+def test_market_for_real_bars_infers_calendar_that_contains_bars(shared_data, name, calendar):
     bars = pd.read_parquet(shared_data / "bars" / f"{name}.parquet").set_index("timestamp")
-    market = market_for("FOO", bars)
-    inside = sessions_of(bars.index.as_unit("ns").asi8, market.calendar).inside
+    market = resolve_market_spec("FOO", bars)
+    inside = assign_sessions(bars.index.as_unit("ns").asi8, market.calendar).inside
     assert market.calendar == calendar and inside.mean() > 0.99
 
 
-def test_juneteenth_is_a_short_day_of_cme_futures_since_2022():
+def test_sessions_of_cme_juneteenth_is_short_day_since_2022():
     # 2022: Sunday, kept on Monday the 20th; 2027: Saturday, kept on Friday the 18th; 2021: not yet
     for day, close in (("2022-06-20", "17:00"), ("2024-06-19", "17:00"), ("2027-06-18", "17:00")):
-        assert sessions_of(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} {close}")[0]  # 12:00 Chicago
-        assert sessions_of(ns(f"{day} 17:00"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]  # products that trade on
+        assert assign_sessions(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} {close}")[0]  # 12:00 Chicago
+        assert assign_sessions(ns(f"{day} 17:00"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]  # products that trade on
     for day in ("2021-06-18", "2022-06-17", "2024-06-18"):
-        assert sessions_of(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]
+        assert assign_sessions(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]
 
 
-def test_currencies_rest_at_christmas_and_new_year():
-    days, minutes = session_days("fx", *(int(day // DAY_NS) for day in ns("2023-12-20", "2024-01-03")))
+def test_session_days_fx_exclude_christmas_and_new_year():
+    days, minutes = scheduled_session_days("fx", *(int(day // DAY_NS) for day in ns("2023-12-20", "2024-01-03")))
     shown = [str(day)[5:] for day in days.astype("datetime64[D]")]
     assert shown == ["12-20", "12-21", "12-22", "12-26", "12-27", "12-28", "12-29", "01-02", "01-03"]
     assert set(minutes.tolist()) == {1440}
 
 
-def test_the_quarter_hour_in_which_index_futures_paused():
-    begin, end = pauses("cme", *(int(day // DAY_NS) for day in ns("2021-06-21", "2021-07-02")))
+def test_pauses_cme_index_futures_at_1515_until_june_2021():
+    begin, end = scheduled_session_pauses("cme", *(int(day // DAY_NS) for day in ns("2021-06-21", "2021-07-02")))
     want = ns(*(f"2021-06-{day} 20:15" for day in (21, 22, 23, 24, 25)))  # 15:15 Chicago; the last on Friday the 25th
     assert begin.tolist() == want.tolist() and (end - begin == 15 * MINUTE_NS).all()
-    winter, _ = pauses("cme", *(int(day // DAY_NS) for day in ns("2020-11-25", "2020-11-30")))
+    winter, _ = scheduled_session_pauses("cme", *(int(day // DAY_NS) for day in ns("2020-11-25", "2020-11-30")))
     assert winter.tolist() == ns("2020-11-25 21:15", "2020-11-30 21:15").tolist()  # none on the two short days between
-    assert len(pauses("us_equity", 18_000, 18_100)[0]) == 0
+    assert len(scheduled_session_pauses("us_equity", 18_000, 18_100)[0]) == 0

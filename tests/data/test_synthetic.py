@@ -4,17 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import market_for, sessions_of
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import assign_sessions, resolve_market_spec
 from ml_factory.data.synthetic import (
     SyntheticSpec,
-    ensure_demo_market,
+    ensure_synthetic_demo_market,
     oracle_probabilities,
-    state_posterior,
     synthetic_bars,
     synthetic_market,
+    synthetic_state_posterior,
 )
-from ml_factory.data.validation import check_bars
+from ml_factory.data.validation import validate_bars
 from ml_factory.errors import SettingsError
 from ml_factory.storage.workspace import Workspace
 
@@ -23,7 +23,7 @@ HORIZON = 20  # bars of 5 minutes
 
 def rows_and_outcomes(market, every: int):
     """5-minute rows at each of which barriers of one true deviation are set; the side touched first, bar by bar."""
-    frame = base_frame(market.bars, market_for("MES", market.bars), 5)
+    frame = resample_bars(market.bars, resolve_market_spec("MES", market.bars), 5)
     at = np.searchsorted(market.start_ns, frame.known_at - 60_000_000_000)
     barrier = market.sigma[np.minimum(at, len(market.sigma) - 1)] * np.sqrt(5 * HORIZON)
     price = {name: np.log(getattr(frame, name)) for name in ("high", "low", "close")}
@@ -49,30 +49,30 @@ def planted():
     return market, *rows_and_outcomes(market, every=30)
 
 
-def test_same_arguments_same_bits():
+def test_synthetic_bars_same_arguments_give_same_bits():
     first, again, other = (synthetic_bars(5, "planted", seed) for seed in (1, 1, 2))
     assert first.equals(again) and not first["close"].equals(other["close"])
 
 
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
 @pytest.mark.parametrize("kind", ["planted", "null", "drift"])
-def test_bars_keep_the_contract(kind, calendar):
+def test_synthetic_bars_of_any_kind_and_calendar_pass_check_bars(kind, calendar):
     bars = synthetic_bars(12, kind, 3, calendar)
-    checked, report = check_bars(bars.reset_index(), market=market_for("FOO", bars))
+    checked, report = validate_bars(bars.reset_index(), market=resolve_market_spec("FOO", bars))
     assert report.kinds == () and checked.equals(bars)
     assert ((bars / 0.25).drop(columns="volume") % 1 == 0).all(axis=None)
-    sessions = sessions_of(bars.index.as_unit("ns").asi8, calendar)
+    sessions = assign_sessions(bars.index.as_unit("ns").asi8, calendar)
     assert sessions.inside.all() and len(np.unique(sessions.id)) == 12
-    assert market_for("FOO", bars).calendar == calendar
+    assert resolve_market_spec("FOO", bars).calendar == calendar
 
 
-def test_the_default_crosses_a_daylight_saving_change():
+def test_synthetic_bars_default_range_crosses_dst_change():
     bars = synthetic_bars(60)
-    opens = sessions_of(bars.index.as_unit("ns").asi8, "cme").open_ns
+    opens = assign_sessions(bars.index.as_unit("ns").asi8, "cme").open_ns
     assert set(pd.to_datetime(np.unique(opens)).hour) == {22, 23}
 
 
-def test_a_day_has_the_shape_of_a_day():
+def test_synthetic_bars_opening_hours_have_larger_moves_and_volume():
     bars = synthetic_bars(40, "null")
     chicago = bars.index.tz_convert("America/Chicago")
     move = np.log(bars["high"] / bars["low"])
@@ -81,7 +81,7 @@ def test_a_day_has_the_shape_of_a_day():
     assert bars["volume"][opening].mean() > 3 * bars["volume"][night].mean()
 
 
-def test_null_returns_have_no_memory_and_planted_ones_do():
+def test_synthetic_market_autocorrelation_is_zero_for_null_not_for_planted():
     def memory(kind):
         market = synthetic_market(SyntheticSpec(days=120, kind=kind, seed=8))
         hours = (market.returns / market.sigma)[: len(market.returns) // 60 * 60].reshape(-1, 60).sum(1)
@@ -92,15 +92,15 @@ def test_null_returns_have_no_memory_and_planted_ones_do():
     assert memory("planted")[0] > 5 / np.sqrt(count)
 
 
-def test_drift_market_rises_and_null_does_not_know_where_to():
+def test_synthetic_market_drift_kind_has_mean_return_of_spec():
     market = synthetic_market(SyntheticSpec(days=120, kind="drift", seed=1))
     standard = market.returns / market.sigma
     assert abs(standard.mean() - market.spec.lean) < 4 / np.sqrt(len(standard))
 
 
-def test_posterior_is_calibrated_and_sees_no_future(planted):
+def test_state_posterior_is_calibrated_and_ignores_future_returns(planted):
     market = planted[0]
-    belief = state_posterior(market)
+    belief = synthetic_state_posterior(market)
     assert np.allclose(belief.sum(1), 1)
     for state in (-1, 0, 1):
         given = belief[:, state + 1]
@@ -111,10 +111,10 @@ def test_posterior_is_calibrated_and_sees_no_future(planted):
     cut = 5000
     part = synthetic_market(market.spec)
     part.returns[cut:] *= -3
-    assert np.array_equal(state_posterior(part)[:cut], belief[:cut])
+    assert np.array_equal(synthetic_state_posterior(part)[:cut], belief[:cut])
 
 
-def test_oracle_beats_the_prior_by_what_it_says(planted):
+def test_oracle_probabilities_on_planted_market_have_lower_loss_than_prior(planted):
     market, frame, rows, barrier, outcome = planted
     share = np.bincount(outcome + 1, minlength=3) / len(outcome)
     prior = log_loss(np.tile(share, (len(outcome), 1)), outcome)
@@ -130,7 +130,7 @@ def test_oracle_beats_the_prior_by_what_it_says(planted):
     assert losses["state"] < losses["bars"] - 0.005 and losses["bars"] < prior - 0.03
 
 
-def test_momentum_and_volume_show_the_edge(planted):
+def test_synthetic_market_planted_momentum_and_volume_predict_side(planted):
     """What an ordinary model sees: two hours of momentum, weighted by volume, tells the side about to be touched."""
     _, frame, rows, _, outcome = planted
     close, volume = np.log(frame.close), frame.volume
@@ -143,7 +143,7 @@ def test_momentum_and_volume_show_the_edge(planted):
     assert agree[busy > np.median(busy)].mean() > agree[busy < np.median(busy)].mean() + 0.05
 
 
-def test_null_market_has_no_side_for_anyone():
+def test_oracle_probabilities_on_null_market_have_no_side():
     market = synthetic_market(SyntheticSpec(days=30, kind="null", seed=5, shape=0.0, weather=0.0))
     frame, rows, barrier, outcome = rows_and_outcomes(market, every=20)
     truth = oracle_probabilities(market, frame.known_at[rows], barrier, barrier, 5 * HORIZON, knows="state")
@@ -152,21 +152,21 @@ def test_null_market_has_no_side_for_anyone():
     assert market.sigma.std() < 1e-12
 
 
-def test_demo_market_is_written_once(tmp_path):
+def test_ensure_demo_market_called_twice_keeps_first_file(tmp_path):
     workspace = Workspace(tmp_path)
-    path = ensure_demo_market(workspace, "MES", seed=3, days=3)
+    path = ensure_synthetic_demo_market(workspace, "MES", seed=3, days=3)
     before = path.read_bytes()
-    assert ensure_demo_market(workspace, "MES", seed=4, days=3).read_bytes() == before
+    assert ensure_synthetic_demo_market(workspace, "MES", seed=4, days=3).read_bytes() == before
     assert path == workspace.raw_bars("MES") and len(pd.read_parquet(path)) > 4000
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "nul"}, {"calendar": "cmes"}, {"days": 0}, {"missing": 0.9}])
-def test_settings_check_themselves(wrong):
+def test_synthetic_spec_invalid_values_raise_settings_error(wrong):
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         SyntheticSpec(**wrong)
 
 
-def test_made_up_shares_rest_when_the_exchange_does():
+def test_synthetic_bars_us_equity_and_fx_skip_exchange_holidays():
     days = synthetic_bars(12, "null", calendar="us_equity", start="2024-11-20").index.tz_convert("America/New_York")
     dates = pd.Series(days.date).drop_duplicates().astype(str).tolist()
     assert "2024-11-28" not in dates and len(dates) == 12 and dates[0] == "2024-11-20" and dates[-1] == "2024-12-06"

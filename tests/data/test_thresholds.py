@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.data import gaps, level_shifts, outliers, time_zone_check
-from ml_factory.data.quality import follows_previous_bar
-from ml_factory.data.sessions import MINUTE_NS, sessions_of
+from ml_factory.data.quality import adjacent_bars_mask
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from tests.data.corruptions import CORRUPTIONS
 from tests.data.real_markets import Market
 
@@ -25,9 +25,9 @@ PRICES = ("open", "high", "low", "close")
 def parts(table: pd.DataFrame, calendar: str):
     """(starts, sessions, log prices, whether a bar follows closely) of a table of bars."""
     start_ns = table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
-    sessions = sessions_of(start_ns, calendar)
+    sessions = assign_sessions(start_ns, calendar)
     log = {name: np.log(table[name].to_numpy()) for name in PRICES}
-    return start_ns, sessions, log, follows_previous_bar(start_ns, sessions.edges(), 1)
+    return start_ns, sessions, log, adjacent_bars_mask(start_ns, sessions.edges(), 1)
 
 
 def by_row(count: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -44,27 +44,33 @@ def silence(table, calendar):
 
 def stale(table, calendar):
     *_, adjacent = parts(table, calendar)
-    first, _, score = outliers.stale_runs({name: table[name].to_numpy() for name in PRICES}, adjacent)
+    first, _, score = outliers.stale_price_runs({name: table[name].to_numpy() for name in PRICES}, adjacent)
     return by_row(len(table), first, score)
 
 
 def no_volume(table, calendar):
-    first, length = outliers.true_runs(table["volume"].to_numpy() == 0)
-    return by_row(len(table), first, outliers.run_surprisal(first, length, len(table)))
+    first, length = outliers.find_true_runs(table["volume"].to_numpy() == 0)
+    return by_row(len(table), first, outliers.run_length_surprisal(first, length, len(table)))
 
 
 def spike(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
-    usual = outliers.typical_move(np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges())
+    usual = outliers.outlier_robust_move_size(
+        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges()
+    )
     return outliers.spike_scores(log, adjacent, usual)
 
 
 def jump(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
-    usual = outliers.typical_move(np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges())
+    usual = outliers.outlier_robust_move_size(
+        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges()
+    )
     gap = np.diff(log["open"], prepend=log["open"][0])
     gap[1:] = log["open"][1:] - log["close"][:-1]
-    return np.where(adjacent, level_shifts.jump_scores(gap, level_shifts.swings(log), usual), 0.0)
+    return np.where(
+        adjacent, level_shifts.level_shift_scores(gap, level_shifts.level_shift_local_range(log), usual), 0.0
+    )
 
 
 def outside(table, calendar):
@@ -105,7 +111,7 @@ def weakest(market: Market, score, names, kinds) -> float:
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
-def test_the_threshold_holds_for_the_file_left_out(real_markets, detector):
+def test_detector_threshold_from_other_files_separates_left_out_file(real_markets, detector):
     score, threshold, names, kinds = DETECTORS[detector]
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     floor = ONE_BAR if "nats" in detector else ONE_IN_A_THOUSAND  # where the others' clean score is 0
@@ -129,13 +135,15 @@ def test_the_threshold_holds_for_the_file_left_out(real_markets, detector):
 MARKETS = ("bars/BTCUSD_1m", "bars/ETHUSD_1m", "bars/FILUSDT_1m", "bars/XAUUSD_1m", "defects/BTCUSD_2013_1m")
 
 
-def test_a_test_network_is_far_from_the_wildest_market(shared_data):
+def test_violent_days_threshold_separates_test_network_from_real_markets(shared_data):
     shares = {}
     for name in (*MARKETS, "defects/BTCUSDT_1m_testnet_not_market"):
         table = pd.read_parquet(shared_data / f"{name}.parquet")
         _, sessions, log, adjacent = parts(table, "24h")
         move = np.where(adjacent, np.diff(log["close"], prepend=log["close"][0]), 0.0)
-        shares[name] = outliers.violent_days(outliers.violent_moves(log["close"], move), sessions.id)
+        shares[name] = outliers.share_of_extreme_move_days(
+            outliers.persistent_extreme_moves(log["close"], move), sessions.id
+        )
     network = shares.pop("defects/BTCUSDT_1m_testnet_not_market")
     for left_out, share in shares.items():
         drawn = np.sqrt(max(value for name, value in shares.items() if name != left_out) * network)

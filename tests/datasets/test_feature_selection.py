@@ -6,8 +6,14 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 
 from ml_factory.datasets import feature_selection
-from ml_factory.datasets.feature_selection import Selection, by_clusters, by_mda, by_mdi, by_variance
-from ml_factory.datasets.fitted_transforms import Sample
+from ml_factory.datasets.feature_selection import (
+    FeatureSelection,
+    select_by_clusters,
+    select_by_mda,
+    select_by_mdi,
+    select_by_variance,
+)
+from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.errors import SettingsError
 from ml_factory.targets.weights import training_weights
 
@@ -25,7 +31,7 @@ def targets_of(label: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def lesson() -> Sample:
+def training() -> FitSample:
     """Column 1 says the side, column 4 half of it; the rest is noise, 5 a copy of 1, 6 constant."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((N, 7)).astype(np.float32)
@@ -33,74 +39,74 @@ def lesson() -> Sample:
     x[:, 5], x[:, 6] = np.exp(x[:, 1]), 3.0
     x[5, 0] = np.nan
     rows = np.arange(TRAIN)
-    return Sample(x, tuple("abcdefg"), rows, None, targets_of(label, rows))
+    return FitSample(x, tuple("abcdefg"), rows, None, targets_of(label, rows))
 
 
-def test_a_constant_column_goes(lesson):
-    kept = by_variance(lesson)
-    assert kept.kept.tolist() == [0, 1, 2, 3, 4, 5] and kept.names_out(lesson.names) == tuple("abcdef")
-    wanted = np.nanvar(lesson.x_NF[:TRAIN].astype(float), axis=0)
+def test_by_variance_drops_constant_column(training):
+    kept = select_by_variance(training)
+    assert kept.kept.tolist() == [0, 1, 2, 3, 4, 5] and kept.names_out(training.names) == tuple("abcdef")
+    wanted = np.nanvar(training.x_NF[:TRAIN].astype(float), axis=0)
     np.testing.assert_allclose(kept.scores, wanted, rtol=1e-6, atol=1e-12)
-    np.testing.assert_array_equal(kept.transform(lesson.x_NF), lesson.x_NF[:, :6])
+    np.testing.assert_array_equal(kept.transform(training.x_NF), training.x_NF[:, :6])
     with pytest.raises(SettingsError, match="No column is left"):
-        by_variance(lesson, least=100)
+        select_by_variance(training, least=100)
 
 
-def test_of_columns_that_tell_the_same_one_stays(lesson):
+def test_by_clusters_keeps_one_column_of_each_correlated_cluster(training):
     """The exponential of a column has its ranks, and a linear correlation of 0.76 only."""
-    assert by_clusters(lesson).kept.tolist() == [0, 1, 2, 3, 4, 6]
+    assert select_by_clusters(training).kept.tolist() == [0, 1, 2, 3, 4, 6]
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((2, 900))
     x = np.column_stack([a, a + 0.3 * rng.standard_normal(900), -a, b, b + 0.02 * rng.standard_normal(900), a + b])
-    given = Sample(x.astype(np.float32), tuple("uvwxyz"), np.arange(900))
-    found = by_clusters(given, most=0.9)
+    given = FitSample(x.astype(np.float32), tuple("uvwxyz"), np.arange(900))
+    found = select_by_clusters(given, most=0.9)
     assert found.kept.tolist() == [0, 3, 5]
     assert found.scores[0] == found.scores[1] == found.scores[2] and found.scores[3] == found.scores[4]
     rho = pd.DataFrame(x).corr("spearman").abs().to_numpy()
     for cluster in np.unique(found.scores):
         inside = np.flatnonzero(found.scores == cluster)
         assert rho[np.ix_(inside, inside)].min() >= 0.9
-    assert by_clusters(Sample(x[:, :1].astype(np.float32), ("u",), np.arange(900))).kept.tolist() == [0]
+    assert select_by_clusters(FitSample(x[:, :1].astype(np.float32), ("u",), np.arange(900))).kept.tolist() == [0]
 
 
-def test_impurity_finds_the_columns_that_tell(lesson):
-    found = by_mdi(lesson, share=0.4, trees=40)
+def test_by_mdi_selects_informative_columns_with_forest_importances(training):
+    found = select_by_mdi(training, share=0.4, trees=40)
     assert set(found.kept) <= {1, 4, 5} and len(found.kept) == 3
-    x = np.nan_to_num(lesson.x_NF[:TRAIN])
+    x = np.nan_to_num(training.x_NF[:TRAIN])
     forest = RandomForestClassifier(
         40, criterion="entropy", max_features=1, max_depth=6, class_weight="balanced_subsample",
         random_state=feature_selection.derive_seed(0, "forest"),
-    ).fit(x, lesson.targets["label"], training_weights(lesson.targets))  # fmt: skip
+    ).fit(x, training.targets["label"], training_weights(training.targets))  # fmt: skip
     table = pd.DataFrame([tree.feature_importances_ for tree in forest.estimators_]).replace(0, np.nan)
     wanted = table.mean().fillna(0)  # AFML, snippet 8.2
     np.testing.assert_allclose(found.scores, wanted / wanted.sum(), rtol=1e-9)
 
 
-def test_shuffling_finds_them_too_and_not_the_noise(lesson):
-    found = by_mda(lesson, trees=30, depth=4)
+def test_by_mda_selects_informative_columns_and_drops_noise(training):
+    found = select_by_mda(training, trees=30, depth=4)
     assert {1, 4} <= set(found.kept) and found.scores[1] > 5 * np.abs(found.scores[[0, 2, 3]]).max()
     assert found.scores[6] == 0 and 6 not in found.kept  # a constant shuffled is the same
 
 
-def test_mda_judges_on_purged_folds_inside_the_training_rows(lesson, monkeypatch):
-    told = []
+def test_by_mda_scores_on_purged_folds_of_training_rows(training, monkeypatch):
+    reported = []
     real = feature_selection.purged_kfold
-    monkeypatch.setattr(feature_selection, "purged_kfold", lambda *words: told.append(words) or real(*words))
-    by_mda(lesson, folds=3, embargo=7, trees=2, depth=2)
-    (labels, folds, embargo) = told[0]
-    assert (folds, embargo) == (3, 7) and labels.index.isin(lesson.targets.index).all()
+    monkeypatch.setattr(feature_selection, "purged_kfold", lambda *words: reported.append(words) or real(*words))
+    select_by_mda(training, folds=3, embargo=7, trees=2, depth=2)
+    (labels, folds, embargo) = reported[0]
+    assert (folds, embargo) == (3, 7) and labels.index.isin(training.targets.index).all()
 
 
-@pytest.mark.parametrize("choose", [by_variance, by_clusters, by_mdi, by_mda])
-def test_the_same_again_and_as_json(choose, lesson):
-    settings = {"trees": 5} if choose in (by_mdi, by_mda) else {}
-    one, two = choose(lesson, **settings), choose(lesson, **settings)
-    assert one.to_dict() == two.to_dict() == Selection.from_dict(one.to_dict()).to_dict()
+@pytest.mark.parametrize("choose", [select_by_variance, select_by_clusters, select_by_mdi, select_by_mda])
+def test_selection_repeated_or_from_json_gives_same_columns(choose, training):
+    settings = {"trees": 5} if choose in (select_by_mdi, select_by_mda) else {}
+    one, two = choose(training, **settings), choose(training, **settings)
+    assert one.to_dict() == two.to_dict() == FeatureSelection.from_dict(one.to_dict()).to_dict()
 
 
-def test_trees_need_labels_of_two_classes(lesson):
+def test_by_mdi_and_by_mda_without_two_label_classes_raise_settings_error(training):
     with pytest.raises(SettingsError, match="labels"):
-        by_mdi(Sample(lesson.x_NF, lesson.names, lesson.rows))
-    alike = Sample(lesson.x_NF, lesson.names, lesson.rows, None, lesson.targets.assign(label=np.int8(1)))
+        select_by_mdi(FitSample(training.x_NF, training.names, training.rows))
+    alike = FitSample(training.x_NF, training.names, training.rows, None, training.targets.assign(label=np.int8(1)))
     with pytest.raises(SettingsError, match="two classes"):
-        by_mda(alike)
+        select_by_mda(alike)

@@ -7,7 +7,13 @@ import pytest
 from sklearn.decomposition import PCA
 
 from ml_factory.datasets import fitted_transforms
-from ml_factory.datasets.fitted_transforms import FractionalDifference, Pca, Sample, TwoStateHmm, adf_rejects
+from ml_factory.datasets.fitted_transforms import (
+    FitSample,
+    FractionalDifferenceTransform,
+    PcaTransform,
+    TwoStateHmmTransform,
+    adf_rejects_unit_root,
+)
 from ml_factory.errors import SettingsError
 
 
@@ -20,21 +26,21 @@ def switching(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal(n) * np.where(state, 3e-3, 1e-3), state
 
 
-def sample(n: int = 6000, train: int = 4000) -> Sample:
+def sample(n: int = 6000, train: int = 4000) -> FitSample:
     returns, _ = switching(n)
     x = np.random.default_rng(1).standard_normal((n, 5)).astype(np.float32)
     x[:, 1] += 2 * x[:, 0]
     x[7, 2] = np.nan
-    return Sample(x, tuple("abcde"), np.arange(train), 100 * np.exp(np.cumsum(returns)))
+    return FitSample(x, tuple("abcde"), np.arange(train), 100 * np.exp(np.cumsum(returns)))
 
 
-def test_components_are_those_of_scikit_learn():
+def test_pca_components_equal_scikit_learn():
     given = sample()
     x = given.x_NF[given.rows].astype(float)
     standard = np.nan_to_num((x - np.nanmean(x, axis=0)) / np.nanstd(x, axis=0))
     for share, count in ((0.9, 4), (1.0, 5), (0.2, 1)):
         wanted = PCA(share if share < 1 else None).fit(standard)
-        fitted = Pca.fit(given, share=share)
+        fitted = PcaTransform.fit(given, share=share)
         assert fitted.loadings.shape == (5, count) == wanted.components_.T.shape
         np.testing.assert_allclose(np.abs(fitted.loadings), np.abs(wanted.components_.T), atol=1e-6)
         assert (fitted.loadings[np.abs(fitted.loadings).argmax(axis=0), np.arange(count)] > 0).all()
@@ -43,10 +49,10 @@ def test_components_are_those_of_scikit_learn():
     np.testing.assert_allclose(made, z @ fitted.loadings, atol=1e-5)
 
 
-def test_the_difference_is_its_sum_and_its_order_the_smallest_that_is_stationary():
+def test_fractional_difference_fit_picks_smallest_stationary_order():
     statsmodels = pytest.importorskip("statsmodels.tsa.stattools")
     given = sample()
-    fitted = FractionalDifference.fit(given, window=64)
+    fitted = FractionalDifferenceTransform.fit(given, window=64)
     path = np.log(given.close)
     weights = [1.0]
     for k in range(1, 64):
@@ -57,15 +63,15 @@ def test_the_difference_is_its_sum_and_its_order_the_smallest_that_is_stationary
     np.testing.assert_allclose(column[63:], wanted, rtol=1e-6)
 
     def p_value(order: float) -> float:
-        series = fitted_transforms._difference(path[:4000] - path[0], fitted_transforms.fractional_weights(order, 64))[
-            63:
-        ]
+        series = fitted_transforms._difference(
+            path[:4000] - path[0], fitted_transforms.fractional_difference_weights(order, 64)
+        )[63:]
         return statsmodels.adfuller(series, maxlag=1, regression="c", autolag=None, result_object=False)[1]
 
     assert 0.05 < fitted.order <= 1 and p_value(fitted.order) < 0.05 <= p_value(round(fitted.order - 0.05, 10))
 
 
-def test_the_unit_root_test_decides_as_statsmodels_does():
+def test_adf_rejects_equals_statsmodels_decision():
     statsmodels = pytest.importorskip("statsmodels.tsa.stattools")
     rng = np.random.default_rng(3)
     decided = []
@@ -73,13 +79,13 @@ def test_the_unit_root_test_decides_as_statsmodels_does():
         noise, x = rng.standard_normal(300), np.zeros(300)
         for i in range(1, 300):
             x[i] = root * x[i - 1] + noise[i]
-        told = statsmodels.adfuller(x, maxlag=1, regression="c", autolag=None, result_object=False)
-        assert adf_rejects(x) == (told[0] < told[4]["5%"])
-        decided.append(adf_rejects(x))
-    assert 5 < sum(decided) < 35 and not adf_rejects(np.ones(50))
+        reported = statsmodels.adfuller(x, maxlag=1, regression="c", autolag=None, result_object=False)
+        assert adf_rejects_unit_root(x) == (reported[0] < reported[4]["5%"])
+        decided.append(adf_rejects_unit_root(x))
+    assert 5 < sum(decided) < 35 and not adf_rejects_unit_root(np.ones(50))
 
 
-def test_filtered_chances_are_the_sum_over_all_paths():
+def test_two_state_hmm_filtered_probabilities_equal_sum_over_all_paths():
     mean, deviation, stay = np.array([0.1, -0.3]), np.array([0.5, 2.0]), np.array([0.9, 0.7])
     returns = np.random.default_rng(0).standard_normal(9)
     found = fitted_transforms._filtered(returns, mean, deviation, stay)
@@ -96,11 +102,11 @@ def test_filtered_chances_are_the_sum_over_all_paths():
         assert found[t] == pytest.approx(chance[1] / chance.sum(), rel=1e-12)
 
 
-def test_em_climbs_to_the_planted_states():
+def test_two_state_hmm_fit_raises_likelihood_and_recovers_planted_states():
     returns, state = switching(20_000)
     close = 100 * np.exp(np.cumsum(returns))
-    given = Sample(np.zeros((20_000, 1), np.float32), ("a",), np.arange(15_000), close)
-    fitted = TwoStateHmm.fit(given)
+    given = FitSample(np.zeros((20_000, 1), np.float32), ("a",), np.arange(15_000), close)
+    fitted = TwoStateHmmTransform.fit(given)
     np.testing.assert_allclose(fitted.deviation, [1e-3, 3e-3], rtol=0.05)
     np.testing.assert_allclose(1 - fitted.stay, [0.01, 0.03], rtol=0.35)
     assert np.corrcoef(fitted.transform(given.x_NF, close)[:, -1], state)[0, 1] > 0.85
@@ -119,15 +125,15 @@ def test_em_climbs_to_the_planted_states():
     assert (np.diff(climbed) > -0.5).all() and climbed[-1] > climbed[0] + 20  # the start's weight is no part of M
 
 
-def test_smoothed_chances_would_know_the_future_and_filtered_do_not():
+def test_two_state_hmm_transform_of_prefix_equals_whole():
     given = sample()
-    fitted = TwoStateHmm.fit(given)
+    fitted = TwoStateHmmTransform.fit(given)
     whole = fitted.transform(given.x_NF, given.close)
     np.testing.assert_array_equal(fitted.transform(given.x_NF[:3000], given.close[:3000]), whole[:3000])
 
 
-@pytest.mark.parametrize("step", [Pca, FractionalDifference, TwoStateHmm])
-def test_a_prefix_has_the_bits_of_the_whole(step):
+@pytest.mark.parametrize("step", [PcaTransform, FractionalDifferenceTransform, TwoStateHmmTransform])
+def test_fitted_transform_of_prefix_equals_whole_bitwise(step):
     given = sample()
     fitted = step.fit(given)
     again = step.from_dict(fitted.to_dict())
@@ -137,23 +143,23 @@ def test_a_prefix_has_the_bits_of_the_whole(step):
     assert whole.dtype == np.float32 and whole.shape[1] == len(fitted.names_out(given.names))
 
 
-def test_neighbours_are_told_from_far_rows():
+def test_sample_log_close_uses_longest_run_of_training_rows():
     rows = np.concatenate([np.arange(50), np.arange(52, 900), np.arange(1000, 1500)])
-    given = Sample(np.zeros((1500, 1), np.float32), ("a",), rows, np.arange(1.0, 1501.0))
+    given = FitSample(np.zeros((1500, 1), np.float32), ("a",), rows, np.arange(1.0, 1501.0))
     np.testing.assert_allclose(given.log_close(), np.log(given.close[rows[:898]]))
 
 
-def test_misuse_says_what_was_got():
+def test_fitted_transforms_invalid_input_raises_settings_error():
     given = sample()
-    bare = Sample(given.x_NF, given.names, given.rows)
+    bare = FitSample(given.x_NF, given.names, given.rows)
     with pytest.raises(SettingsError, match="closes"):
-        TwoStateHmm.fit(bare)
+        TwoStateHmmTransform.fit(bare)
     with pytest.raises(SettingsError, match="closes"):
-        TwoStateHmm.fit(given).transform(given.x_NF)
+        TwoStateHmmTransform.fit(given).transform(given.x_NF)
     with pytest.raises(SettingsError, match="Too few consecutive training rows"):
-        FractionalDifference.fit(given, window=2001)
+        FractionalDifferenceTransform.fit(given, window=2001)
     with pytest.raises(SettingsError, match="share"):
-        Pca.fit(given, share=1.5)
-    still = Sample(given.x_NF, given.names, given.rows, np.full(len(given.close), 5.0))
+        PcaTransform.fit(given, share=1.5)
+    still = FitSample(given.x_NF, given.names, given.rows, np.full(len(given.close), 5.0))
     with pytest.raises(SettingsError, match="two states"):
-        TwoStateHmm.fit(still)
+        TwoStateHmmTransform.fit(still)

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_factory.datasets.row_sampling import contiguous_blocks, rows_with_window
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window, sample_contiguous_blocks
 from ml_factory.errors import SettingsError
 
 
 @given(n=st.integers(0, 300), limit=st.integers(1, 300), blocks=st.integers(1, 9))
-def test_blocks_are_unbroken_spread_and_exactly_as_many_as_allowed(n, limit, blocks):
+def test_contiguous_blocks_random_rows_are_contiguous_spread_and_at_limit(n, limit, blocks):
     rows = np.cumsum(np.random.default_rng(n).integers(1, 4, n))
-    picked = contiguous_blocks(rows, limit, blocks)
+    picked = sample_contiguous_blocks(rows, limit, blocks)
     assert len(picked) == min(n, limit)
     places = np.searchsorted(rows, picked)
     assert (rows[places] == picked).all() and (np.diff(places) > 0).all()
@@ -22,22 +22,22 @@ def test_blocks_are_unbroken_spread_and_exactly_as_many_as_allowed(n, limit, blo
         assert places[0] == 0 and places[-1] == n - 1
 
 
-def test_blocks_by_hand():
-    assert contiguous_blocks(np.arange(30), 8, 4).tolist() == [0, 1, 9, 10, 19, 20, 28, 29]
-    assert contiguous_blocks(np.arange(5), 8).tolist() == [0, 1, 2, 3, 4]
+def test_contiguous_blocks_equal_hand_computed_rows():
+    assert sample_contiguous_blocks(np.arange(30), 8, 4).tolist() == [0, 1, 9, 10, 19, 20, 28, 29]
+    assert sample_contiguous_blocks(np.arange(5), 8).tolist() == [0, 1, 2, 3, 4]
     for bad in ({"limit": 0}, {"limit": 5, "blocks": 0}, {"limit": 2.5}):
         with pytest.raises(SettingsError, match=next(reversed(bad))):
-            contiguous_blocks(np.arange(9), **bad)
+            sample_contiguous_blocks(np.arange(9), **bad)
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), lookback=st.integers(1, 10))
-def test_a_window_stays_in_its_segment(lengths, lookback):
+def test_rows_with_window_keep_windows_inside_one_segment(lengths, lookback):
     segment = np.repeat(np.arange(len(lengths)), lengths)
     rows = np.arange(len(segment))[::2]
     inside = [r - lookback + 1 >= 0 and len(set(segment[r - lookback + 1 : r + 1])) == 1 for r in rows]
-    assert rows_with_window(segment, rows, lookback).tolist() == inside
+    assert mask_rows_with_full_window(segment, rows, lookback).tolist() == inside
 
 
-def test_a_window_needs_a_length():
+def test_rows_with_window_zero_lookback_raises_settings_error():
     with pytest.raises(SettingsError, match="lookback"):
-        rows_with_window(np.zeros(5), np.arange(5), 0)
+        mask_rows_with_full_window(np.zeros(5), np.arange(5), 0)

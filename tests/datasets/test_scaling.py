@@ -25,7 +25,7 @@ def columns(n: int = 5000) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def test_equal_to_scikit_learn():
+def test_robust_scaler_equals_scikit_learn():
     x = columns()
     scaler, reference = RobustScaler.fit(x, clip=1e9), Reference().fit(x.astype(np.float64))
     np.testing.assert_allclose(scaler.center, reference.center_, rtol=1e-12)
@@ -34,7 +34,7 @@ def test_equal_to_scikit_learn():
     np.testing.assert_allclose(scaler.transform(x), wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_a_bell_gets_deviation_one_and_outliers_are_clipped():
+def test_robust_scaler_normal_column_has_unit_deviation_and_clips_outliers():
     x = np.random.default_rng(1).normal(3, 7, (100_000, 1)).astype(np.float32)
     out = RobustScaler.fit(x).transform(x)
     assert out.dtype == np.float32 and abs(out.std() - 1) < 0.02 and abs(out.mean()) < 0.02
@@ -42,14 +42,14 @@ def test_a_bell_gets_deviation_one_and_outliers_are_clipped():
     np.testing.assert_allclose(RobustScaler.fit(x).transform(wild).ravel(), [8, -8, 8, -8, 0, 0], atol=0.02)
 
 
-def test_what_is_missing_or_infinite_is_not_fitted_on():
+def test_robust_scaler_fit_ignores_nan_and_infinite_values():
     x = columns()
     spoiled = np.concatenate([x, np.full((700, 3), np.nan), np.full((700, 3), np.inf)]).astype(np.float32)
     one, two = RobustScaler.fit(x), RobustScaler.fit(spoiled)
     assert (one.center == two.center).all() and (one.scale == two.scale).all()
 
 
-def test_flat_sparse_and_empty_columns():
+def test_robust_scaler_constant_sparse_and_nan_columns_stay_finite():
     x = np.zeros((100, 3), np.float32)
     x[:, 0], x[:5, 1], x[:, 2] = 0.1, 4.0, np.nan
     scaler = RobustScaler.fit(x)
@@ -58,7 +58,7 @@ def test_flat_sparse_and_empty_columns():
 
 
 @pytest.mark.parametrize("kind", SCALERS)
-def test_other_rows_change_nothing(kind):
+def test_scaler_changes_outside_training_rows_keep_fitted_state(kind):
     """Fitted on training rows: any change outside them leaves every bit; a row is scaled the same in any company."""
     scaler = SCALERS[kind]
     x = np.tile(columns(), (30, 1))  # longer than a block
@@ -75,7 +75,7 @@ def test_other_rows_change_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", SCALERS)
-def test_json_keeps_every_bit(kind):
+def test_scaler_from_json_transforms_with_same_bits(kind):
     x, scaler = columns(), SCALERS[kind].fit(columns())
     again = SCALERS[kind].from_dict(json.loads(json.dumps(scaler.to_dict())))
     assert again.to_dict() == scaler.to_dict() and (again.transform(x) == scaler.transform(x)).all()
@@ -92,18 +92,18 @@ def test_json_keeps_every_bit(kind):
         {"clip": -1.0},
     ],
 )
-def test_a_damaged_scaler_is_refused(damage):
+def test_robust_scaler_from_damaged_dict_raises_error(damage):
     with pytest.raises(FactoryError, match="cannot be read"):
         RobustScaler.from_dict({**RobustScaler.fit(columns()).to_dict(), **damage})
 
 
 @pytest.mark.parametrize("damage", [{"kind": "robust"}, {"shape": "bell"}, {"knots": [[2, 1, 0]]}, {"knots": [1, 2]}])
-def test_a_damaged_quantile_scaler_is_refused(damage):
+def test_quantile_scaler_from_damaged_dict_raises_error(damage):
     with pytest.raises(FactoryError, match="cannot be read"):
         QuantileScaler.from_dict({**QuantileScaler.fit(columns()).to_dict(), **damage})
 
 
-def test_the_standard_scaler_equals_scikit_learn():
+def test_standard_scaler_equals_scikit_learn():
     x = np.tile(columns(), (30, 1))
     scaler, reference = StandardScaler.fit(x, clip=1e9), Standard().fit(x.astype(np.float64))
     np.testing.assert_allclose(scaler.center, reference.mean_, rtol=1e-9)
@@ -113,7 +113,7 @@ def test_the_standard_scaler_equals_scikit_learn():
 
 
 @pytest.mark.parametrize(("shape", "theirs"), [("normal", "normal"), ("uniform", "uniform")])
-def test_the_quantile_scaler_equals_scikit_learn(shape, theirs):
+def test_quantile_scaler_equals_scikit_learn(shape, theirs):
     x = columns()[:, :2].copy()  # what is below 1e-7 scikit-learn takes for the least of all
     x[:, 1] = np.round(x[:, 1] / 40)  # many ties
     reference = QuantileTransformer(n_quantiles=257, output_distribution=theirs, subsample=None).fit(x.astype(float))
@@ -140,13 +140,13 @@ def awkward(n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.5, 0.75), (0.0, 0.001, 0.3, 1.0)])
-def test_quantiles_are_those_of_numpy_to_the_bit(shares, monkeypatch):
+def test_quantiles_of_difficult_columns_equal_numpy_bitwise(shares, monkeypatch):
     monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
     x = awkward(20_003)
     rows = np.sort(np.random.default_rng(1).choice(len(x), 9_000, replace=False))
     asked = []
     monkeypatch.setattr(exact, "_by_numpy", lambda *a, real=exact._by_numpy: asked.append(1) or real(*a))
-    for found, part in ((exact.quantiles(x, shares), x), (exact.quantiles(x, shares, rows), x[rows])):
+    for found, part in ((exact.column_quantiles(x, shares), x), (exact.column_quantiles(x, shares, rows), x[rows])):
         for f in range(x.shape[1]):
             values = part[np.isfinite(part[:, f]), f].astype(float)
             wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
@@ -155,33 +155,33 @@ def test_quantiles_are_those_of_numpy_to_the_bit(shares, monkeypatch):
     assert len(asked) <= 6  # the one pass found nearly all of them
 
 
-def test_a_bracket_that_misses_is_mended(monkeypatch):
+def test_quantiles_rank_outside_sampled_bracket_equal_numpy(monkeypatch):
     """The sampled rows are the only ones of their kind: every rank lies outside its bracket."""
     monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
     x = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
     x[np.linspace(0, len(x) - 1, 512).astype(int)] = 100 + x[:512]
-    found = exact.quantiles(x, (0.25, 0.5, 0.75))
+    found = exact.column_quantiles(x, (0.25, 0.5, 0.75))
     np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.25, 0.5, 0.75), axis=0).T)
 
 
-def test_a_bracket_that_holds_too_much_is_mended():
+def test_quantiles_bracket_with_too_many_rows_equal_numpy():
     """The ranks lie inside it, but most of the rows between those that are sampled do too, the largest first."""
     rows, rng = 98_000, np.random.default_rng(0)
-    sampled = exact.even_positions(rows, rows // 4)
+    sampled = exact.evenly_spaced_positions(rows, rows // 4)
     rest = rng.permutation(np.setdiff1d(np.arange(rows), sampled))
     x = np.full((rows, 2), 10, np.float32)
     x[sampled], x[rest[:30_000]] = rng.standard_normal((len(sampled), 2)), -10
     x[np.sort(rest[30_000:50_000])] = np.linspace(0.01, -0.01, 20_000)[:, None]
-    found = exact.quantiles(x, (0.5,))
+    found = exact.column_quantiles(x, (0.5,))
     np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.5,), axis=0).T)
 
 
-def test_a_window_of_a_wider_matrix_is_fitted_as_it_stands():
+def test_robust_scaler_fit_on_matrix_view_equals_fit_on_copy():
     wide = np.random.default_rng(0).standard_normal((70_000, 6)).astype(np.float32)
     assert RobustScaler.fit(wide[:, 2:5]).to_dict() == RobustScaler.fit(wide[:, 2:5].copy()).to_dict()
 
 
-def test_misuse_says_what_was_got():
+def test_scaler_invalid_input_raises_settings_error():
     with pytest.raises(SettingsError, match="needs rows"):
         RobustScaler.fit(np.empty((0, 3), np.float32))
     with pytest.raises(SettingsError, match=r"\(5, 2\)"):

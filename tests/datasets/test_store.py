@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import memmap
@@ -20,7 +20,7 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 
 PRINT = fingerprint({"bars": 1})
@@ -30,7 +30,7 @@ CUT = ("values", "known_at", "session", "segment", "close")
 
 @pytest.fixture(scope="module")
 def base():
-    return base_frame(synthetic_bars(days=5, kind="null", seed=0), MarketSpec("MES", "cme", 0.25, True), 5)
+    return resample_bars(synthetic_bars(days=5, kind="null", seed=0), MarketSpec("MES", "cme", 0.25, True), 5)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def matrix(base):
 
 
 def labels_of(base, horizon: int) -> pd.DataFrame:
-    return triple_barrier(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
+    return triple_barrier_labels(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
 
 
 def add_horizon(store: StoreWriter, base, horizon: int) -> None:
@@ -64,14 +64,14 @@ def processed(tmp_path, base, matrix):
     return folder
 
 
-def test_everything_comes_back_as_it_went(processed, base, matrix):
+def test_store_load_returns_written_features_rows_labels_and_splits(processed, base, matrix):
     store = Store.current(processed)
     features = store.load_features()
     assert list(features) == matrix.names == store.feature_names
     np.testing.assert_array_equal(features.to_numpy(), matrix.values)
     assert features.index.name == "known_at" and str(features.index.dtype) == "datetime64[ns, UTC]"
     assert features.index.asi8.tolist() == base.known_at.tolist() and (features.dtypes == np.float32).all()
-    rows = store.load_rows()
+    rows = store.load_row_facts()
     assert rows["session"].dtype == np.int32 and (rows["segment"] == base.segment).all()
     assert (rows["close"].to_numpy() == base.close).all()
     labels = labels_of(base, 10)
@@ -87,7 +87,7 @@ def part_files(processed) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (processed / "parts").iterdir()}
 
 
-def test_the_rows_are_plain_arrays_mapped_and_never_copied(processed, matrix):
+def test_store_features_are_memory_mapped_without_copy(processed, matrix):
     (path,) = (processed / "parts").glob("*-features.npy")
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), matrix.values)
     store = Store.current(processed)
@@ -121,7 +121,7 @@ def grow(folder, matrix, stops) -> Store:
     return before
 
 
-def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path):
+def test_store_appended_rows_add_part_and_keep_existing_parts(processed, base, matrix, monkeypatch, tmp_path):
     """Grown in steps: the parts there were are not touched, and all rows come back as from the whole at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, kept, stops = tmp_path / "grown", {}, (700, 1000, 1001, 1001, len(base))
@@ -131,7 +131,7 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
         assert {name: after[name] for name in kept} == kept and len(after) == 2 * len(set(stops[:number]))
         assert store.rows == stops[number - 1] and len(store.parts) == len(set(stops[:number]))
         np.testing.assert_array_equal(store.load_features(), matrix.values[: store.rows])
-        assert store.load_rows().equals(Store.current(processed).load_rows().iloc[: store.rows])
+        assert store.load_row_facts().equals(Store.current(processed).load_row_facts().iloc[: store.rows])
         assert store.values.flags.c_contiguous and not store.values.flags.owndata
         assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
         kept = after
@@ -140,17 +140,19 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
-def test_a_part_is_hashed_once_in_a_process_whichever_data_set_asks(matrix, tmp_path, monkeypatch):
+def test_store_part_is_hashed_once_per_process(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     memmap._hash_cache.clear()
     hashed = []
-    monkeypatch.setattr(memmap, "content_hash", lambda array, real=memmap.content_hash: hashed.append(1) or real(array))
+    monkeypatch.setattr(
+        memmap, "npy_content_hash", lambda array, real=memmap.npy_content_hash: hashed.append(1) or real(array)
+    )
     store = grow(tmp_path / "grown", matrix, (700, 900, 1100))
     assert store.verify() == [] and len(store.load_features()) == 1100
     assert len(hashed) == 6  # each part once, while it was written
 
 
-def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
+def test_store_many_small_appends_merge_into_few_parts(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = grow(tmp_path / "grown", matrix, range(600, 1100, 10))
     written = sum(len(np.load(path, mmap_mode="r")) for path in (tmp_path / "grown" / "parts").glob("*-rows.npy"))
@@ -158,7 +160,7 @@ def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
     np.testing.assert_array_equal(store.load_features(), matrix.values[:1090])
 
 
-def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
+def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "is_remote", lambda path: str(path).startswith(str(processed)))
     copied = []
@@ -168,7 +170,7 @@ def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
     assert len(copied) == 2  # the features and the facts of their rows
-    copy = memmap.verified_local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
+    copy = memmap.verified_local_copy(copied[-1], store.files[store.parts[0]["features"]]["hash"])
     damage_byte(copy)
     np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
     assert len(copied) == 3
@@ -179,7 +181,7 @@ def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix
     assert Store.find(processed, PRINT) is None
 
 
-def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkeypatch):
+def test_store_damaged_joined_file_in_cache_is_rebuilt(base, matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = grow(tmp_path / "grown", matrix, (600, 800, len(base)))
     store.load_features()
@@ -196,7 +198,7 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
     np.testing.assert_array_equal(store.load_features(), matrix.values)
 
 
-def test_a_part_of_the_features(processed, base, matrix):
+def test_store_load_features_by_column_and_time_returns_selected_part(processed, base, matrix):
     store = Store.current(processed)
     first, last = (pd.Timestamp(int(base.known_at[i]), tz="UTC") for i in (20, 40))
     part = store.load_features(["roc", "rsi_14"], first, last)
@@ -211,14 +213,14 @@ def test_a_part_of_the_features(processed, base, matrix):
         store.load_features(start="soon")
 
 
-def test_found_again_by_fingerprint_only(processed):
+def test_store_find_needs_full_fingerprint_match(processed):
     assert Store.find(processed, PRINT) is not None
     assert Store.find(processed, OTHER) is None
     same_twelve = PRINT[:12] + OTHER[12:]
     assert Store.find(processed, same_twelve) is None
 
 
-def test_a_horizon_is_added_later(processed, base):
+def test_store_added_horizon_keeps_existing_files(processed, base):
     before = {name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in Store.current(processed).files}
     store = StoreWriter.begin(processed, PRINT)
     assert store.committed
@@ -234,14 +236,14 @@ def test_a_horizon_is_added_later(processed, base):
         again.write_labels(20, labels_of(base, 20))
 
 
-def test_two_processes_add_a_horizon_each(processed, base):
+def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
     one, two = StoreWriter.begin(processed, PRINT), StoreWriter.begin(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
     assert Store.find(processed, PRINT).horizons == (5, 10, 15)
 
 
-def test_another_data_set_becomes_current_and_the_first_stays(processed, base, matrix):
+def test_store_second_data_set_becomes_current_and_first_is_kept(processed, base, matrix):
     store = StoreWriter.begin(processed, OTHER)
     store.write_features(matrix)
     assert Store.current(processed).fingerprint == PRINT  # until the last moment
@@ -279,7 +281,7 @@ DAMAGES = [damage_byte, damage_silently, cut_short, os.unlink, lambda path: path
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("part", ["features", "rows", "labels_h10", "splits_h10", "scaler_h10", "manifest"])
-def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
+def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, part, damage):
     Store.current(processed).load_features()
     damage(file_of(processed, part))
     assert Store.find(processed, PRINT) is None
@@ -291,7 +293,7 @@ def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
     np.testing.assert_array_equal(Store.current(processed).load_features(), matrix.values)
 
 
-def test_what_is_damaged_beside_a_new_horizon_is_not_vouched_for_again(processed, base, matrix):
+def test_store_added_horizon_drops_damaged_horizon_from_manifest(processed, base, matrix):
     damage_byte(file_of(processed, "labels_h10"))
     store = StoreWriter.begin(processed, PRINT)
     store.write_features(matrix)
@@ -300,7 +302,7 @@ def test_what_is_damaged_beside_a_new_horizon_is_not_vouched_for_again(processed
     assert whole is not None and whole.horizons == (20,)
 
 
-def test_damage_is_found_when_a_part_is_read(processed):
+def test_store_load_labels_damaged_file_raises_workspace_error(processed):
     store = Store.current(processed)
     store.load_labels(10)
     damage_byte(processed / PRINT[:12] / "labels_h10.parquet")
@@ -309,7 +311,7 @@ def test_damage_is_found_when_a_part_is_read(processed):
     assert len(store.load_features()) and len(store.verify()) == 1
 
 
-def test_a_manifest_edited_by_hand_is_not_believed(processed):
+def test_store_edited_manifest_raises_not_prepared_error(processed):
     path = processed / PRINT[:12] / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["facts"]["rows"] = 1
@@ -322,7 +324,9 @@ def test_a_manifest_edited_by_hand_is_not_believed(processed):
 
 
 @pytest.mark.parametrize("stop_after", range(7))
-def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, monkeypatch, stop_after):
+def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
+    processed, base, matrix, monkeypatch, stop_after
+):
     """The power fails after so many files: the new data set is not there, the old one still is; then it is made."""
     real, count = files.replace, iter(range(100))
 
@@ -350,7 +354,7 @@ def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, 
     assert Store.current(processed).fingerprint == OTHER and Store.current(processed).horizons == (20,)
 
 
-def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
+def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monkeypatch):
     def full(path, *args, **kwargs):
         raise WorkspaceError("No space left on the disk", where=path)
 
@@ -361,7 +365,7 @@ def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
     assert Store.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
 
 
-def test_nothing_prepared_says_what_to_do(tmp_path):
+def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path):
     with pytest.raises(NotPreparedError, match="run prepare"):
         Store.current(tmp_path / "MES")
     (tmp_path / "MES").mkdir()
@@ -374,7 +378,7 @@ def test_nothing_prepared_says_what_to_do(tmp_path):
             StoreWriter.begin(tmp_path, bad)
 
 
-def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix):
+def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, matrix):
     again = StoreWriter.begin(tmp_path / "again", PRINT)
     again.write_features(matrix)
     add_horizon(again, base, 10)
@@ -382,7 +386,7 @@ def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix
     assert part_files(tmp_path / "again") == part_files(processed)
 
 
-def test_an_empty_split_and_scattered_positions_come_back(processed):
+def test_store_load_splits_returns_empty_and_scattered_positions(processed):
     store = StoreWriter.begin(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
     store.write_splits(33, splits)

@@ -13,7 +13,7 @@ def x_NF() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
 
 
-def test_equal_to_plain_slices(x_NF):
+def test_windows_equal_numpy_slices(x_NF):
     rows = np.array([4, 150, 5, 199, 150])
     windows = Windows(x_NF, rows, 5)
     wanted = np.stack([x_NF[row - 4 : row + 1] for row in rows])
@@ -26,13 +26,13 @@ def test_equal_to_plain_slices(x_NF):
     assert windows[np.array([], int)].shape == (0, 5, 7)
 
 
-def test_written_where_asked(x_NF):
+def test_windows_gather_with_out_writes_into_given_tensor(x_NF):
     windows, out = Windows(x_NF, np.arange(9, 200), 10), torch.full((3, 10, 7), torch.nan)
     assert windows.gather([0, 5, 9], out=out) is out
     assert (out.numpy() == np.stack([x_NF[i : i + 10] for i in (0, 5, 9)])).all()
 
 
-def test_sliced_not_copied(x_NF):
+def test_windows_share_memory_with_array(x_NF):
     windows = Windows(x_NF, np.arange(9, 200), 10)
     assert windows.x_NF.data_ptr() == x_NF.ctypes.data
     x_NF[:] = 3.0
@@ -40,12 +40,12 @@ def test_sliced_not_copied(x_NF):
     assert Windows(torch.from_numpy(x_NF), np.arange(9, 20), 10).x_NF.data_ptr() == x_NF.ctypes.data
 
 
-def test_a_read_only_array_will_do(x_NF):
+def test_windows_accept_read_only_array(x_NF):
     x_NF.flags.writeable = False
     assert (Windows(x_NF, np.array([7]), 2)[0] == x_NF[6:8]).all()
 
 
-def test_nothing_outside_is_reached(x_NF):
+def test_windows_rows_outside_array_raise_settings_error(x_NF):
     for rows in ([3], [200], [-1]):
         with pytest.raises(SettingsError, match="reach outside"):
             Windows(x_NF, np.array(rows), 5)
@@ -57,7 +57,7 @@ def test_nothing_outside_is_reached(x_NF):
 @pytest.mark.parametrize(
     "spoil", [lambda x: x.astype(np.float64), lambda x: x[:, ::2], lambda x: x[0], np.asfortranarray]
 )
-def test_an_array_that_cannot_be_sliced_is_refused(x_NF, spoil):
+def test_windows_of_non_contiguous_or_non_float32_array_raise_settings_error(x_NF, spoil):
     with pytest.raises(SettingsError, match="C-contiguous float32"):
         Windows(spoil(x_NF), np.array([9]), 2)
     with pytest.raises(SettingsError, match="C-contiguous float32"):

@@ -7,9 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, inner_validation, merge_forecasts
+from ml_factory.ensemble.out_of_fold import (
+    OutOfFoldFit,
+    inner_validation_split,
+    merge_out_of_fold_forecasts,
+    out_of_fold_forecasts,
+)
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
 
@@ -51,8 +56,8 @@ def row_numbers(train):
 
 def out_of_fold(make, labels, cuts, inputs=row_numbers, checkpoints=None, **how) -> np.ndarray:
     """float64 (N, 3), NaN in rows that no fold predicts."""
-    forecasts, _ = fold_forecasts(FoldFit(labels, make, inputs, **how), cuts, checkpoints)
-    return merge_forecasts(len(labels), cuts, forecasts)
+    forecasts, _ = out_of_fold_forecasts(OutOfFoldFit(labels, make, inputs, **how), cuts, checkpoints)
+    return merge_out_of_fold_forecasts(len(labels), cuts, forecasts)
 
 
 def run(n=120, folds=4, **more):
@@ -67,7 +72,7 @@ def run(n=120, folds=4, **more):
     return p, models, labels, cuts
 
 
-def test_each_row_is_predicted_once_by_a_model_that_has_not_seen_it():
+def test_out_of_fold_predicts_each_row_by_model_not_fitted_on_row():
     p, models, labels, cuts = run()
     assert np.isfinite(p).all()
     end = labels["label_end"].to_numpy()
@@ -82,12 +87,12 @@ def test_each_row_is_predicted_once_by_a_model_that_has_not_seen_it():
         np.testing.assert_allclose(p[test, 0], 0.2 + 1e-6 * test)
 
 
-def test_twelve_rows_of_the_docstring():
-    fit, validation = inner_validation(labels_of(12), np.arange(12), 0.25)
+def test_inner_validation_of_twelve_rows_matches_docstring():
+    fit, validation = inner_validation_split(labels_of(12), np.arange(12), 0.25)
     assert fit.tolist() == [0, 1, 2, 3, 4, 5, 6] and validation.tolist() == [9, 10, 11]
 
 
-def test_what_is_fitted_sees_the_rows_fitted_on_alone():
+def test_out_of_fold_inputs_are_fitted_on_training_rows_only():
     seen = []
 
     def spy(train):
@@ -100,7 +105,7 @@ def test_what_is_fitted_sees_the_rows_fitted_on_alone():
         assert not set(train) & set(test)
 
 
-def test_rows_in_no_fold_or_unusable_stay_empty():
+def test_out_of_fold_rows_unusable_or_outside_folds_are_nan():
     labels = labels_of(120)
     usable = np.ones(120, bool)
     usable[::7] = False
@@ -112,7 +117,7 @@ def test_rows_in_no_fold_or_unusable_stay_empty():
     assert np.isfinite(p[30:60]).all() and np.isnan(p[:30]).all() and np.isnan(p[60:]).all()
 
 
-def test_rows_of_no_weight_are_not_trained_on():
+def test_out_of_fold_excludes_zero_weight_rows_from_training():
     labels = labels_of(120)
     labels.loc[labels.index[::5], "barrier"] = "ambiguous"
     models = []
@@ -141,7 +146,7 @@ class Box:
         self.state = {name: copy(value) for name, value in state.items()}
 
 
-def test_a_killed_run_goes_on_at_the_fold():
+def test_out_of_fold_after_kill_resumes_at_unfinished_fold():
     whole, *_ = run()
     box, made = Box(), []
 
@@ -162,11 +167,11 @@ class Boaster(Witness):
 
     def predict_proba(self, x):
         self.asked = [*getattr(self, "asked", ()), x[:, 0].astype(int)]
-        said = (x[:, 0].astype(int) + (x[:, 0] % 6 == 0)) % 3
-        return np.where(np.arange(3) == said[:, None], 0.998, 0.001)
+        printed = (x[:, 0].astype(int) + (x[:, 0] % 6 == 0)) % 3
+        return np.where(np.arange(3) == printed[:, None], 0.998, 0.001)
 
 
-def test_each_fold_is_calibrated_on_training_rows_of_its_own_that_it_was_not_fitted_on():
+def test_fold_forecasts_calibrate_on_held_out_training_rows_of_fold():
     labels, models, box = labels_of(240), [], Box()
     cuts = purged_kfold(labels, 4, 3)
 
@@ -174,33 +179,33 @@ def test_each_fold_is_calibrated_on_training_rows_of_its_own_that_it_was_not_fit
         models.append(Boaster())
         return models[-1]
 
-    how = FoldFit(labels, make, row_numbers)
-    forecasts, calibrations = fold_forecasts(how, cuts, box)
+    how = OutOfFoldFit(labels, make, row_numbers)
+    forecasts, calibrations = out_of_fold_forecasts(how, cuts, box)
     for model, (train, test), p, calibration in zip(models, cuts, forecasts, calibrations, strict=True):
-        calibrated_on, judged = model.asked
+        calibrated_on, assessed = model.asked
         assert set(calibrated_on) < set(train) - set(model.fitted.astype(int))
-        np.testing.assert_array_equal(judged, test)
+        np.testing.assert_array_equal(assessed, test)
         rows = labels.iloc[calibrated_on]
-        said = log_probabilities(Boaster().predict_proba(calibrated_on[:, None].astype(float)))
+        printed = floored_log_probabilities(Boaster().predict_proba(calibrated_on[:, None].astype(float)))
         clear = (training_weights(rows) > 0).astype(float)
-        assert calibration == Calibration.fit(said, rows["label"], clear) and calibration.temperature > 1.2
+        assert calibration == Calibration.fit(printed, rows["label"], clear) and calibration.temperature > 1.2
         assert p.max() == 0.998  # as the model says it
     # A run that goes on finds them with the forecasts.
-    assert fold_forecasts(how, cuts, box)[1] == calibrations and len(models) == 4
+    assert out_of_fold_forecasts(how, cuts, box)[1] == calibrations and len(models) == 4
     # Without rows to stop early on there is nothing to calibrate on.
-    assert fold_forecasts(replace(how, validation_share=0.0), cuts[:1])[1] == [Calibration()]
+    assert out_of_fold_forecasts(replace(how, validation_share=0.0), cuts[:1])[1] == [Calibration()]
 
 
-def test_options_reach_fit():
+def test_out_of_fold_passes_fit_options_per_fold():
     _, models, *_ = run(fit_options=lambda fold: {"limits": {"rounds": fold}})
     assert [m.options["limits"]["rounds"] for m in models] == [0, 1, 2, 3]
 
 
-def test_folds_that_cheat_are_refused():
+def test_out_of_fold_with_overlapping_folds_raises():
     labels, rows = labels_of(40), np.arange(40)
     with pytest.raises(SettingsError, match="trains on rows it predicts"):
         out_of_fold(lambda fold: Witness(), labels, [(rows, rows[:5])])
     with pytest.raises(SettingsError, match="same row"):
         out_of_fold(lambda fold: Witness(), labels, [(rows[20:], rows[:5]), (rows[20:], rows[4:9])])
     with pytest.raises(FactoryError, match="too few training rows"):
-        inner_validation(labels, rows[:2], 0.15)
+        inner_validation_split(labels, rows[:2], 0.15)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ml_factory.ensemble.stacking import Stack, equal_pool
+from ml_factory.ensemble.stacking import Stack, equal_weight_stack
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.baselines import class_shares
+from ml_factory.evaluation.baselines import weighted_class_shares
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.class_scores import softmax
 
@@ -21,11 +21,11 @@ def market(n: int, seed: int):
     return {"a": softmax(a), "b": softmax(b), "noise": softmax(noise)}, y
 
 
-def test_the_least_loss_is_found():
+def test_stack_fit_matches_general_optimiser():
     oof, y = market(600, 0)
     w = np.random.default_rng(0).uniform(0.2, 2, 600)
     stack = Stack.fit(oof, y, w, ridge=2.0, horizon=3)
-    prior = class_shares(y, w)
+    prior = weighted_class_shares(y, w)
     z = np.stack([np.log(p) - np.log(prior) for p in oof.values()])
     witnesses = w.sum() ** 2 / (w**2).sum() / 3
 
@@ -38,24 +38,24 @@ def test_the_least_loss_is_found():
     np.testing.assert_allclose([*stack.pool, *stack.bias], best.x, atol=2e-4)
 
 
-def test_it_finds_who_knows():
+def test_stack_fit_weights_informative_models_and_beats_equal_pool():
     oof, y = market(30_000, 1)
     stack = Stack.fit(oof, y)
     np.testing.assert_allclose(stack.pool, [1, 1, 0], atol=0.06)
     fresh, later = market(30_000, 2)
     loss = {name: row_log_loss(later, p).mean() for name, p in fresh.items()}
     pooled = row_log_loss(later, stack.predict_proba(fresh)).mean()
-    assert pooled < min(loss.values()) - 0.01 and pooled < row_log_loss(later, equal_pool(fresh)).mean() - 0.01
+    assert pooled < min(loss.values()) - 0.01 and pooled < row_log_loss(later, equal_weight_stack(fresh)).mean() - 0.01
 
 
-def test_a_weight_is_never_negative():
+def test_stack_fit_of_contrary_model_gives_zero_weight():
     oof, y = market(5000, 3)
     contrary = oof["b"] ** -1.0  # log-odds of b the wrong way round
     stack = Stack.fit({"a": oof["a"], "contrary": contrary / contrary.sum(axis=1, keepdims=True)}, y)
     assert stack.pool[1] == 0 and stack.pool[0] > 0.5
 
 
-def test_rows_without_a_prediction_are_left_out():
+def test_stack_fit_omits_rows_without_predictions():
     oof, y = market(1000, 4)
     holed = {name: p.copy() for name, p in oof.items()}
     holed["b"][::3] = np.nan
@@ -65,7 +65,7 @@ def test_rows_without_a_prediction_are_left_out():
     assert np.isnan(whole.predict_proba(holed)[0]).all() and np.isfinite(whole.predict_proba(holed)[1]).all()
 
 
-def test_too_few_rows_keep_equal_weights_and_say_so():
+def test_stack_fit_on_too_few_rows_keeps_equal_weights_with_note():
     oof, y = market(1000, 5)
     stack = Stack.fit(oof, y, horizon=20)  # 50 separate rows
     assert stack.pool == (1 / 3,) * 3 and "equal weights: 50 separate rows" in stack.note
@@ -74,20 +74,20 @@ def test_too_few_rows_keep_equal_weights_and_say_so():
     assert empty.pool == (1 / 3,) * 3 and empty.rows == 0
 
 
-def test_one_model_alone_keeps_its_forecast():
+def test_stack_fit_of_single_model_keeps_forecast():
     oof, y = market(400, 6)
     stack = Stack.fit({"a": oof["a"]}, y, ridge=1e9)
     np.testing.assert_allclose(stack.predict_proba(oof), oof["a"], atol=1e-6)
 
 
-def test_a_class_that_never_happened():
+def test_stack_fit_with_absent_class_gives_finite_low_probability():
     oof, y = market(800, 7)
     stack = Stack.fit(oof, np.where(y == 0, 1, y))
     p = stack.predict_proba(oof)
     assert np.isfinite(p).all() and 0 < p[:, 1].mean() < 0.05
 
 
-def test_it_survives_json_to_the_bit():
+def test_stack_json_round_trip_is_exact():
     oof, y = market(500, 8)
     stack = Stack.fit(oof, y)
     assert Stack.from_dict(json.loads(json.dumps(stack.to_dict()))) == stack
@@ -95,7 +95,7 @@ def test_it_survives_json_to_the_bit():
     assert stack.weights()["share"].sum() == pytest.approx(1)
 
 
-def test_a_missing_model_is_named():
+def test_stack_predict_with_missing_model_raises_with_name():
     oof, y = market(500, 9)
     stack = Stack.fit(oof, y)
     with pytest.raises(SettingsError, match="noise"):

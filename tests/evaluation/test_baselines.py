@@ -9,44 +9,44 @@ import pytest
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation import baselines
 from ml_factory.evaluation.baselines import (
+    BaselineSessionClock,
     ClockBaseline,
-    SessionClock,
-    class_shares,
-    last_move_probabilities,
-    prior_probabilities,
-    session_clock,
-    trailing_volatility,
+    baseline_session_clock,
+    baseline_trailing_volatility,
+    last_move_baseline_probabilities,
+    prior_baseline_probabilities,
+    weighted_class_shares,
 )
 
 
-def test_prior_with_weights_is_the_weighted_share():
-    p = prior_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
+def test_prior_probabilities_with_weights_equal_weighted_shares():
+    p = prior_baseline_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
     np.testing.assert_allclose(p, [[0.3, 0.2, 0.5]] * 2, rtol=1e-15)
 
 
 def test_class_shares_with_an_absent_class_add_half_a_row_to_each():
-    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
+    np.testing.assert_allclose(weighted_class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
 
 
-def test_class_shares_without_labels_are_refused():
+def test_class_shares_without_labels_raise_error():
     with pytest.raises(FactoryError, match="No class shares"):
-        class_shares([])
+        weighted_class_shares([])
 
 
-def test_last_move_without_weights_equals_numbers_by_hand():
+def test_last_move_probabilities_without_weights_equal_hand_computed_values():
     moves, y = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0])
     prior = np.array([1, 2, 2]) / 5
-    p = last_move_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
+    p = last_move_baseline_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
     np.testing.assert_allclose(p[0], (np.array([0, 1, 2]) + prior) / 4)
     np.testing.assert_allclose(p[1], (np.array([1, 1, 0]) + prior) / 3)
     np.testing.assert_allclose(p[2:], [prior, prior])
 
 
-def test_last_move_with_weights_counts_rows_by_their_weights():
+def test_last_move_probabilities_with_weights_count_rows_by_weight():
     """Weights 4, 1, 2, 1, 0 are scaled to a mean of 1 over the four rows that count: 2, 1/2, 1, 1/2."""
     moves, y, w = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0]), np.array([4.0, 1, 2, 1, 0])
     prior = np.array([1, 2, 5]) / 8
-    p = last_move_probabilities(moves, y, np.array([5.0, -5.0]), w)
+    p = last_move_baseline_probabilities(moves, y, np.array([5.0, -5.0]), w)
     np.testing.assert_allclose(p[0], (np.array([0, 1, 2.5]) + prior) / 4.5)
     np.testing.assert_allclose(p[1], (np.array([0.5, 0, 0]) + prior) / 1.5)
 
@@ -54,18 +54,18 @@ def test_last_move_with_weights_counts_rows_by_their_weights():
 # ---- the time of the session -----------------------------------------------------------------------------------
 
 
-def test_session_clock_on_futures_equals_hours_by_hand():
+def test_session_clock_on_futures_equals_hand_computed_values():
     """CME on 2024-01-03: 17:00 the evening before to 16:00 Chicago is 23:00 to 22:00 UTC, 23 hours. Chicago's early
     close of 2024-11-29 was 12:15, 18:15 UTC."""
     moments = pd.DatetimeIndex(["2024-01-02 23:05", "2024-01-03 10:30", "2024-01-03 22:00", "2024-11-29 18:00"])
-    clock = session_clock(moments.as_unit("ns").asi8, "cme")
+    clock = baseline_session_clock(moments.as_unit("ns").asi8, "cme")
     np.testing.assert_allclose(clock.progress, [5 / 1380, 0.5, 1.0, 1140 / 1155])
     np.testing.assert_allclose(clock.minutes_left, [1375, 690, 0, 15])
 
 
-def test_session_clock_at_midnight_belongs_to_the_session_that_ends():
+def test_session_clock_at_midnight_of_24h_market_belongs_to_ending_session():
     moments = pd.DatetimeIndex(["2024-01-03 00:00", "2024-01-03 00:05", "2024-01-03 12:00"])
-    clock = session_clock(moments.as_unit("ns").asi8, "24h")
+    clock = baseline_session_clock(moments.as_unit("ns").asi8, "24h")
     np.testing.assert_allclose(clock.minutes_left, [0, 1435, 720])
     np.testing.assert_allclose(clock.progress, [1, 5 / 1440, 0.5])
 
@@ -82,7 +82,9 @@ def volatility_by_loops(close, segment, span):
 def test_trailing_volatility_over_sessions_equals_loops():
     rng = np.random.default_rng(0)
     close, segment = 100 * np.exp(rng.normal(0, 0.01, 200).cumsum()), np.repeat([0, 1, 2, 3], [60, 4, 40, 96])
-    np.testing.assert_allclose(trailing_volatility(close, segment, 10), volatility_by_loops(close, segment, 10))
+    np.testing.assert_allclose(
+        baseline_trailing_volatility(close, segment, 10), volatility_by_loops(close, segment, 10)
+    )
 
 
 def rows_of(days: int, seed: int, horizon: int):
@@ -90,7 +92,7 @@ def rows_of(days: int, seed: int, horizon: int):
     more often when volatility is high. Returns clock, volatility, labels and the shares they were drawn from."""
     rng = np.random.default_rng(seed)
     step = np.tile(np.arange(1, 289), days)
-    clock = SessionClock(step / 288, (288 - step) * 5.0)
+    clock = BaselineSessionClock(step / 288, (288 - step) * 5.0)
     volatility = rng.normal(size=len(step))
     neutral = np.where(clock.progress < 0.5, 0.7, 0.3) + np.where(288 - step < horizon, 0.2, 0.0)
     neutral = np.clip(neutral - 0.15 * np.sign(volatility), 0.02, 0.98)
@@ -104,7 +106,7 @@ def fitted(days=120, seed=1, horizon=20):
     return ClockBaseline.fit(clock, y, horizon=horizon, bar_minutes=5.0, volatility=volatility)
 
 
-def test_clock_on_known_shares_finds_them():
+def test_clock_baseline_on_known_shares_predicts_those_shares():
     """By time alone the shares of the draw without the volatility term, with it those of the draw."""
     baseline = fitted()
     clock, volatility, _, p = rows_of(5, 2, 20)
@@ -116,7 +118,7 @@ def test_clock_on_known_shares_finds_them():
     np.testing.assert_allclose(baseline.predict(clock, volatility).sum(axis=1), 1, rtol=1e-12)
 
 
-def test_clock_cells_equal_loops_over_rows():
+def test_clock_baseline_cells_equal_loops_over_rows():
     """A horizon of 60 bars: 48 cells of progress, then 48 of the bars left, 0 to 59."""
     clock, _, y, _ = rows_of(7, 3, 60)
     baseline = ClockBaseline.fit(clock, y, horizon=60, bar_minutes=5.0)
@@ -124,7 +126,7 @@ def test_clock_cells_equal_loops_over_rows():
         ("left", int(left // 5) * 48 // 60) if left < 300 else ("progress", min(int(progress * 48), 47))
         for progress, left in zip(clock.progress, clock.minutes_left, strict=True)
     ]
-    prior, k = class_shares(y), baseline.pseudo_count
+    prior, k = weighted_class_shares(y), baseline.pseudo_count
     wanted = {}
     for key in set(keys):
         mine = y[[one == key for one in keys]]
@@ -133,15 +135,15 @@ def test_clock_cells_equal_loops_over_rows():
     np.testing.assert_allclose(baseline.predict(clock), [wanted[key] for key in keys], rtol=1e-12)
 
 
-def test_clock_where_the_time_tells_nothing_is_shrunk_to_the_prior():
+def test_clock_baseline_with_uninformative_time_shrinks_to_prior():
     clock, volatility, y, _ = rows_of(60, 4, 20)
     y = np.random.default_rng(0).permutation(y)
     baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=volatility)
-    assert np.abs(baseline.predict(clock, volatility) - class_shares(y)).max() < 0.03
+    assert np.abs(baseline.predict(clock, volatility) - weighted_class_shares(y)).max() < 0.03
     assert fitted().pseudo_count < 100 < baseline.pseudo_count
 
 
-def test_pseudo_count_equals_a_search_by_blocks_of_rows():
+def test_clock_baseline_pseudo_count_equals_blockwise_search():
     clock, _, y, _ = rows_of(12, 5, 20)
     baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0)
     block, losses = np.arange(len(y)) * 10 // len(y), []
@@ -153,28 +155,28 @@ def test_pseudo_count_equals_a_search_by_blocks_of_rows():
             prior = np.array([(y[rest] == side).sum() + 0.5 for side in (-1, 0, 1)])
             prior /= prior.sum()
             for c in np.unique(cell[out]):
-                mine, judged = y[rest & (cell == c)], y[out & (cell == c)]
+                mine, assessed = y[rest & (cell == c)], y[out & (cell == c)]
                 p = (np.array([(mine == side).sum() for side in (-1, 0, 1)]) + k * prior) / (len(mine) + k)
-                loss -= np.log(p[judged + 1]).sum()
+                loss -= np.log(p[assessed + 1]).sum()
         losses.append(loss)
     assert baseline.pseudo_count == baselines.PSEUDO_COUNTS[int(np.argmin(losses))]
     assert 0 < int(np.argmin(losses)) < len(losses) - 1
 
 
-def test_clock_with_unknown_volatility_says_what_the_time_says():
+def test_clock_baseline_predict_nan_volatility_uses_time_only():
     baseline, (clock, volatility, _, _) = fitted(20), rows_of(2, 6, 20)
     volatility[::3] = np.nan
     p, timed = baseline.predict(clock, volatility), baseline.predict(clock)
     assert (p[::3] == timed[::3]).all() and (p[1::3] != timed[1::3]).any()
 
 
-def test_clock_without_any_known_volatility_is_the_clock():
+def test_clock_baseline_fit_all_nan_volatility_uses_time_only():
     clock, volatility, y, _ = rows_of(10, 7, 20)
     baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
     np.testing.assert_allclose(baseline.predict(clock, volatility), baseline.predict(clock), rtol=1e-12)
 
 
-def test_clock_from_json_predicts_the_same_bits():
+def test_clock_baseline_from_json_predicts_same_bits():
     baseline, (clock, volatility, _, _) = fitted(20), rows_of(2, 8, 20)
     again = ClockBaseline.from_dict(json.loads(json.dumps(baseline.to_dict())))
     np.testing.assert_array_equal(again.predict(clock, volatility), baseline.predict(clock, volatility))

@@ -10,9 +10,9 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import (
     Calibration,
     calibration_by_class,
-    independent_rows,
-    log_probabilities,
-    reliability,
+    floored_log_probabilities,
+    independent_row_count,
+    reliability_table,
     softmax,
 )
 from ml_factory.evaluation.metrics import debiased_calibration_error, expected_calibration_error
@@ -33,10 +33,10 @@ def moved(p, temperature: float, bias) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("sharpness", [0.4, 1.0, 3.0])
-def test_fit_on_weighted_rows_is_the_least_penalised_loss(seed, sharpness):
+def test_calibration_fit_on_weighted_rows_minimises_penalised_loss(seed, sharpness):
     y, p = drawn(500, seed, sharpness)
     w = np.random.default_rng(seed).uniform(0, 2, 500)
-    rows = independent_rows(y, p, w)
+    rows = independent_row_count(y, p, w)
 
     def loss(theta):
         q = p ** np.exp(-theta[0]) * np.exp(theta[1:])
@@ -44,57 +44,57 @@ def test_fit_on_weighted_rows_is_the_least_penalised_loss(seed, sharpness):
         return rows * nll + 0.5 * (theta[0] / 0.5) ** 2 + 0.5 * ((theta[1:] / 0.2) ** 2).sum()
 
     best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10, "maxiter": 4000}).x
-    fitted = Calibration.fit(log_probabilities(p), y, w)
+    fitted = Calibration.fit(floored_log_probabilities(p), y, w)
     assert fitted.temperature == pytest.approx(np.exp(best[0]), rel=1e-4)
     np.testing.assert_allclose(fitted.bias, best[1:], atol=1e-4)
     q = p ** (1 / fitted.temperature) * np.exp(fitted.bias)
     np.testing.assert_allclose(fitted.apply(p), q / q.sum(axis=1, keepdims=True), rtol=1e-10)
 
 
-def test_fit_on_many_rows_recovers_temperature_and_biases():
+def test_calibration_fit_on_many_rows_recovers_temperature_and_biases():
     y, p = drawn(60_000, 3)
-    fitted = Calibration.fit(log_probabilities(moved(p, 2.5, (0.1, -0.4, 0.3))), y)
+    fitted = Calibration.fit(floored_log_probabilities(moved(p, 2.5, (0.1, -0.4, 0.3))), y)
     assert fitted.temperature == pytest.approx(2.5, rel=0.03)
     np.testing.assert_allclose(fitted.bias, (0.1, -0.4, 0.3), atol=0.03)
     np.testing.assert_allclose(fitted.apply(p).sum(axis=1), 1, atol=1e-12)
 
 
-def test_fit_on_few_or_repeated_rows_stays_near_no_calibration():
+def test_calibration_fit_on_few_or_repeated_rows_stays_near_identity():
     y, p = drawn(60_000, 3)
-    said = log_probabilities(moved(p, 1.0, (0.2, -0.4, 0.2)))
-    biases = [abs(Calibration.fit(said[:n], y[:n]).bias[1]) for n in (30, 60_000)]
-    repeated = Calibration.fit(np.repeat(said[:30], 40, axis=0), np.repeat(y[:30], 40), horizon=40)
+    printed = floored_log_probabilities(moved(p, 1.0, (0.2, -0.4, 0.2)))
+    biases = [abs(Calibration.fit(printed[:n], y[:n]).bias[1]) for n in (30, 60_000)]
+    repeated = Calibration.fit(np.repeat(printed[:30], 40, axis=0), np.repeat(y[:30], 40), horizon=40)
     assert biases[0] < 0.2 < biases[1] and abs(repeated.bias[1]) < 0.2
-    assert Calibration.fit(said[:3], y[:3], horizon=20).bias == pytest.approx((0, 0, 0), abs=0.02)
+    assert Calibration.fit(printed[:3], y[:3], horizon=20).bias == pytest.approx((0, 0, 0), abs=0.02)
 
 
-def test_independent_rows_of_repeated_outcomes_count_each_outcome_once():
+def test_independent_rows_with_repeated_outcomes_count_each_outcome_once():
     y, p = drawn(4000, 8)
-    assert independent_rows(y, p) == pytest.approx(4000, rel=0.35)
-    repeated = independent_rows(np.repeat(y, 10), np.repeat(p, 10, axis=0), horizon=10)
+    assert independent_row_count(y, p) == pytest.approx(4000, rel=0.35)
+    repeated = independent_row_count(np.repeat(y, 10), np.repeat(p, 10, axis=0), horizon=10)
     assert repeated == pytest.approx(4000, rel=0.35)
-    assert independent_rows(y[:5], p[:5], horizon=5) == 1.0  # too few to measure: overlap alone
+    assert independent_row_count(y[:5], p[:5], horizon=5) == 1.0  # too few to measure: overlap alone
 
 
-def test_fit_with_zero_weights_ignores_those_rows():
+def test_calibration_fit_ignores_rows_with_zero_weight():
     y, p = drawn(400, 4, sharpness=2.0)
     w = np.r_[np.ones(200), np.zeros(200)]
-    first = Calibration.fit(log_probabilities(p[:200]), y[:200])
-    both = Calibration.fit(log_probabilities(p), y, w)
+    first = Calibration.fit(floored_log_probabilities(p[:200]), y[:200])
+    both = Calibration.fit(floored_log_probabilities(p), y, w)
     assert both.temperature == pytest.approx(first.temperature, rel=1e-5)
     np.testing.assert_allclose(both.bias, first.bias, atol=1e-5)
 
 
-def test_fit_of_uninformed_or_wrong_models_stays_within_bounds():
+def test_calibration_fit_of_uninformed_or_wrong_model_stays_within_bounds():
     _, p = drawn(3000, 5)
     wrong = (p.argmax(axis=1) + 1) % 3 - 1  # always the class after the favourite
-    assert 3 < Calibration.fit(log_probabilities(p), wrong).temperature <= Calibration.HIGHEST
-    assert Calibration.LOWEST <= Calibration.fit(log_probabilities(p), p.argmax(axis=1) - 1).temperature < 0.5
+    assert 3 < Calibration.fit(floored_log_probabilities(p), wrong).temperature <= Calibration.HIGHEST
+    assert Calibration.LOWEST <= Calibration.fit(floored_log_probabilities(p), p.argmax(axis=1) - 1).temperature < 0.5
     flat = Calibration.fit(np.log(np.full((9, 3), 1 / 3)), np.arange(9) % 3 - 1)
     assert flat.temperature == pytest.approx(1.0) and flat.bias == pytest.approx((0, 0, 0), abs=1e-9)
 
 
-def test_invert_after_apply_gives_the_probabilities_back():
+def test_calibration_invert_after_apply_returns_probabilities():
     _, p = drawn(500, 6, sharpness=2.0)
     for one in (
         Calibration(),
@@ -105,28 +105,30 @@ def test_invert_after_apply_gives_the_probabilities_back():
         np.testing.assert_allclose(one.invert(one.apply(p)), p, rtol=1e-9, atol=1e-12)
 
 
-def test_fit_without_one_class_gives_that_class_no_say():
+def test_calibration_fit_without_one_class_leaves_bias_of_class_at_zero():
     """Meta-labels have no short side: what is fitted is what two classes alone give."""
     y, p = drawn(4000, 9)
     y, p = y[y >= 0], p[y >= 0] * [0, 1, 1]
     p /= p.sum(axis=1, keepdims=True)
-    fitted = Calibration.fit(log_probabilities(moved(np.maximum(p, 1e-300), 2.0, (0, -0.3, 0.3)) * [0, 1, 1]), y)
+    fitted = Calibration.fit(
+        floored_log_probabilities(moved(np.maximum(p, 1e-300), 2.0, (0, -0.3, 0.3)) * [0, 1, 1]), y
+    )
     assert fitted.bias[0] == pytest.approx(0, abs=1e-6)
     assert fitted.temperature == pytest.approx(2.0, rel=0.1) and fitted.bias[2] == pytest.approx(0.3, abs=0.1)
 
 
-def test_a_missing_class_and_zero_probabilities_pass():
+def test_calibration_fit_with_zero_probabilities_stays_finite():
     p = np.array([[1.0, 0.0, 0.0], [0.3, 0.0, 0.7], [0.6, 0.0, 0.4], [0.0, 0.0, 1.0]])
-    fitted = Calibration.fit(log_probabilities(p), [-1, 1, 1, 1])
+    fitted = Calibration.fit(floored_log_probabilities(p), [-1, 1, 1, 1])
     assert np.isfinite(fitted.apply(p)).all()
 
 
-def test_from_dict_reads_its_own_and_older_facts_and_refuses_nonsense():
+def test_calibration_from_dict_reads_current_and_older_format():
     fitted = Calibration(1.37, (0.1, 0.2, -0.3))
     assert Calibration.from_dict(fitted.to_dict()) == fitted
     assert Calibration.from_dict({"temperature": 2.0}) == Calibration(2.0)
-    assert Calibration.of_state({"temperature": {"temperature": 2.0}}) == Calibration(2.0)
-    assert Calibration.of_state({"calibration": fitted.to_dict()}) == fitted
+    assert Calibration.from_model_state({"temperature": {"temperature": 2.0}}) == Calibration(2.0)
+    assert Calibration.from_model_state({"calibration": fitted.to_dict()}) == fitted
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(SettingsError, match="temperature"):
             Calibration(bad)
@@ -135,7 +137,7 @@ def test_from_dict_reads_its_own_and_older_facts_and_refuses_nonsense():
             Calibration(1.0, bad)
 
 
-def test_calibration_by_class_with_weights_is_worked_by_hand():
+def test_calibration_by_class_with_weights_equals_hand_computed_values():
     p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.1, 0.8, 0.1]])
     table = calibration_by_class([0, 1, -1, 0], p, [1, 1, 2, 0])
     assert table["class"].tolist() == ["short", "neutral", "long"] and table["rows"].tolist() == [3, 3, 3]
@@ -172,16 +174,16 @@ def slow_forecasts(seed: int, n: int = 6000):
     return y, softmax(slow(200, n, rng, 3) / 2)
 
 
-def test_calibration_by_class_interval_of_slow_forecasts_has_their_memory():
+def test_calibration_by_class_interval_widens_for_autocorrelated_forecasts():
     """Without `by_outcome_NK` 69 % of them miss, and 483 rows count: the noise of the outcomes hides the drift."""
     tables = [calibration_by_class(*slow_forecasts(seed), horizon=20).iloc[2] for seed in range(100)]
     true = np.mean([one["difference"] for one in tables])
     assert np.mean([one["low"] > true or one["high"] < true for one in tables]) < 0.5
-    rows = [independent_rows(*slow_forecasts(seed), horizon=20) for seed in range(20)]
+    rows = [independent_row_count(*slow_forecasts(seed), horizon=20) for seed in range(20)]
     assert np.median(rows) < 200
 
 
-def test_debiased_error_of_calibrated_rows_is_near_0_where_the_plain_one_is_not():
+def test_debiased_calibration_error_of_calibrated_rows_is_near_0():
     plain, debiased = [], []
     for seed in range(20):
         y, p = drawn(300, seed)
@@ -193,20 +195,20 @@ def test_debiased_error_of_calibrated_rows_is_near_0_where_the_plain_one_is_not(
 
 
 @pytest.mark.parametrize("strategy", ["uniform", "quantile"])
-def test_reliability_is_scikit_learns(strategy):
+def test_reliability_equals_scikit_learn_calibration_curve(strategy):
     y, p = drawn(2000, 6)
-    table = reliability(y, p, 8, strategy=strategy)
+    table = reliability_table(y, p, 8, strategy=strategy)
     for k in (-1, 0, 1):
-        happened, said = calibration_curve(y == k, p[:, k + 1], n_bins=8, strategy=strategy)
+        happened, printed = calibration_curve(y == k, p[:, k + 1], n_bins=8, strategy=strategy)
         mine = table[table["class"] == k]
-        np.testing.assert_allclose(mine["probability"], said, rtol=1e-12)
+        np.testing.assert_allclose(mine["probability"], printed, rtol=1e-12)
         np.testing.assert_allclose(mine["frequency"], happened, rtol=1e-12)
         assert mine["rows"].sum() == 2000
 
 
-def test_reliability_by_hand_with_weights():
+def test_reliability_with_weights_equals_hand_computed_values():
     p = np.array([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1], [0.8, 0.1, 0.1]])
-    table = reliability([1, 0, -1, -1], p, 2, w=[3.0, 1.0, 1.0, 0.0], strategy="uniform")
+    table = reliability_table([1, 0, -1, -1], p, 2, w=[3.0, 1.0, 1.0, 0.0], strategy="uniform")
     long = table[table["class"] == 1].set_index("low")
     assert long.loc[0.5, "frequency"] == 0.75 and long.loc[0.5, "probability"] == pytest.approx(0.7)
     assert long.loc[0.0, "rows"] == 1
@@ -215,11 +217,11 @@ def test_reliability_by_hand_with_weights():
     assert long.loc[0.5, "error"] == pytest.approx(np.sqrt(guarded * (1 - guarded) / 5.6))
 
 
-def test_overlapping_labels_witness_less():
+def test_reliability_with_overlapping_labels_has_larger_errors():
     y, p = drawn(2000, 7)
-    assert (reliability(y, p, horizon=20)["error"] > 3 * reliability(y, p)["error"]).all()
+    assert (reliability_table(y, p, horizon=20)["error"] > 3 * reliability_table(y, p)["error"]).all()
 
 
-def test_a_constant_forecast_is_one_bin():
-    table = reliability([1, 0, -1], np.tile([0.2, 0.3, 0.5], (3, 1)))
+def test_reliability_of_constant_forecast_has_one_bin():
+    table = reliability_table([1, 0, -1], np.tile([0.2, 0.3, 0.5], (3, 1)))
     assert table["frequency"].tolist() == pytest.approx([1 / 3] * 3)

@@ -13,7 +13,7 @@ RNG = np.random.default_rng(5)
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_information_coefficient_is_spearmans(ties):
+def test_information_coefficient_equals_scipy_spearman(ties):
     x, y = RNG.normal(size=700), RNG.normal(size=700)
     y = y + 0.3 * x
     x = x.round(1) if ties else x
@@ -22,7 +22,7 @@ def test_information_coefficient_is_spearmans(ties):
     assert found.low < found.mean < found.high and found.rows == 700
 
 
-def test_information_coefficient_error_that_of_a_jackknife():
+def test_information_coefficient_standard_error_equals_jackknife():
     """Dropping each row once moves Spearman's correlation by its influence over N, ties or not."""
     x = RNG.normal(size=300)
     y = 0.5 * x + RNG.normal(size=300)
@@ -33,13 +33,13 @@ def test_information_coefficient_error_that_of_a_jackknife():
     )
 
 
-def test_mean_above_brute_force():
+def test_mean_above_equals_brute_force():
     x, other = RNG.integers(0, 6, 40).astype(float), RNG.random(40)
     wanted = [(other[x > at].sum() + other[x == at].sum() / 2) / 40 for at in x]
     np.testing.assert_allclose(_mean_above(x, other), wanted, atol=1e-12)
 
 
-def test_information_coefficient_overlapping_null_series_rarely_above_zero():
+def test_information_coefficient_of_overlapping_null_series_is_rarely_above_zero():
     """20-bar overlapping returns against a slow forecast: an interval for independent rows is far too short."""
     wrong = naive = 0
     for _ in range(200):
@@ -52,7 +52,7 @@ def test_information_coefficient_overlapping_null_series_rarely_above_zero():
     assert wrong <= 16 and naive > 40  # 2.5 % would be 5
 
 
-def test_information_coefficient_of_slow_forecasts_has_their_memory():
+def test_information_coefficient_interval_widens_for_autocorrelated_forecasts():
     """Forecast and return both drift (half-life 1,000 rows), apart: without `by_outcome_NK` 54 % miss 0."""
     wrong, phi = 0, 0.5**0.001
     for seed in range(100):
@@ -65,13 +65,13 @@ def test_information_coefficient_of_slow_forecasts_has_their_memory():
     assert wrong <= 35
 
 
-def test_deciles_by_hand():
+def test_decile_returns_equal_hand_computed_values():
     forecast = RNG.permutation(1000) / 1000
     ret = np.where(forecast >= 0.9, 2e-4, np.where(forecast < 0.1, -1e-4, 0.0))
     ret[forecast == 0.5] = np.nan  # an ambiguous row
     times = pd.date_range("2024-01-02", periods=1000, freq="5min", tz="UTC")
-    told = decile_returns(forecast, ret, horizon=2, times_N=times)
-    table = told.table
+    reported = decile_returns(forecast, ret, horizon=2, times_N=times)
+    table = reported.table
     assert table.index.tolist() == list(range(1, 11)) and table["rows"].sum() == 999
     assert table.loc[10, "ret_bp"] == pytest.approx(2.0) and table.loc[1, "ret_bp"] == pytest.approx(-1, abs=0.02)
     assert table["forecast"].is_monotonic_increasing
@@ -81,5 +81,5 @@ def test_deciles_by_hand():
 
 
 @pytest.mark.parametrize(("forecast", "ret"), [(np.zeros(500), RNG.normal(size=500)), (RNG.random(99), RNG.random(99))])
-def test_deciles_of_a_constant_or_of_few_rows_are_none(forecast, ret):
+def test_decile_returns_of_constant_forecast_or_few_rows_are_none(forecast, ret):
     assert decile_returns(forecast, ret) is None

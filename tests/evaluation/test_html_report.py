@@ -13,14 +13,14 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.legend import Legend
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.evaluation import attention_plots, data_plots, plots
-from ml_factory.evaluation.baselines import prior_probabilities
-from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.baselines import prior_baseline_probabilities
+from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.html_report import Section, render, write_report
-from ml_factory.evaluation.metrics import metrics_table
-from ml_factory.evaluation.plot_style import COLOURS, _stand_upright, outline, to_svg
+from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
+from ml_factory.evaluation.metrics import compute_forecast_metrics
+from ml_factory.evaluation.plot_style import COLOURS, _stand_upright, downsample_line, figure_to_svg
 
 RNG = np.random.default_rng(0)
 N = 6000
@@ -28,17 +28,19 @@ INDEX = pd.date_range("2025-01-06", periods=N, freq="5min", tz="UTC", name="know
 CLOSE = pd.Series(5000 + RNG.normal(size=N).cumsum(), INDEX)
 P = RNG.dirichlet([3, 3, 3], N)
 Y = (P.cumsum(axis=1) < RNG.random((N, 1))).sum(axis=1) - 1
-TABLE = metrics_table({"prior": prior_probabilities(Y, None, N), "model": P}, Y)
+TABLE = compute_forecast_metrics({"prior": prior_baseline_probabilities(Y, None, N), "model": P}, Y)
 _EACH = RNG.dirichlet(np.ones(20), 50)
 _SPREAD = {"low": np.percentile(_EACH, 10, axis=0), "high": np.percentile(_EACH, 90, axis=0)}
 SHARES = pd.DataFrame({"share": _EACH.mean(axis=0), **_SPREAD}, index=[f"feature_{i}" for i in range(20)])
 ATTENTION = pd.DataFrame({"attention": _EACH.mean(axis=0), **_SPREAD}, index=pd.RangeIndex(19, -1, -1))
 
 
-def frame(minutes: int, n: int) -> Frame:
+def frame(minutes: int, n: int) -> ResampledBars:
     start = INDEX[0].value + np.arange(n) * minutes * 60_000_000_000
     price, whole = np.full(n, 1.0), np.zeros(n, dtype=np.int32)
-    return Frame(minutes, start, start + minutes * 60_000_000_000, price, price, price, price, None, whole, whole)
+    return ResampledBars(
+        minutes, start, start + minutes * 60_000_000_000, price, price, price, price, None, whole, whole
+    )
 
 
 def all_figures() -> dict:
@@ -57,7 +59,7 @@ def all_figures() -> dict:
         "learning": plots.plot_learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
         "folds": plots.plot_fold_scores(folds),
         "metrics": plots.plot_metrics(TABLE),
-        "calibration": plots.plot_calibration({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
+        "calibration": plots.plot_calibration({"raw": reliability_table(Y, P), "cold": reliability_table(Y, P[::-1])}),
         "weights": plots.plot_stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
         "importances": plots.plot_importances(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
@@ -100,11 +102,13 @@ class Page(HTMLParser):
 
 @cache
 def page_of_everything() -> str:
-    parts = [Section(name, f"About `{name}`.", [("A caption.", figure)]) for name, figure in FIGURES.items()]
-    return render("Title", [*parts, Section("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567})
+    parts = [HtmlSection(name, f"About `{name}`.", [("A caption.", figure)]) for name, figure in FIGURES.items()]
+    return render_html_report(
+        "Title", [*parts, HtmlSection("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567}
+    )
 
 
-def test_the_page_asks_for_nothing():
+def test_html_report_page_loads_no_external_resource():
     text = page_of_everything()
     page = Page(text)
     assert not page.open and not set(page.tags) & {"script", "link", "img", "iframe", "object", "embed", "base"}
@@ -116,7 +120,7 @@ def test_the_page_asks_for_nothing():
     assert "default-src 'none'" in text
 
 
-def test_every_id_is_single_and_every_reference_is_met():
+def test_html_report_ids_are_unique_and_references_resolve():
     text = page_of_everything()
     ids = [value for _, name, value in Page(text).attributes if name == "id"]
     assert len(ids) == len(set(ids))
@@ -126,8 +130,8 @@ def test_every_id_is_single_and_every_reference_is_met():
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_drawing_is_small_and_leaves_its_colours_to_the_page(name, narrow):
-    svg = to_svg(FIGURES[name], "x", narrow=narrow)
+def test_to_svg_figure_is_small_and_uses_css_colours(name, narrow):
+    svg = figure_to_svg(FIGURES[name], "x", narrow=narrow)
     assert len(svg) < 100_000
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg), "a colour that would stay the same in the dark"
     assert "DejaVu" not in svg and "<style" not in svg
@@ -138,14 +142,14 @@ def test_a_drawing_is_small_and_leaves_its_colours_to_the_page(name, narrow):
     assert starts and all(0 <= x <= width for x in starts)
 
 
-def test_drawing_leaves_the_figure_as_it_was():
+def test_to_svg_narrow_leaves_figure_unchanged():
     figure = FIGURES["calibration"]
-    first, size = to_svg(figure, "a"), figure.get_size_inches().tolist()
-    narrow = to_svg(figure, "a", narrow=True)
-    assert to_svg(figure, "a") == first != narrow and figure.get_size_inches().tolist() == size
+    first, size = figure_to_svg(figure, "a"), figure.get_size_inches().tolist()
+    narrow = figure_to_svg(figure, "a", narrow=True)
+    assert figure_to_svg(figure, "a") == first != narrow and figure.get_size_inches().tolist() == size
 
 
-def test_every_colour_has_two_sides():
+def test_html_report_every_colour_has_light_and_dark_value():
     text = page_of_everything()
     named = set(re.findall(r"var\(--([a-z]+)\)", text))
     for name in named - {"font", "mono", "columns"}:
@@ -153,14 +157,14 @@ def test_every_colour_has_two_sides():
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS), "two names for one colour cannot be parted"
 
 
-def test_words_from_outside_stay_words():
+def test_html_report_text_from_input_is_escaped():
     evil = '<script>alert("1")</script> & $x^2$'
     table = pd.DataFrame({evil: [evil]}, index=pd.Index([evil], name=evil))
     drawn = plots.plot_metrics(TABLE.rename(index={"model": evil}), title=evil)
-    assert "".join(Page(to_svg(drawn, "x")).text).count(evil) == 2, "a dollar sign starts no formula"
-    text = render(
+    assert "".join(Page(figure_to_svg(drawn, "x")).text).count(evil) == 2, "a dollar sign starts no formula"
+    text = render_html_report(
         evil,
-        [Section(evil, evil, [(evil, drawn)], [(evil, table)], notice=evil), Section("b")],
+        [HtmlSection(evil, evil, [(evil, drawn)], [(evil, table)], notice=evil), HtmlSection("b")],
         subtitle=evil,
         facts={evil: evil},
         notice=evil,
@@ -171,7 +175,7 @@ def test_words_from_outside_stay_words():
     assert "".join(page.text).count(evil) >= 14
 
 
-def test_numbers_read_well():
+def test_html_report_table_values_are_formatted():
     table = pd.DataFrame(
         {
             "small": [0.012345, np.nan],
@@ -183,43 +187,45 @@ def test_numbers_read_well():
         },
         index=pd.Index(["a_b", "c"], name="model_name"),
     )
-    words = Page(render("t", [Section("s", tables=[table])])).text
+    words = Page(render_html_report("t", [HtmlSection("s", tables=[table])])).text
     for word in ("0.0123", "–", "1,234,567", "-3", "yes", "no", "1.0e-07", "0", "123,457", "inf", "2025-01-06 00:00"):
         assert word in words, word
     assert "model name" in words and "a_b" in words
 
 
-def test_the_same_input_gives_the_same_bytes(tmp_path):
-    sections = [Section("s", "one\n\ntwo", [FIGURES["split"]], [TABLE])]
-    first = write_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes()
-    assert write_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes() == first
+def test_write_report_same_input_gives_same_bytes(tmp_path):
+    sections = [HtmlSection("s", "one\n\ntwo", [FIGURES["split"]], [TABLE])]
+    first = write_html_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes()
+    assert write_html_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes() == first
     assert b"<p>one</p><p>two</p>" in first
 
 
-def test_no_row_of_tiles_holds_a_single_one():
+def test_html_report_summary_card_rows_never_hold_single_card():
     for summary_cards in range(1, 13):
         columns = int(
-            re.search(r"--columns:(\d+)", render("t", [], facts={str(i): i for i in range(summary_cards)}))[1]
+            re.search(r"--columns:(\d+)", render_html_report("t", [], facts={str(i): i for i in range(summary_cards)}))[
+                1
+            ]
         )
         assert columns <= 5 and (summary_cards % columns != 1 or columns == 1 or summary_cards <= 5)
 
 
-def test_an_outline_keeps_the_extremes():
+def test_outline_of_long_series_keeps_extremes_and_ends():
     values = RNG.normal(size=100_000)
-    keep = outline(values, 1500)
+    keep = downsample_line(values, 1500)
     assert len(keep) <= 1502 and (np.diff(keep) > 0).all()
     assert {int(values.argmin()), int(values.argmax()), 0, 99_999} <= set(keep)
-    assert outline(values[:10]).tolist() == list(range(10))
+    assert downsample_line(values[:10]).tolist() == list(range(10))
 
 
-def test_the_alignment_shows_the_bar_given_and_its_age():
+def test_alignment_figure_shows_joined_bar_and_bar_age():
     # At row 70 it is 05:55; the hour known then ended at 05:00.
-    text = to_svg(FIGURES["alignment"], "x")
+    text = figure_to_svg(FIGURES["alignment"], "x")
     assert "55 min old" in text and "this row" in text and "60 min" in text
 
 
 @pytest.mark.parametrize("best", [1.0725, 1.0795, 1.0865, 1.11])
-def test_no_word_of_the_learning_curves_stands_on_another(best):
+def test_learning_curves_text_labels_do_not_overlap(best):
     history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0435, 0.987], "val_loss": [best + 0.005, best]})
     figure = plots.plot_learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
     FigureCanvasAgg(figure).draw()
@@ -230,7 +236,7 @@ def test_no_word_of_the_learning_curves_stands_on_another(best):
     assert ax.get_ylabel() == "weighted log loss (nats)"  # the table of metrics counts each row once
 
 
-def test_what_stands_beside_a_mean_is_named():
+def test_attention_plots_legend_names_mean_range_and_equal_share():
     shares, attention = attention_plots.plot_variable_shares(SHARES), attention_plots.plot_attention(ATTENTION)
     for figure, alike in ((shares, "equal shares"), (attention, "equal attention")):
         named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
@@ -238,9 +244,10 @@ def test_what_stands_beside_a_mean_is_named():
 
 
 @pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning"])
-def test_no_word_of_a_figure_is_cut_on_a_phone(name):
+def test_narrow_figure_text_stays_inside_figure(name):
     figure = all_figures()[name] if name != "metrics" else plots.plot_metrics(
-        metrics_table({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y, best="clock_volatility")
+        compute_forecast_metrics({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y,
+        best="clock_volatility")
     )  # fmt: skip
     _stand_upright(figure)
     FigureCanvasAgg(figure).draw()
@@ -250,41 +257,41 @@ def test_no_word_of_a_figure_is_cut_on_a_phone(name):
         assert not text.get_text() or (box.x0 >= -1 and box.x1 <= figure.bbox.width + 1), text.get_text()
 
 
-def test_importances_are_drawn_largest_first():
+def test_importance_bars_are_sorted_largest_first():
     table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
     (ax,) = plots.plot_importances(table).axes
     assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
     assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
 
 
-def test_each_baseline_has_a_colour_and_a_diamond_of_its_own():
-    said = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
-    (ax,) = plots.plot_metrics(metrics_table(said, Y, reference="prior", best="clock")).axes
+def test_metrics_bar_each_baseline_has_distinct_colour():
+    printed = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
+    (ax,) = plots.plot_metrics(compute_forecast_metrics(printed, Y, reference="prior", best="clock")).axes
     drawn = [to_hex(points.get_facecolor()[0]) for points in ax.collections if isinstance(points, PathCollection)]
     assert len(set(drawn)) == len(drawn) == 4 and ax.lines[0].get_color() == COLOURS["clock"][0]
     assert {COLOURS[name][0] for name in ("prior", "last_move", "clock_volatility", "accent")} == set(drawn)
 
 
-def test_a_tile_shows_its_interval_below_its_value():
-    page = render("t", [Section("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": 1234})
+def test_html_report_summary_card_shows_interval_below_value():
+    page = render_html_report("t", [HtmlSection("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": 1234})
     assert "<dt>gain</dt><dd>+0.0100<small>+0.0010 to &lt;0.02</small></dd>" in page
     assert "<dt>rows</dt><dd>1,234</dd>" in page
 
 
-def test_learning_without_validation_or_with_one_epoch():
+def test_learning_curves_one_epoch_without_validation_omit_validation_line():
     history = pd.DataFrame({"epoch": [1], "train_loss": [1.0], "val_loss": [np.nan]})
-    assert "validation" not in to_svg(plots.plot_learning_curves(history, best_epoch=1), "x")
+    assert "validation" not in figure_to_svg(plots.plot_learning_curves(history, best_epoch=1), "x")
 
 
-def test_figures_of_little_data():
+def test_figures_with_few_rows_render_as_svg():
     short = pd.DataFrame([[0.2, 0.3, 0.5]] * 2, INDEX[:2], ["p_short", "p_neutral", "p_long"])
-    assert "<svg" in to_svg(plots.plot_probabilities(short, CLOSE), "x")
-    assert "<svg" in to_svg(data_plots.plot_split(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
-    few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
-    assert "<svg" in to_svg(plots.plot_metrics(few), "x")
+    assert "<svg" in figure_to_svg(plots.plot_probabilities(short, CLOSE), "x")
+    assert "<svg" in figure_to_svg(data_plots.plot_split(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
+    few = compute_forecast_metrics({"prior": P[:5], "model": P[:5]}, Y[:5])
+    assert "<svg" in figure_to_svg(plots.plot_metrics(few), "x")
 
 
-def test_the_largest_shares_are_drawn_and_the_newest_bar_is_on_the_right():
+def test_attention_plots_show_largest_shares_and_newest_bar_last():
     shares, attention = (
         attention_plots.plot_variable_shares(SHARES, top=15).axes[0],
         attention_plots.plot_attention(ATTENTION),

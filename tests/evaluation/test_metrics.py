@@ -7,13 +7,13 @@ import pytest
 from sklearn import metrics as sk
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.baselines import prior_probabilities
+from ml_factory.evaluation.baselines import prior_baseline_probabilities
 from ml_factory.evaluation.metrics import (
     classification_metrics,
+    compute_forecast_metrics,
     direction_loss_by_class,
     expected_calibration_error,
     log_loss_by_class,
-    metrics_table,
     row_log_loss,
 )
 
@@ -36,7 +36,7 @@ def area_by_pairs(positive: np.ndarray, score: np.ndarray, w: np.ndarray) -> flo
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_equal_to_scikit_learn(seed, weighted):
+def test_classification_metrics_equal_scikit_learn(seed, weighted):
     y, p, w = sample(400, seed)
     w = w if weighted else None
     got = dict(classification_metrics(y, p, w))
@@ -57,14 +57,14 @@ def test_equal_to_scikit_learn(seed, weighted):
     assert got["brier"] == pytest.approx(squares, rel=1e-12)
 
 
-def test_a_row_of_weight_two_is_two_rows():
+def test_classification_metrics_row_with_weight_2_counts_as_two_rows():
     y, p, _ = sample(60, 4)
     times = np.arange(60) % 3  # 0, 1 or 2
     once = dict(classification_metrics(y, p, times))
     assert once == pytest.approx(dict(classification_metrics(np.repeat(y, times), np.repeat(p, times, axis=0))))
 
 
-def test_a_missing_class_is_left_out_of_the_averages():
+def test_classification_metrics_missing_class_is_left_out_of_averages():
     y, p, w = sample(300, 5, classes=[-1, 1])
     got = dict(classification_metrics(y, p, w))
     guess = p.argmax(axis=1) - 1
@@ -76,18 +76,18 @@ def test_a_missing_class_is_left_out_of_the_averages():
     assert np.isfinite(list(got.values())).all()
 
 
-def test_one_class_alone_has_no_area_and_no_correlation():
+def test_classification_metrics_single_class_has_nan_auc_and_zero_mcc():
     got = dict(classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
     assert np.isnan(got["auc_ovr"]) and got["mcc"] == 0 and got["accuracy"] == 1
     assert got["log_loss"] == pytest.approx(np.log(2)) and got["brier"] == pytest.approx(0.04 + 0.25 + 0.09)
 
 
-def test_expected_calibration_error_keeps_the_two_highest_bins_apart():
+def test_expected_calibration_error_separates_two_highest_bins():
     p = np.array([[0.95, 0.05, 0.0], [0.9, 0.1, 0.0]])  # of 15 bins the last and the one before
     assert expected_calibration_error([0, -1], p) == pytest.approx((0.95 + 0.1) / 2)
 
 
-def test_calibration_error_by_hand():
+def test_classification_metrics_ece_equals_hand_computed_values():
     # Two rows say 0.6 of class long, one of them is right: |0.5 - 0.6|. Two say 0.8 and are right: |1 - 0.8|.
     p = np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]])
     got = dict(classification_metrics([1, 0, -1, 1], p))
@@ -99,7 +99,7 @@ def test_calibration_error_by_hand():
     assert dict(classification_metrics([1, 0], edge))["ece"] == pytest.approx(0.5 * 0.4 + 0.5 * 0.61)
 
 
-def test_certain_and_wrong_costs_36_nats_and_not_infinity():
+def test_row_log_loss_of_zero_probability_is_36_nats():
     assert row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
 
 
@@ -114,7 +114,7 @@ def test_certain_and_wrong_costs_36_nats_and_not_infinity():
         ([], np.empty((0, 3)), None, "No rows to evaluate"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(y, p, w, words):
+def test_classification_metrics_invalid_input_raises_error(y, p, w, words):
     with pytest.raises(FactoryError, match=words):
         dict(classification_metrics(y, p, w))
 
@@ -122,13 +122,13 @@ def test_what_cannot_be_judged_is_refused(y, p, w, words):
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
-def test_the_table_sets_every_forecast_beside_the_prior():
+def test_metrics_table_gain_is_log_loss_difference_to_prior():
     rng = np.random.default_rng(3)
     p = rng.dirichlet([2, 2, 2], 3000)
     y = (p.cumsum(axis=1) < rng.random((3000, 1))).sum(axis=1) - 1
     w = np.ones(3000)
     w[:100] = 0
-    table = metrics_table({"model": p, "prior": prior_probabilities(y, w, 3000)}, y, w, horizon=5)
+    table = compute_forecast_metrics({"model": p, "prior": prior_baseline_probabilities(y, w, 3000)}, y, w, horizon=5)
     assert list(table.index) == ["model", "prior"]
     difference = table.loc["prior", "log_loss"] - table.loc["model", "log_loss"]
     assert table.loc["model", "log_loss_gain"] == pytest.approx(difference)
@@ -136,12 +136,12 @@ def test_the_table_sets_every_forecast_beside_the_prior():
     assert table.loc["model", "rows"] == 2900 and table.loc["model", "effective_rows"] == pytest.approx(2900)
 
 
-def test_no_reference_no_table():
+def test_metrics_table_unknown_reference_raises_settings_error():
     with pytest.raises(SettingsError, match="did you mean 'priors'"):
-        metrics_table({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
+        compute_forecast_metrics({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
 
 
-def test_a_log_loss_is_the_touch_and_the_side():
+def test_row_log_loss_equals_touch_loss_plus_direction_loss():
     p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
     side = direction_loss_by_class(p)[np.arange(3), [2, 1, 0]]
     np.testing.assert_allclose(side, [-np.log(0.3 / 0.5), 0.0, -np.log(0.6 / 0.9)], rtol=1e-12)
@@ -149,19 +149,19 @@ def test_a_log_loss_is_the_touch_and_the_side():
     np.testing.assert_allclose(row_log_loss([1, 0, -1], p), touch + side, rtol=1e-12)
 
 
-def test_who_knows_only_the_hour_gains_nothing_on_the_side():
+def test_metrics_table_forecast_of_hour_only_has_zero_direction_gain():
     rng = np.random.default_rng(3)
     busy = np.arange(4000) % 2 == 0
     y = np.where(rng.random(4000) < np.where(busy, 0.9, 0.2), rng.choice([-1, 1], 4000), 0)
     hour = np.where(busy[:, None], [0.45, 0.1, 0.45], [0.1, 0.8, 0.1])
     seer = np.where(np.arange(3) == (y + 1)[:, None], 0.8, 0.1)
     flat = np.tile([np.mean(y != 0) / 2, np.mean(y == 0), np.mean(y != 0) / 2], (4000, 1))
-    table = metrics_table({"hour": hour, "seer": seer, "prior": flat}, y)
+    table = compute_forecast_metrics({"hour": hour, "seer": seer, "prior": flat}, y)
     assert table.loc["hour", "gain_low"] > 0.2 and abs(table.loc["hour", "direction_gain"]) < 1e-12
     assert table.loc["seer", "direction_low"] > 0.2
 
 
-def test_losses_by_class_are_those_of_the_class_that_came():
+def test_loss_by_class_at_observed_class_equals_row_loss():
     rng = np.random.default_rng(5)
     p, y = rng.dirichlet([2, 2, 2], 50), rng.integers(-1, 2, 50)
     rows = np.arange(50)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.metrics_table import MetricsTable, metrics_text
+from ml_factory.evaluation.metrics_table import MetricsTable, format_metrics_table
 
 COLUMNS = ("log_loss", "accuracy", "log_loss_gain", "gain_low", "gain_best", "gain_best_low", "gain_best_high")
 
@@ -20,7 +20,7 @@ def table(name: str = "xgboost") -> MetricsTable:
 
 
 @pytest.mark.parametrize("name", ["xgboost", "a_network_of_my_own_with_a_long_name"])
-def test_metrics_table_printed_fits_80_columns_with_the_headline(name):
+def test_metrics_table_as_text_fits_80_columns_with_headline(name):
     text = str(table(name))
     assert max(map(len, text.splitlines())) <= 80
     assert "validation rows, used for choosing: 12,345, 679 effective" in text and "test rows: 12,345" in text
@@ -29,7 +29,7 @@ def test_metrics_table_printed_fits_80_columns_with_the_headline(name):
     assert "best baseline, clock" in text and f"{len(table().columns)} columns in all" in text
 
 
-def test_metrics_table_is_a_dataframe_for_everything_else():
+def test_metrics_table_operations_return_plain_dataframe():
     one = table()
     plain = pd.DataFrame(one)
     pd.testing.assert_frame_equal(one, plain, check_frame_type=False)
@@ -39,9 +39,9 @@ def test_metrics_table_is_a_dataframe_for_everything_else():
     assert repr(MetricsTable({"a": [1]})) == repr(pd.DataFrame({"a": [1]}))
 
 
-def test_metrics_text_absent_values_and_columns_are_left_out():
+def test_metrics_text_omits_absent_values_and_columns():
     one = table().drop(columns=["gain_best", "gain_best_low", "gain_best_high", "split", "effective_rows"])
     one["direction_gain"] = np.nan
-    text = metrics_text(one)
+    text = format_metrics_table(one)
     assert text.startswith("test rows: 12,345\n") and "best baseline" not in text
     assert [line.split() for line in text.splitlines()][2] == ["xgboost", "-0.0123", "-", "-1.2500"]

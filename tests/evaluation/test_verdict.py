@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.intervals import Interval, fold_interval
+from ml_factory.evaluation.intervals import ConfidenceInterval, fold_interval
 from ml_factory.evaluation.verdict import (
     BEATS,
     DOES_NOT_BEAT,
     NOT_ENOUGH,
-    Gains,
-    block_gains,
-    missing_classes,
+    VerdictGains,
+    describe_missing_classes,
     model_verdict,
-    row_gains,
+    verdict_gains_of_folds,
+    verdict_gains_of_rows,
 )
 
 N = 6000
@@ -39,7 +39,7 @@ def market(touch: float, side: float, seed: int = 0):
 
 
 def verdict(y, p, clock, **options):
-    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     options = {"rows": N, "effective_rows": N, **options}
     return model_verdict("xgboost", gains, "clock", **options)
 
@@ -52,7 +52,7 @@ def verdict(y, p, clock, **options):
         (0.2, 0.2, "it predicts when a barrier is touched, and which way."),
     ],
 )
-def test_model_that_knows_more_than_the_clock_beats_it_in_that_part(touch, side, words):
+def test_verdict_of_informed_model_beats_baselines_and_names_touch_or_side(touch, side, words):
     found = verdict(*market(touch, side))
     assert found.status == BEATS and found.reason == ""
     assert found.sentence == f"xgboost beats every baseline: {words}"
@@ -60,21 +60,21 @@ def test_model_that_knows_more_than_the_clock_beats_it_in_that_part(touch, side,
     assert 0 < found.gain_best_low < found.gain_best < found.gain_best_high
 
 
-def test_model_that_knows_the_hour_alone_does_not_beat_although_it_beats_the_prior():
+def test_verdict_of_model_that_beats_prior_but_not_clock_is_does_not_beat():
     y, _, clock = market(0.0, 0.0)
     noise = np.random.default_rng(1).normal(0, 0.15, (N, 3))
     p = clock * np.exp(noise)
     p /= p.sum(axis=1, keepdims=True)
-    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     assert gains.whole["prior"].low > 0 > gains.whole["clock"].mean
     found = verdict(y, p, clock)
     assert found.status == DOES_NOT_BEAT and "clock" in found.reason and "prior" not in found.reason
     assert "the time of the session (clock)" in found.sentence and not found.predicts_touch
 
 
-def test_gains_are_means_of_loss_differences_and_the_parts_sum_to_the_whole():
+def test_row_gains_are_mean_loss_differences_and_touch_plus_side_is_whole():
     y, p, clock = market(0.2, 0.1)
-    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     at = np.arange(N), y + 1
     assert gains.whole["clock"].mean == pytest.approx(np.mean(np.log(p[at] / clock[at])))
     for name in ("prior", "clock"):
@@ -86,96 +86,100 @@ def test_gains_are_means_of_loss_differences_and_the_parts_sum_to_the_whole():
     assert (found.direction_gain, found.direction_low) == (gains.side["prior"].mean, gains.side["prior"].low)
 
 
-def test_rows_without_weight_move_no_verdict():
+def test_row_gains_ignore_rows_with_zero_weight():
     y, p, clock = market(0.2, 0.1)
     w = (np.arange(N) % 5 > 0).astype(float)
     broken = p.copy()
     broken[w == 0] = [1, 0, 0]
     counted = {"prior": PRIOR, "clock": clock}
     options = {"w": w, "horizon": 1, "times_N": TIMES}
-    assert row_gains(y, p, counted, **options) == row_gains(y, broken, counted, **options)
+    assert verdict_gains_of_rows(y, p, counted, **options) == verdict_gains_of_rows(y, broken, counted, **options)
 
 
 # ---- which status ----------------------------------------------------------------------------------------------
 
 
 def over(mean, low, high, enough=True):
-    return Interval(mean, low, high, 0.01, N, 1.0, enough, "" if enough else "3 weeks of rows, wanted at least 8")
+    return ConfidenceInterval(
+        mean, low, high, 0.01, N, 1.0, enough, "" if enough else "3 weeks of rows, wanted at least 8"
+    )
 
 
 def by_intervals(best="clock", lacking="", **whole):
-    gains = Gains(whole, whole, {"prior": over(0.0, -0.1, 0.1)} | whole)
+    gains = VerdictGains(whole, whole, {"prior": over(0.0, -0.1, 0.1)} | whole)
     return model_verdict("m", gains, best, rows=N, effective_rows=300.0, lacking=lacking)
 
 
-def test_beats_needs_every_baseline_not_the_best_alone():
+def test_verdict_gain_over_one_baseline_not_certain_is_does_not_beat():
     found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15), last_move=over(0.1, -0.01, 0.2))
     assert found.status == DOES_NOT_BEAT and "last_move" in found.reason and found.gain_best_low > 0
     assert found.sentence == "m does not beat every baseline: the gain over last_move may be 0 or less."
     assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15)).status == BEATS
 
 
-def test_lower_bound_of_exactly_zero_does_not_beat():
+def test_verdict_lower_bound_of_zero_is_does_not_beat():
     assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.0, 0.2)).status == DOES_NOT_BEAT
 
 
-def test_worse_than_the_best_baseline_says_so():
+def test_verdict_negative_gain_sentence_states_worse_than_baseline():
     found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(-0.1, -0.15, -0.05))
     assert found.sentence.startswith("m is worse than the time of the session (clock)")
 
 
 @pytest.mark.parametrize("short", ["prior", "clock"])
-def test_too_few_weeks_for_any_needed_gain_are_not_enough_data(short):
+def test_verdict_too_few_weeks_for_one_baseline_is_not_enough_data(short):
     whole = {name: over(0.1, 0.05, 0.15, enough=name != short) for name in ("prior", "clock")}
     found = by_intervals(**whole)
     assert found.status == NOT_ENOUGH and found.reason == "3 weeks of rows, wanted at least 8"
     assert found.sentence == "m: not enough data for a verdict: 3 weeks of rows, wanted at least 8."
 
 
-def test_an_absent_class_is_not_enough_data_whatever_the_gain():
+def test_verdict_absent_class_is_not_enough_data():
     found = by_intervals(lacking="no test row is long", prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15))
     assert found.status == NOT_ENOUGH and "no test row is long" in found.sentence
 
 
-def test_meta_labels_have_no_side():
+def test_verdict_of_meta_labels_has_no_direction():
     y, p, clock = market(0.2, 0.0)
     found = verdict(y, p, clock, kind="meta")
     assert found.sentence == "xgboost beats every baseline: it separates good bets from bad ones."
     assert not found.predicts_direction and "side" not in found.numbers
 
 
-def test_numbers_and_dict_hold_what_the_fields_hold():
+def test_verdict_numbers_and_dict_equal_fields():
     found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15))
     assert found.numbers == (
         "gain over clock +0.1000 (+0.0500 to +0.1500), directional gain +0.2000 (+0.1000 to +0.3000); "
         "6,000 rows, 300 effective"
     )
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["status"] == "beats" and told["gain_best_low"] == 0.05 and told["sentence"] == found.sentence
+    reported = json.loads(json.dumps(found.to_dict()))
+    assert (
+        reported["status"] == "beats" and reported["gain_best_low"] == 0.05 and reported["sentence"] == found.sentence
+    )
 
 
-def test_missing_classes_name_the_part_and_the_class():
+def test_missing_classes_returns_part_and_class_names():
     classes = {"short": -1, "neutral": 0, "long": 1}
     parts = {"validation": np.array([-1, 0, 1]), "test": np.zeros(5)}
-    assert missing_classes(parts, classes) == "no test row is short or long"
-    assert missing_classes({"test": np.array([0, 1])}, {"pass": 0, "act": 1}) == ""
+    assert describe_missing_classes(parts, classes) == "no test row is short or long"
+    assert describe_missing_classes({"test": np.array([0, 1])}, {"pass": 0, "act": 1}) == ""
 
 
 # ---- folds -----------------------------------------------------------------------------------------------------
 
 
-def test_gains_over_blocks_count_a_block_once_and_are_over_each_baseline():
+def test_block_gains_average_folds_of_a_block_per_baseline():
     """Blocks 0 and 1; block 0 was judged by two folds. Gains over the prior by hand."""
-    judged = {(0, 0): 0.30, (1, 0): 0.10, (2, 1): 0.40}
+    assessed = {(0, 0): 0.30, (1, 0): 0.10, (2, 1): 0.40}
     less = {"m": 0.0, "last_move": 0.05, "clock": 0.1, "clock_volatility": 0.2}
     rows = [
         {"fold": fold, "block": block, "name": name, "log_loss_gain": gain - cost, "direction_gain": gain / 2 - cost}
-        for (fold, block), gain in judged.items()
+        for (fold, block), gain in assessed.items()
         for name, cost in (less | {"prior": gain}).items()
     ]
     table = pd.DataFrame(rows)
     table.loc[table["name"] == "prior", "direction_gain"] = 0.0
-    gains = block_gains(table, "m")
+    gains = verdict_gains_of_folds(table, "m")
     wanted = fold_interval([0.2, 0.4])
     assert (gains.whole["prior"].low, gains.whole["prior"].rows) == (pytest.approx(wanted.low), 2)
     assert gains.whole["clock"].mean == pytest.approx(0.1)

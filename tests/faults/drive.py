@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 from tests.faults.cloud import Cloud
 from tests.faults.rules import Faults
 
@@ -54,7 +54,7 @@ class Drive:
         self, cloud: Cloud, seed: int = 0, uploads: float = 0.0, quota: int | None = None, honest: bool = True
     ):
         self.cloud, self.uploads, self.quota, self.honest = cloud, uploads, quota, honest
-        self.luck: np.random.Generator = generator("drive", seed)
+        self.luck: np.random.Generator = seeded_generator("drive", seed)
         self.files = {path: File(bytearray(data)) for path, data in cloud.files.items()}
         self.folders = {"/", *(str(parent) for path in self.files for parent in PurePosixPath(path).parents)}
         self.handles: dict[int, Handle] = {}

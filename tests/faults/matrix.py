@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.faults.disk import Killed
 from tests.faults.rules import Rule
-from tests.faults.world import KEEP, Carried, World, check_goes_on, check_load, quiet
+from tests.faults.world import KEEP, Uploaded, World, check_goes_on, check_load, quiet
 
 ERRORS = ("ENOTCONN", "EIO", "ETIMEDOUT", "ESTALE", "EDQUOT", "ENOSPC")
 FULL = ("EDQUOT", "ENOSPC")
@@ -64,8 +64,8 @@ ACTIONS = {
     "save": Action(World, 2, World.save),
     "rotate": Action(World, KEEP + 4, World.save),
     "load": Action(World, KEEP + 4, lambda world: check_load(world, faulty=True)),
-    "carry": Action(Carried, KEEP + 4, Carried.save),
-    "fetch": Action(Carried, KEEP + 4, lambda world: check_load(world, True, world.fetch)),
+    "carry": Action(Uploaded, KEEP + 4, Uploaded.save),
+    "fetch": Action(Uploaded, KEEP + 4, lambda world: check_load(world, True, world.fetch)),
 }
 
 
@@ -96,7 +96,7 @@ def run(table: Table, action: str, fault: Fault, index: int) -> None:
             cell = (action, kind, fault.name)
             table.struck[cell] += 1
             try:
-                check(world, fault, loading=chosen.do not in (World.save, Carried.save))
+                check(world, fault, loading=chosen.do not in (World.save, Uploaded.save))
                 table.survived[cell] += 1
             except Exception as error:  # noqa: BLE001 - whatever went wrong is the finding
                 table.failures.append(f"{action}, {fault.name} at operation {index} ({kind}): {error!r}"[:300])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.storage.serialization import decode_state
@@ -27,7 +27,7 @@ class Training:
     saved_files : step -> the bytes of its slot, for every save that is on the mount and was read back there.
     """
 
-    unit = Unit("run", PHASE)
+    unit = CheckpointUnit("run", PHASE)
 
     def __init__(self, mount: Mount, home: Path, deadline: float = 20):
         self.mount, self.home, self.step = mount, home, 0
@@ -93,7 +93,7 @@ def training(mount, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_mount_that_refuses_stops_nothing_and_is_caught_up_with(training, error):
+def test_manager_on_mount_error_continues_and_copies_after_recovery(training, error):
     work = training()
     work.save()
     assert work.uploaded()
@@ -110,7 +110,7 @@ def test_a_mount_that_refuses_stops_nothing_and_is_caught_up_with(training, erro
 
 
 @pytest.mark.parametrize("fault", ["drop", "torn"])
-def test_a_write_that_only_says_yes_is_not_believed(training, fault):
+def test_manager_on_dropped_or_torn_mount_write_does_not_report_upload(training, fault):
     work = training()
     work.save()
     assert work.uploaded()
@@ -124,7 +124,7 @@ def test_a_write_that_only_says_yes_is_not_believed(training, fault):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_death_with_any_mix_of_versions_in_the_cloud(training, seed):
+def test_manager_after_death_with_mixed_cloud_versions_resumes_on_other_machine(training, seed):
     work = training(seed=seed, uploads=0.08)
     for _ in range(KEEP + 3):
         work.save()
@@ -137,7 +137,7 @@ def test_death_with_any_mix_of_versions_in_the_cloud(training, seed):
     assert other.uploaded()
 
 
-def test_uploads_that_never_come_or_come_in_half_or_twice(training):
+def test_manager_with_lost_torn_or_duplicate_uploads_loses_at_most_one_save(training):
     work = training()
     for fault in ("drop", "torn", "duplicate"):
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_uploads_that_never_come_or_come_in_half_or_twice(training):
         work.saved_files = {step: data for step, data in work.saved_files.items() if step <= work.step}
 
 
-def test_the_daemon_is_killed_and_the_mount_comes_back_with_less(training):
+def test_manager_after_remount_with_lost_files_copies_newest_checkpoint(training):
     work = training()
     work.save()
     assert work.uploaded()
@@ -173,7 +173,7 @@ def test_the_daemon_is_killed_and_the_mount_comes_back_with_less(training):
     assert work.another_machine().step == 4
 
 
-def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
+def test_manager_on_slow_mount_saves_locally_without_waiting(training):
     work = training()
     work.mount.fault("slow", "read", "write", rate=50_000)
     ballast = np.zeros(500_000)  # 4 MB: 80 seconds on its way, and more until it is read back
@@ -183,7 +183,7 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
         assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
         assert work.manager.store.wait_home()
         assert work.manager.store.uploader.pending
-        assert check_state(work.manager.store.home.latest_valid(work.unit, decode_state)[1]) == step
+        assert check_state(work.manager.store.home.load_latest_valid(work.unit, decode_state)[1]) == step
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
     work.step = 11
@@ -192,7 +192,7 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
     assert work.another_machine().step == 11
 
 
-def test_training_goes_on_while_the_mount_hangs(training):
+def test_manager_on_hanging_mount_saves_locally_without_waiting(training):
     work = training(deadline=2)
     work.save()
     assert work.uploaded()
@@ -213,7 +213,7 @@ def test_training_goes_on_while_the_mount_hangs(training):
     assert work.another_machine().step == 8
 
 
-def test_a_full_drive_is_never_filled_by_rotation(training):
+def test_manager_rotation_on_quota_mount_fills_no_trash(training):
     work = training(quota=150_000)
     size = 0
     for _ in range(12):
@@ -244,7 +244,7 @@ print("trained", flush=True)
 
 
 @pytest.mark.parametrize("ending", ["close", "just end"])
-def test_a_hang_never_keeps_a_process_from_ending(mount, tmp_path, ending):
+def test_manager_process_ends_while_mount_hangs(mount, tmp_path, ending):
     drive = mount()
     (drive.path / "checkpoints").mkdir()
     drive.fault("hang", path="/checkpoints*")

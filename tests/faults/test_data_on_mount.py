@@ -12,10 +12,10 @@ import pytest
 
 from ml_factory import notebook, pipeline
 from ml_factory.checkpoints.safe_stop import safe_stop
-from ml_factory.checkpoints.slot_pool import Pool
+from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.errors import UnresponsiveMountError
 from ml_factory.storage import artifact_registry, mounts
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from utils import colab_setup
 
@@ -48,7 +48,7 @@ def workspace(drive, prepared_template) -> Workspace:
 
 
 @pytest.mark.soak
-def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, monkeypatch):
+def test_pipeline_on_mount_makes_no_file_call_in_main_process(drive, monkeypatch):
     monkeypatch.setattr(mounts, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
     root, own = drive.path / "ml_factory", os.getpid()
     pipeline.prepare(root, SYMBOL, (HORIZON,))
@@ -70,7 +70,7 @@ def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, mon
 @pytest.mark.parametrize(
     "path", ["*current.json", "*-features.npy", "*labels_h5.parquet", "*certificates*", "*_1m.parquet"]
 )
-def test_a_file_that_hangs_is_told_of_by_name_and_nothing_is_made_anew(workspace, drive, path):
+def test_train_and_prepare_with_hanging_file_raise_and_change_no_file(workspace, drive, path):
     there = {file: file.read_bytes() for file in _files(workspace)}
     drive.fault("hang", "read", path=path)
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
@@ -82,7 +82,7 @@ def test_a_file_that_hangs_is_told_of_by_name_and_nothing_is_made_anew(workspace
     assert {file: file.read_bytes() for file in _files(workspace)} == there
 
 
-def test_a_users_bars_that_hang_are_told_of(prepared_template, prepared, drive):
+def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template, prepared, drive):
     theirs = drive.path / "bars.parquet"
     theirs.write_bytes(Workspace(prepared_template).raw_bars(SYMBOL).read_bytes())
     drive.fault("hang", "read")
@@ -92,7 +92,7 @@ def test_a_users_bars_that_hang_are_told_of(prepared_template, prepared, drive):
     assert not prepared.raw_bars("MES").exists()
 
 
-def test_a_drive_that_does_not_answer_is_dead_and_not_asked_for_ever(drive):
+def test_mount_state_of_hanging_drive_is_dead(drive):
     (drive.path / "MyDrive").mkdir()
     assert colab_setup._mount_state(drive.path) == "alive"
     drive.fault("hang")
@@ -100,7 +100,7 @@ def test_a_drive_that_does_not_answer_is_dead_and_not_asked_for_ever(drive):
 
 
 @pytest.mark.soak
-def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_there_later(workspace, drive, caplog):
+def test_train_on_mount_that_hangs_stores_model_locally_and_copies_later(workspace, drive, caplog):
     def train(**more):
         return pipeline.train(
             workspace, SYMBOL, HORIZON, "xgboost", seed=3, quick=True, model_settings=TREES, mirror="off", **more
@@ -112,7 +112,7 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
         observed.append(block)
         if len(observed) == 2:
             end = time.monotonic() + 60
-            while not Pool(workspace.checkpoints).scan() and time.monotonic() < end:
+            while not SlotPool(workspace.checkpoints).scan() and time.monotonic() < end:
                 time.sleep(0.05)  # the first checkpoint is on its way there, by another thread
             drive.fault("hang")
 
@@ -120,7 +120,7 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
         train(callbacks=[hang])
     assert len(observed) == TREES["rounds"] // TREES["block"]
     assert "xgboost of DEMO is stored on this machine's disk" in caplog.text
-    temporary = Registry(workspace.models).local_fallback
+    temporary = ArtifactRegistry(workspace.models).local_fallback
     [kept] = temporary.list(SYMBOL)
     stopped = safe_stop(5, flush=lambda: None, on_status=observed.append)
     assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
@@ -128,17 +128,17 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
     found = train(on_status=observed.append)
     assert found.reused and found.artifact_hash == kept.hash and "finished before" in observed[-1]
     assert found.artifact.is_relative_to(drive.path) and not temporary.list(SYMBOL)
-    assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]
+    assert [one.hash for one in ArtifactRegistry(workspace.models).list(SYMBOL)] == [kept.hash]
     assert safe_stop(5, flush=lambda: None, on_status=observed.append).safe
-    pool = Pool(workspace.checkpoints).scan()
-    assert pool and all(slot.returned for slot in pool)
+    pool = SlotPool(workspace.checkpoints).scan()
+    assert pool and all(slot.is_returned for slot in pool)
     again = train(fresh=True)  # as one that nothing disturbed; its file names another run
     same = [pd.read_parquet(one.predictions_path).drop(columns="run_id") for one in (found, again)]
     pd.testing.assert_frame_equal(*same, check_exact=True)
 
 
-def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, caplog):
-    artifact_registry = Registry(workspace.models)
+def test_registry_on_full_mount_stores_artifact_locally_and_copies_later(workspace, drive, caplog):
+    artifact_registry = ArtifactRegistry(workspace.models)
     artifact_registry.register(SYMBOL, "model", "toy", {"a": np.ones(3)}, {"which": "before"})
     drive.fault("EDQUOT", "write", path="*state.safetensors*")
     kept = artifact_registry.register(SYMBOL, "model", "toy", {"a": np.zeros(3)}, {"which": "new"})

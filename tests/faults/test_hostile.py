@@ -16,7 +16,7 @@ from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.serialization import encode_state
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
 from tests.faults.world import KEEP, PHASE, check_state, state_at
@@ -48,12 +48,12 @@ def slot_contents(place: Path, data: bytes) -> dict[str, bytes]:
     return {**bombs(place / "marker"), **damages(data), **oversized_containers(data)}
 
 
-def test_a_bomb_is_a_bomb(tmp_path):
+def test_pickle_bomb_fixture_executes_code_when_loaded(tmp_path):
     pickle.loads(bombs(tmp_path / "marker")["pickle 5"])  # noqa: S301 - that it would write, were it opened
     assert (tmp_path / "marker").read_text() == "code ran"
 
 
-def test_slots(place, caplog):
+def test_manager_refuses_hostile_slot_contents_with_reason(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     whole = slots[-1].read_bytes()
@@ -74,7 +74,7 @@ def test_slots(place, caplog):
     manager.close()
 
 
-def test_saving_goes_on_beside_hostile_slots_and_does_not_write_over_strangers(place, caplog):
+def test_manager_saves_despite_hostile_slots_and_keeps_foreign_files(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     contents = slot_contents(place, slots[-1].read_bytes())
@@ -92,11 +92,11 @@ def test_saving_goes_on_beside_hostile_slots_and_does_not_write_over_strangers(p
         manager.close()
 
 
-def test_a_whole_container_with_something_else_inside(place, caplog):
+def test_manager_refuses_valid_container_with_foreign_payload(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     newest = manager.load_latest_checkpoint(PHASE)
-    look = file_format.read_header(Disk(), slots[-1])
+    look = file_format.read_container_header(Disk(), slots[-1])
     inside = {**bombs(place / "marker"), **oversized_states(encode_state(state_at(KEEP + 2))), "nothing": b""}
     for name, content in inside.items():
         info = {**look.info, "sequence": newest["sequence"] + 5}
@@ -108,7 +108,7 @@ def test_a_whole_container_with_something_else_inside(place, caplog):
 
 
 @pytest.mark.parametrize("name", manifests())
-def test_manifests(place, name, caplog):
+def test_manager_repairs_hostile_manifests(place, name, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     manager.close()
@@ -126,7 +126,7 @@ def test_manifests(place, name, caplog):
             assert all(note["status"] == "held" for note in notes), "a manifest was not repaired"
 
 
-def test_a_slot_that_is_no_file_or_larger_than_the_machine(place, caplog):
+def test_manager_skips_slots_that_are_directories_devices_or_oversized(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     with open(slots[-1], "r+b") as file:
@@ -146,7 +146,7 @@ def refused(call, name: str) -> None:
     assert len(str(caught.value)) > 30, name
 
 
-def test_bundles(place):
+def test_bundle_load_of_hostile_or_damaged_file_raises(place):
     file = place / "model.bundle"
     Bundle({"weights": np.arange(50.0)}, {"center": [0.0]}, ("a", "b")).save(file)
     whole = file.read_bytes()
@@ -165,8 +165,8 @@ def test_bundles(place):
     refused(lambda: Bundle.from_state(later), "a later version")
 
 
-def test_registry(place, caplog):
-    registry = Registry(place / "models")
+def test_registry_refuses_hostile_or_damaged_artifacts(place, caplog):
+    registry = ArtifactRegistry(place / "models")
     old = registry.register("DEMO", "model", "toy", {"weights": np.arange(50.0)}, {"horizon": 5})
     new = registry.register("DEMO", "model", "toy", {"weights": np.arange(51.0)}, {"horizon": 5})
     state, description = new.path / "state.safetensors", new.path / "artifact.json"

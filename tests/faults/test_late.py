@@ -8,7 +8,7 @@ from tests.faults.world import KEEP, PHASE, World, check_state, quiet
 
 @pytest.mark.parametrize("saves", [1, 2, 3, 5])
 @pytest.mark.parametrize(("op", "after"), [("write", 0), ("write", 1), ("write", 2), ("truncate", 0)])
-def test_what_hung_twice_and_lands_saves_later_costs_no_checkpoint(tmp_path, op, after, saves):
+def test_manager_keeps_checkpoints_when_hung_writes_complete_late(tmp_path, op, after, saves):
     with quiet():
         world = World(tmp_path)
         for _ in range(KEEP + 3):
@@ -31,7 +31,7 @@ def test_what_hung_twice_and_lands_saves_later_costs_no_checkpoint(tmp_path, op,
         world.end()
 
 
-def test_a_write_that_was_refused_is_not_waited_for_and_takes_no_more_slots(tmp_path):
+def test_manager_after_refused_writes_adds_at_most_one_slot(tmp_path):
     with quiet():
         world = World(tmp_path)
         for _ in range(KEEP + 3):

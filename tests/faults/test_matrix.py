@@ -10,7 +10,7 @@ from tests.faults.world import KEEP, World, quiet
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_fixed_part_of_the_matrix(action):
+def test_fault_matrix_sample_of_action_survives_all_faults(action):
     table = Table()
     for chosen, fault, index in cells(every=23):
         if chosen == action:
@@ -20,7 +20,7 @@ def test_a_fixed_part_of_the_matrix(action):
     assert table.struck == table.survived
 
 
-def test_every_kind_of_operation_is_met():
+def test_fault_matrix_covers_every_kind_of_file_operation():
     kinds, table = set(), Table()
     eio = Fault("EIO", "EIO")
     for action in ACTIONS:
@@ -33,7 +33,7 @@ def test_every_kind_of_operation_is_met():
 
 def broken_read_container(disk, path, into=None):
     """No look at the hash."""
-    found = slots.read_header(disk, path)
+    found = slots.read_container_header(disk, path)
     if found.fault:
         raise found.fault
     if into is not None:
@@ -52,7 +52,7 @@ def broken_read_container(disk, path, into=None):
         ("retained_slots", lambda good, keep: (set(list(good)[:-1]), None), "killed", "rotate"),
     ],
 )
-def test_the_matrix_sees_a_product_that_is_broken(name, replacement, fault, action):
+def test_fault_matrix_with_broken_slots_code_reports_failures(name, replacement, fault, action):
     [fault] = [one for one in FAULTS if one.name == fault]
     table = Table()
     with mock.patch.object(slots, name, replacement):
@@ -61,7 +61,7 @@ def test_the_matrix_sees_a_product_that_is_broken(name, replacement, fault, acti
     assert table.failures
 
 
-def test_a_thousand_rotations_take_no_more_than_the_pool(tmp_path):
+def test_manager_after_thousand_saves_on_drive_stays_within_slot_pool(tmp_path):
     with quiet():
         world = World(tmp_path, {"quota": 90_000})
         for _ in range(1000):

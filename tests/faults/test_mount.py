@@ -22,7 +22,7 @@ def refused(code: int | set[int], call, *args) -> None:
     assert caught.value.errno in ({code} if isinstance(code, int) else code)
 
 
-def test_it_is_a_file_system(mount):
+def test_faulty_mount_without_faults_behaves_as_file_system(mount):
     drive = mount()
     (drive.path / "a").mkdir()
     file = drive.path / "a" / "x"
@@ -44,7 +44,7 @@ def test_it_is_a_file_system(mount):
     assert (drive.path / "big").read_bytes() == big
 
 
-def test_death_leaves_what_had_arrived_and_a_fresh_machine_sees_it(mount, tmp_path):
+def test_faulty_mount_after_kill_shows_uploaded_files_only(mount, tmp_path):
     drive = mount()
     (drive.path / "kept").write_bytes(b"old")
     drive.upload()
@@ -58,7 +58,7 @@ def test_death_leaves_what_had_arrived_and_a_fresh_machine_sees_it(mount, tmp_pa
     assert (drive.path / "kept").read_bytes() == b"old"
 
 
-def test_uploads_come_in_an_order_of_their_own():
+def test_faulty_drive_uploads_in_seed_dependent_order():
     seen = set()
     for seed in range(200):
         drive = Drive(Cloud(), seed=seed, uploads=0.2)
@@ -76,7 +76,7 @@ def test_uploads_come_in_an_order_of_their_own():
     assert any(data == b"" for mix in mixes for data in mix.values()), "nothing was caught in the middle"
 
 
-def test_errors_of_a_dying_mount(mount):
+def test_faulty_mount_raises_injected_errno(mount):
     drive = mount()
     file = drive.path / "x"
     file.write_bytes(b"1")
@@ -92,7 +92,7 @@ def test_errors_of_a_dying_mount(mount):
     assert file.read_bytes() == b"4"
 
 
-def test_trash_counts_and_truncation_does_not(mount):
+def test_faulty_mount_quota_counts_trash_but_not_truncation(mount):
     drive = mount(quota=1_000_000)
     file = drive.path / "x"
     for _ in range(4):
@@ -114,7 +114,7 @@ def test_trash_counts_and_truncation_does_not(mount):
     assert os.statvfs(drive.path).f_bavail * 4096 > 10**9
 
 
-def test_a_hang_hangs_until_it_is_released(mount):
+def test_faulty_mount_hang_blocks_call_until_healed(mount):
     drive = mount()
     drive.fault("hang", "write")
     done = threading.Event()
@@ -133,7 +133,7 @@ def test_a_hang_hangs_until_it_is_released(mount):
     assert (drive.path / "x").read_bytes() == b"1"
 
 
-def test_the_death_of_the_daemon_ends_what_hangs(mount):
+def test_faulty_mount_kill_ends_hanging_calls(mount):
     drive = mount()
     (drive.path / "x").write_bytes(b"1")
     drive.fault("hang", "read")
@@ -145,7 +145,7 @@ def test_the_death_of_the_daemon_ends_what_hangs(mount):
     assert reader.wait() in {errno.ENOTCONN, errno.ECONNABORTED}
 
 
-def test_writes_that_say_yes_and_keep_nothing_or_half(mount):
+def test_faulty_mount_drop_and_torn_faults_lose_written_bytes(mount):
     drive = mount()
     drive.fault("drop", "write", path="*dropped")
     drive.fault("torn", "write", path="*torn")
@@ -164,7 +164,7 @@ def test_writes_that_say_yes_and_keep_nothing_or_half(mount):
     assert (drive.path / "half").read_bytes() == b"1234"
 
 
-def test_two_files_of_one_name_and_times_that_say_nothing(mount):
+def test_faulty_mount_duplicate_and_scramble_faults_give_copies_and_random_times(mount):
     drive = mount()
     file = drive.path / "slot-0.ckpt"
     file.write_bytes(b"old")
@@ -180,7 +180,7 @@ def test_two_files_of_one_name_and_times_that_say_nothing(mount):
     assert len({file.stat().st_mtime for _ in range(5)}) == 5
 
 
-def test_a_rename_that_copies_can_die_half_way(mount):
+def test_faulty_mount_rename_by_copy_killed_midway_leaves_partial_file(mount):
     drive = mount(uploads=0.9)
     (drive.path / "old").write_bytes(bytes(10))
     (drive.path / "new").write_bytes(b"x" * 400_000)
@@ -194,7 +194,7 @@ def test_a_rename_that_copies_can_die_half_way(mount):
     assert (drive.path / "old").stat().st_size < 400_000
 
 
-def test_slow_means_bytes_per_second(mount):
+def test_faulty_mount_slow_fault_limits_write_rate(mount):
     drive = mount()
     drive.fault("slow", "write", rate=1e9)
     (drive.path / "x").write_bytes(bytes(100_000))

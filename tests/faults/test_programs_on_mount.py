@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.storage import compile_cache, mounts
 from ml_factory.storage.mounts import mount_of
 
@@ -28,7 +28,7 @@ def machine(tmp_path, monkeypatch):
 
 def compiled(root: Path, work=lambda folder: None) -> Path:
     """A training's folder of programs, after one save and some work of its compiler."""
-    with open_checkpoints(root / "checkpoints", Run("run", root / "results" / "run")) as manager:
+    with open_run_checkpoints(root / "checkpoints", RunFolder("run", root / "results" / "run")) as manager:
         folder = compile_cache.compile_cache_folder(Path(os.environ["ML_FACTORY_PROGRAMS"]))  # as on a GPU
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
@@ -37,7 +37,7 @@ def compiled(root: Path, work=lambda folder: None) -> Path:
     return folder
 
 
-def test_programs_go_from_machine_to_machine(mount, machine):
+def test_compile_cache_on_mount_is_shared_between_machines(mount, machine):
     def compile_one(folder: Path) -> None:
         (folder / "inductor" / "ab").mkdir(parents=True)
         (folder / "inductor" / "ab" / "kernel.so").write_bytes(b"program" * 100_000)
@@ -51,7 +51,7 @@ def test_programs_go_from_machine_to_machine(mount, machine):
     assert (second / "inductor" / "ab" / "kernel.so").read_bytes() == b"program" * 100_000
 
 
-def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine, caplog):
+def test_compile_cache_on_hanging_mount_is_skipped_with_warning(mount, machine, caplog):
     drive = mount()
     folder = drive.path / "ml_factory" / "compiled" / "inductor"
     folder.mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine
     drive.heal()
 
 
-def test_on_a_disk_of_this_machine_they_lie_in_the_workspace(tmp_path, machine, caplog):
+def test_compile_cache_on_local_disk_lies_in_workspace(tmp_path, machine, caplog):
     caplog.set_level(logging.WARNING)
     assert compiled(tmp_path / "ml_factory") == tmp_path / "ml_factory" / "compiled"
     assert not list(tmp_path.glob("*/ml_factory/compiled"))  # no copy in this machine's cache

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 
 SIZES = {"old": 10, "new": 30_000}  # the new state is copied in four pieces
 
 
-def register(registry: Registry, which: str) -> None:
+def register(registry: ArtifactRegistry, which: str) -> None:
     registry.register("DEMO", "model", "toy", {"weights": np.full(SIZES[which], 1.5)}, {"which": which})
 
 
@@ -22,10 +22,10 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pieces", range(6))
-def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, caplog):
+def test_registry_after_death_during_rename_keeps_old_artifact(mount, pieces, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     drive = mount(seed=pieces, uploads=0.5)
-    registry = Registry(drive.path / "models")
+    registry = ArtifactRegistry(drive.path / "models")
     register(registry, "old")
     drive.upload()
     drive.fault("copy", "rename")
@@ -47,9 +47,9 @@ def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, ca
     assert registry.find("DEMO", which="new").is_intact()
 
 
-def test_each_rename_over_an_old_file_fills_the_trash_and_a_new_one_does_not(mount):
+def test_registry_fills_trash_only_when_replacing_files(mount):
     drive = mount()
-    registry = Registry(drive.path / "models")
+    registry = ArtifactRegistry(drive.path / "models")
     register(registry, "old")
     assert drive.facts()["trash"] == 0
     register(registry, "old")  # the same content again: its files are replaced

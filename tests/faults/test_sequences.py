@@ -19,7 +19,7 @@ from ml_factory.errors import FactoryError
 from tests.faults.disk import Killed
 from tests.faults.matrix import ERRORS, FULL
 from tests.faults.rules import Rule
-from tests.faults.world import KEEP, Carried, World, check_load, quiet
+from tests.faults.world import KEEP, Uploaded, World, check_load, quiet
 
 STRIKES = (*ERRORS, "hang", "drop", "torn", "short", "die")
 
@@ -120,14 +120,14 @@ class Life(RuleBasedStateMachine):
         assert set(kept) <= set(alive), f"of {kept} only {sorted(alive)} are there"
 
 
-class CarriedLife(Life):
+class UploadedLife(Life):
     """The same over a mount, with a local disk in front of it."""
 
-    world_type = Carried
+    world_type = Uploaded
 
 
-@pytest.mark.parametrize("life", [Life, CarriedLife])
-def test_random_lives(life):
+@pytest.mark.parametrize("life", [Life, UploadedLife])
+def test_checkpoint_state_machine_random_sequences_keep_acknowledged_saves(life):
     run_state_machine_as_test(
         life,
         settings=settings(
@@ -141,7 +141,7 @@ def test_random_lives(life):
     )
 
 
-def test_what_the_ledger_would_say_if_a_save_were_lost(tmp_path):
+def test_fault_world_detects_lost_acknowledged_save(tmp_path):
     with quiet():
         world = World(tmp_path)
         for _ in range(4):

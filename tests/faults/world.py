@@ -15,11 +15,11 @@ import numpy as np
 
 from ml_factory.checkpoints import slot_pool
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import FactoryError
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import decode_state, encode_state
 from tests.faults.cloud import Cloud
 from tests.faults.disk import DriveDisk
@@ -34,7 +34,7 @@ def state_at(step: int) -> dict:
     if step == 0:
         return {"step": 0, "weights": np.zeros(SIZE), "momentum": np.zeros(SIZE)}
     before = state_at(step - 1)
-    momentum = 0.9 * before["momentum"] + generator("toy", step).normal(size=SIZE)
+    momentum = 0.9 * before["momentum"] + seeded_generator("toy", step).normal(size=SIZE)
     return {"step": step, "weights": before["weights"] - 0.01 * momentum, "momentum": momentum}
 
 
@@ -106,18 +106,18 @@ class World:
         return {number: step for number, (data, step) in self.saved_files.items() if data in contents}
 
 
-class Carried(World):
+class Uploaded(World):
     """The same with the drive as a mount: saves go to a pool on the local disk and are uploaded; a machine that
     finds nothing there downloads from the mount. A save is acknowledged when the mount is reported to hold it.
     """
 
-    unit = Unit("run", PHASE)
+    unit = CheckpointUnit("run", PHASE)
 
     def new_process(self) -> None:
         super().new_process()
-        lease = WriterId(f"session-{len(self.drive.calls)}")
-        self.mount = Slots(Pool(self.local / "checkpoints", self.disk, lock=self.local / "mount.lock"), lease)
-        self.home = getattr(self, "home", None) or Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), lease)
+        lease = SlotWriterId(f"session-{len(self.drive.calls)}")
+        self.mount = Slots(SlotPool(self.local / "checkpoints", self.disk, lock=self.local / "mount.lock"), lease)
+        self.home = getattr(self, "home", None) or Slots(SlotPool(Path(tempfile.mkdtemp(dir=self.local))), lease)
 
     def new_machine(self) -> None:
         self.home = None
@@ -127,21 +127,21 @@ class Carried(World):
         self.step += 1
         here = self.home.write(self.unit, KEEP, {"saved_at": "", "metrics": {}}, encode_state(state_at(self.step)))
         try:
-            return self.acknowledged(self.mount.copy_in(self.unit, KEEP, here["path"]))
+            return self.acknowledged(self.mount.copy_from_pool(self.unit, KEEP, here["path"]))
         except FactoryError:
             return False
 
     def fetch(self) -> dict | None:
         """Load on a machine whose local disk is empty."""
-        self.home = Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), WriterId("fresh"))
+        self.home = Slots(SlotPool(Path(tempfile.mkdtemp(dir=self.local))), SlotWriterId("fresh"))
         return self.load()
 
     def load(self) -> dict | None:
         here, passed = self.home.list_unverified(self.unit), []
         there = self.mount.list_unverified(self.unit)
         if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
-            passed = self.mount.copy_out(self.unit, KEEP, str(self.home.pool.folder))
-        info, state, skipped = self.home.latest_valid(self.unit, decode_state)
+            passed = self.mount.copy_to_pool(self.unit, KEEP, str(self.home.pool.folder))
+        info, state, skipped = self.home.load_latest_valid(self.unit, decode_state)
         return info and {"state": state, **info, "skipped": passed + skipped}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import engine
 
@@ -44,10 +44,10 @@ def real_bars(shared_data):
 @pytest.fixture(scope="session")
 def real_frame(real_bars):
     """(symbol, minutes) -> the frame."""
-    return lambda symbol, minutes: base_frame(*real_bars(symbol), minutes)
+    return lambda symbol, minutes: resample_bars(*real_bars(symbol), minutes)
 
 
-def _frame(price: np.ndarray, volume: np.ndarray | None = None, *, seed: int = 0, spread: float = 1.0) -> Frame:
+def _frame(price: np.ndarray, volume: np.ndarray | None = None, *, seed: int = 0, spread: float = 1.0) -> ResampledBars:
     """Five-minute bars around given closes, 60 to a session; ranges of up to `spread` around open and close."""
     n = len(price)
     wobble = np.abs(np.random.default_rng(seed).normal(size=(2, n))).round(1) * spread
@@ -56,7 +56,7 @@ def _frame(price: np.ndarray, volume: np.ndarray | None = None, *, seed: int = 0
     start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * MINUTE_NS
     high, low = np.maximum(opens, price) + wobble[0], np.minimum(opens, price) - wobble[1]
     session = (19_723 + day).astype(np.int32)
-    return Frame(5, start, start + 5 * MINUTE_NS, opens, high, low, price, volume, session, session)
+    return ResampledBars(5, start, start + 5 * MINUTE_NS, opens, high, low, price, volume, session, session)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def make_frame():
 
 
 @pytest.fixture(scope="session")
-def rough() -> Frame:
+def rough() -> ResampledBars:
     """Prices on a tick, with jumps, ties, one long dead stretch and hours without volume."""
     n, seed = 1200, 1
     rng = np.random.default_rng(seed)
@@ -85,19 +85,23 @@ def rough() -> Frame:
 def check_columns():
     """Hold every column of a family, on base and coarse frames, against its twin."""
 
-    def check(family, frame: Frame, market: MarketSpec, twins: dict, *, start: int = 300, known: tuple = ()) -> None:
+    def check(
+        family, frame: ResampledBars, market: MarketSpec, references: dict, *, start: int = 300, known: tuple = ()
+    ) -> None:
         """twins : column -> function of (frame, row) giving the value, or the whole column as an array.
 
         known : columns that another test holds against a library.
         """
-        of = family if callable(family) else partial(engine.columns, family)
+        of = family if callable(family) else partial(engine.compute_family_columns, family)
         columns, coarse = of(frame, market, False), of(frame, market, True)
-        assert set(twins) | set(known) == set(columns)
+        assert set(references) | set(known) == set(columns)
         assert set(coarse) <= set(columns)
         rows = np.unique(np.random.default_rng(7).integers(start, len(frame), 120))
-        for name, twin in twins.items():
+        for name, reference in references.items():
             got = columns[name][rows]
-            want = twin[rows] if isinstance(twin, np.ndarray) else np.array([twin(frame, i) for i in rows])
+            want = (
+                reference[rows] if isinstance(reference, np.ndarray) else np.array([reference(frame, i) for i in rows])
+            )
             scale = max(float(np.nanstd(columns[name][start:])), 1e-12)
             np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * scale, err_msg=name)
         for name, column in coarse.items():

@@ -8,13 +8,13 @@ import pytest
 
 from ml_factory.data import activity_bars
 from ml_factory.data.activity_bars import KINDS
-from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.pipeline_under_test import StandardPipeline
-from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
+from ml_factory.leakage.proof import ProofSpec, prove_no_look_ahead
 from ml_factory.models.multi_timeframe_network import frame_strides
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -37,14 +37,14 @@ def asked(kind: str, **more) -> FeatureSpec:
     return FeatureSpec(frames=(15, 60), families=FAMILIES, bars=kind, **more)
 
 
-def pipeline(kind: str) -> StandardPipeline:
-    return StandardPipeline("SPY", asked(kind), (LabelSpec(5),), SplitSpec(0.6, 0.2))
+def pipeline(kind: str) -> StandardPipelineUnderTest:
+    return StandardPipelineUnderTest("SPY", asked(kind), (LabelSpec(5),), SplitSpec(0.6, 0.2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_chunks_give_the_rows_of_the_whole_file_also_after_it(bars, kind):
+def test_feature_stream_on_activity_bars_in_chunks_equals_whole_file(bars, kind):
     spec, random = asked(kind), np.random.default_rng(0)
-    market = spec.with_bar_size(market_for("SPY", bars), bars)
+    market = spec.with_bar_size(resolve_market_spec("SPY", bars), bars)
     whole = build_features(bars, market, spec)
     assert len(whole) > 300 and whole.session.min() >= market.bars_since
     cuts = np.unique(np.concatenate([[0, len(bars)], random.integers(0, len(bars), 200)])).tolist()
@@ -65,21 +65,21 @@ def test_any_chunks_give_the_rows_of_the_whole_file_also_after_it(bars, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_and_disturbed_nothing_known_before_changes(bars, kind):
-    proof = prove(pipeline(kind), bars, SHORT)
+def test_prove_on_activity_bars_pipeline_passes(bars, kind):
+    proof = prove_no_look_ahead(pipeline(kind), bars, SHORT)
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
     parts = {"features", f"frame {kind}", "labels h5", "facts", "features, fed bar by bar", "fitted h5"}
     assert parts <= set(proof.compared) and all(proof.compared[part] > 0 for part in parts)
 
 
-def test_a_size_of_the_whole_file_and_a_bar_of_the_whole_session_are_caught(bars, monkeypatch):
+def test_prove_activity_bars_with_look_ahead_reports_leak(bars, monkeypatch):
     honest = activity_bars._estimate_size
 
     def of_the_whole_file(market, kind, bars, spec):
         return bars["volume"].sum() / 45 / 50, honest(market, kind, bars, spec)[1]
 
     monkeypatch.setattr(activity_bars, "_estimate_size", of_the_whole_file)
-    leaks = prove(pipeline("volume"), bars, SHORT).leaks
+    leaks = prove_no_look_ahead(pipeline("volume"), bars, SHORT).leaks
     assert any(leak.part == "facts" and leak.column == "bar_size" for leak in leaks)
     monkeypatch.setattr(activity_bars, "_estimate_size", honest)
 
@@ -90,13 +90,13 @@ def test_a_size_of_the_whole_file_and_a_bar_of_the_whole_session_are_caught(bars
         wanted = pd.Series(frame.volume).groupby(frame.session).transform("sum").to_numpy()
         return activity_bars.replace(frame, volume=frame.volume / wanted)
 
-    plain = activity_bars.ActivityStream.push
-    monkeypatch.setattr(activity_bars.ActivityStream, "push", knowing)
-    leaks = prove(pipeline("volume"), bars, SHORT).leaks
+    plain = activity_bars.ActivityBarStream.push
+    monkeypatch.setattr(activity_bars.ActivityBarStream, "push", knowing)
+    leaks = prove_no_look_ahead(pipeline("volume"), bars, SHORT).leaks
     assert any(leak.part == "frame volume" for leak in leaks)
 
 
-def test_what_cannot_be_asked_of_bars_by_activity_is_told(bars):
+def test_activity_bar_features_invalid_settings_raise_error(bars):
     spec, market = asked("volume"), MarketSpec("X", "us_equity", None, True)
     given = FeatureStream(market, asked("volume", bar_size=5_000.0))
     assert given.market.bar_size == 5_000.0 and given.market.bars_since == 0
@@ -109,7 +109,7 @@ def test_what_cannot_be_asked_of_bars_by_activity_is_told(bars):
     with pytest.raises(SettingsError, match="did you mean 'volume'"):
         FeatureSpec(bars="volumes")
     with pytest.raises(BarsError, match=r"These bars need volume.*tick_imbalance"):
-        build_features(bars.drop(columns="volume"), market_for("SPY", bars.drop(columns="volume")), spec)
+        build_features(bars.drop(columns="volume"), resolve_market_spec("SPY", bars.drop(columns="volume")), spec)
     with pytest.raises(SettingsError, match="no stride"):
         frame_strides(["rsi_14@60m"], spec.base)
     assert FeatureSpec(bars="time").base == FeatureSpec().base == 5

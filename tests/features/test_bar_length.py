@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.streaming_check import push_positions
+from ml_factory.leakage.streaming_check import stream_push_positions
 
 SPEC = FeatureSpec()  # frames of 5, 15, 30 and 60 minutes, every family
 
@@ -24,7 +24,7 @@ def market(calendar: str, bar_minutes: int) -> MarketSpec:
 
 
 @pytest.mark.parametrize("calendar", ["cme", "us_equity"])
-def test_features_are_those_of_the_minutes_the_bars_were_made_of(calendar):
+def test_build_features_of_5_minute_bars_equal_features_of_1_minute_bars(calendar):
     """Clocks change on 10 March, minutes are absent here and there, and whole 5-minute bars with them."""
     days = 14 if calendar == "cme" else 30
     minutes = synthetic_bars(days=days, seed=2, start="2024-02-26", calendar=calendar, missing=0.1)
@@ -47,7 +47,7 @@ def test_features_are_those_of_the_minutes_the_bars_were_made_of(calendar):
     assert after.values[-1].tobytes() == own.values[500].tobytes()
 
 
-def test_a_feed_of_5_minute_bars_gives_the_rows_of_the_whole():
+def test_feature_stream_of_5_minute_bars_in_chunks_equals_whole():
     five = longer(synthetic_bars(days=12, seed=2, start="2024-02-28", missing=0.1))
     place = market("cme", 5)
     whole, stream, given, at = build_features(five, place, SPEC), FeatureStream(place, SPEC), [], 0
@@ -68,10 +68,10 @@ def test_a_feed_of_5_minute_bars_gives_the_rows_of_the_whole():
     late = FeatureStream(place, SPEC)
     rows = [late.push(five.iloc[:-1]), late.push(five.iloc[-1:])]
     assert len(rows[1]) == 1 and rows[1].known_at[0] == end.value
-    assert (np.diff(push_positions(five, place, 5, 10_000, 0)) == 1).all()  # the proof's feed: one bar a push
+    assert (np.diff(stream_push_positions(five, place, 5, 10_000, 0)) == 1).all()  # the proof's feed: one bar a push
 
 
-def test_a_market_of_other_bars_refuses_the_state_and_the_frames():
+def test_feature_stream_of_other_bar_length_rejects_state_and_frames():
     stream = FeatureStream(market("cme", 5), SPEC)
     with pytest.raises(ValueError, match="of another"):
         FeatureStream(market("cme", 1), SPEC).load_state(stream.get_state())

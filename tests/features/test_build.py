@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from scipy.stats import rankdata
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, column_names
-from ml_factory.features.engine import columns
+from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, feature_column_names
+from ml_factory.features.engine import compute_family_columns
 
 SYMBOLS = ("ES", "SPY", "XAUUSD")
 
@@ -34,9 +34,9 @@ def bits(matrix, rows=slice(None)):
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_columns_are_finite_alive_and_as_declared(whole, markets, symbol):
+def test_build_features_columns_are_finite_varying_and_as_declared(whole, markets, symbol):
     matrix = whole(symbol)
-    assert matrix.names == column_names(markets[symbol])
+    assert matrix.names == feature_column_names(markets[symbol])
     assert len(set(matrix.names)) == len(matrix.names) == matrix.values.shape[1]
     assert np.isfinite(matrix.values).all()
     spread = matrix.values.std(axis=0)
@@ -48,18 +48,18 @@ def test_columns_are_finite_alive_and_as_declared(whole, markets, symbol):
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_no_two_columns_say_the_same(whole, symbol):
+def test_build_features_no_two_columns_are_perfectly_correlated(whole, symbol):
     matrix = whole(symbol)
     pearson = np.abs(np.corrcoef(matrix.values.T))
     spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, matrix.values).T))
     both = np.triu(np.minimum(pearson, spearman), 1)
-    twins = [(matrix.names[i], matrix.names[j]) for i, j in np.argwhere(both > 0.999)]
-    assert twins == []
+    references = [(matrix.names[i], matrix.names[j]) for i, j in np.argwhere(both > 0.999)]
+    assert references == []
 
 
 @pytest.mark.parametrize("symbol", ["NQ", "BTCUSD"])
 @pytest.mark.parametrize("base", [1, 5])
-def test_training_rows_of_long_files_have_columns_that_live_and_differ(real_bars, symbol, base):
+def test_build_features_training_rows_of_long_files_have_distinct_columns(real_bars, symbol, base):
     bars, market = real_bars(symbol)
     matrix = build_features(bars, market, FeatureSpec(base, (15, 60)))
     train = matrix.values[: int(0.7 * len(matrix))]
@@ -68,29 +68,29 @@ def test_training_rows_of_long_files_have_columns_that_live_and_differ(real_bars
     assert (rows.std(axis=0) > 0).all()
     pearson = np.abs(np.corrcoef(rows.T))
     spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, rows).T))
-    twins = np.argwhere(np.triu(np.minimum(pearson, spearman), 1) > 0.999)
-    assert [(matrix.names[i], matrix.names[j]) for i, j in twins] == []
+    references = np.argwhere(np.triu(np.minimum(pearson, spearman), 1) > 0.999)
+    assert [(matrix.names[i], matrix.names[j]) for i, j in references] == []
 
 
-def test_any_family_can_stand_on_any_frame(real_bars):
+def test_build_features_full_frames_computes_every_family_on_coarse_frame(real_bars):
     bars, market = real_bars("SPY")
     spec = FeatureSpec(frames=(15,), families=("wavelet", "calendar", "fractional"), full_frames=True)
     matrix = build_features(bars, market, spec, dtype="float64")
     own = [name for name in matrix.names if "@" not in name]
-    assert matrix.names == column_names(market, spec) == own + [f"{name}@15m" for name in own]
-    coarse = base_frame(bars, market, 15)
+    assert matrix.names == feature_column_names(market, spec) == own + [f"{name}@15m" for name in own]
+    coarse = resample_bars(bars, market, 15)
     rows = np.searchsorted(coarse.known_at, matrix.known_at, side="right") - 1
     assert rows[0] >= 320
     for family in ("wavelet", "fractional"):
-        for name, column in columns(FAMILIES[family], coarse, market, False).items():
+        for name, column in compute_family_columns(FAMILIES[family], coarse, market, False).items():
             np.testing.assert_array_equal(matrix.values[:, matrix.names.index(f"{name}@15m")], column[rows])
 
 
-def test_columns_follow_from_calendar_and_volume_alone():
+def test_column_names_depend_only_on_calendar_and_volume():
     spec = FeatureSpec(frames=(60,))
-    with_volume = column_names(MarketSpec("MES", "cme", 0.25, True), spec)
-    without = column_names(MarketSpec("MES", "cme", 0.25, False), spec)
-    around_the_clock = column_names(MarketSpec("BTCUSD", "24h", None, True), spec)
+    with_volume = feature_column_names(MarketSpec("MES", "cme", 0.25, True), spec)
+    without = feature_column_names(MarketSpec("MES", "cme", 0.25, False), spec)
+    around_the_clock = feature_column_names(MarketSpec("BTCUSD", "24h", None, True), spec)
     base = [name for name in without if "@" not in name]
     assert len(base) >= 70
     assert len([name for name in with_volume if "@" not in name]) >= 80
@@ -101,10 +101,12 @@ def test_columns_follow_from_calendar_and_volume_alone():
     assert "rsi_14@60m" in without
 
 
-def test_families_can_be_chosen_and_keep_their_columns():
+def test_column_names_of_single_families_concatenate_to_all_columns():
     market = MarketSpec("MES", "cme", 0.25, True)
-    everything = column_names(market, FeatureSpec(frames=()))
-    apart = [name for family in FAMILIES for name in column_names(market, FeatureSpec(frames=(), families=(family,)))]
+    everything = feature_column_names(market, FeatureSpec(frames=()))
+    apart = [
+        name for family in FAMILIES for name in feature_column_names(market, FeatureSpec(frames=(), families=(family,)))
+    ]
     assert apart == everything
 
 
@@ -119,7 +121,7 @@ def disturbed(bars: pd.DataFrame, cut: int) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_rows_up_to_a_cut_are_the_same_bits_whatever_comes_after(real_bars, whole, symbol):
+def test_build_features_rows_before_cut_equal_whatever_bars_follow(real_bars, whole, symbol):
     bars, market = real_bars(symbol)
     rng = np.random.default_rng(11)
     full = whole(symbol)
@@ -136,7 +138,7 @@ def test_rows_up_to_a_cut_are_the_same_bits_whatever_comes_after(real_bars, whol
 
 
 @pytest.mark.parametrize("minutes", [1, 5])
-def test_a_cold_start_from_warmup_bars_is_within_a_millionth(real_bars, minutes):
+def test_build_features_from_warmup_bars_only_is_within_1e_6(real_bars, minutes):
     bars, market = real_bars("XAUUSD")
     spec = FeatureSpec(base_minutes=minutes, frames=(15, 60))
     full = build_features(bars, market, spec, dtype="float64")
@@ -152,7 +154,7 @@ def test_a_cold_start_from_warmup_bars_is_within_a_millionth(real_bars, minutes)
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_the_level_of_prices_and_volumes_does_not_enter(real_bars, whole, symbol):
+def test_build_features_scaled_prices_and_volumes_keep_values(real_bars, whole, symbol):
     bars, market = real_bars(symbol)
     scales = dict.fromkeys(("open", "high", "low", "close"), 2.0**-7) | {"volume": 2.0**9}
     scaled = bars * [scales[name] for name in bars.columns]
@@ -161,7 +163,7 @@ def test_the_level_of_prices_and_volumes_does_not_enter(real_bars, whole, symbol
     assert (np.abs(found - wanted) / wanted.std(axis=0)).max() < 1e-6
 
 
-def test_stored_values_are_the_double_ones_rounded(real_bars, whole):
+def test_build_features_float32_equals_rounded_float64(real_bars, whole):
     stored = build_features(*real_bars("SPY"))
     assert stored.values.dtype == np.float32
     np.testing.assert_array_equal(stored.values, whole("SPY").values.astype(np.float32))
@@ -180,7 +182,7 @@ def hand_made(days=12, volume=1.0, price=100.0):
 
 
 @pytest.mark.parametrize("volume", [0.0, 7.0])
-def test_a_market_that_never_moves_gives_finite_numbers(volume):
+def test_build_features_constant_prices_give_finite_values(volume):
     market = MarketSpec("SPY", "us_equity", 0.01, True)
     matrix = build_features(hand_made(volume=volume, price=0.1), market, FeatureSpec(frames=(10,)), dtype="float64")
     assert np.isfinite(matrix.values).all()
@@ -190,15 +192,15 @@ def test_a_market_that_never_moves_gives_finite_numbers(volume):
     assert still["bollinger_place_20"] == still["overnight_gap"] == still["return_48"] == still["adx_14"] == 0.0
 
 
-def test_a_market_that_stops_and_starts_recovers(rough, markets):
+def test_feature_columns_after_dead_stretch_are_finite_and_bounded(rough, markets):
     """After the dead stretch no column carries a missing or infinite value, or one that only the stretch explains."""
     for family in FAMILIES.values():
-        for name, column in columns(family, rough, markets["SPY"], False).items():
+        for name, column in compute_family_columns(family, rough, markets["SPY"], False).items():
             assert np.isfinite(column[320:]).all(), name
             assert np.abs(column[320:]).max() < 1e7, name
 
 
-def test_a_long_dead_stretch_does_not_overflow():
+def test_build_features_long_dead_stretch_stays_below_1e7():
     bars = hand_made(days=60)
     walk = np.exp(np.cumsum(np.random.default_rng(1).normal(0, 1e-3, 5_000)))
     for name in ("open", "high", "low", "close"):
@@ -209,7 +211,7 @@ def test_a_long_dead_stretch_does_not_overflow():
     assert np.abs(matrix.values).max() < 1e7
 
 
-def test_every_row_has_seen_an_open_and_warm_frames(real_bars):
+def test_build_features_first_row_follows_session_open_and_warm_frames(real_bars):
     bars, market = real_bars("ES")
     matrix = build_features(bars, market, FeatureSpec(base_minutes=1, frames=()))
     assert matrix.session[0] != matrix.base.session[0]
@@ -217,7 +219,7 @@ def test_every_row_has_seen_an_open_and_warm_frames(real_bars):
     assert build_features(bars, market, FeatureSpec(frames=(60,))).first >= 110 * 12 - 12
 
 
-def test_too_few_bars_say_how_many_are_needed(real_bars):
+def test_build_features_too_few_bars_error_names_needed_count(real_bars):
     bars, market = real_bars("ES")
     with pytest.raises(BarsError, match=r"ES.*got 10 bars of 5 minutes.*320.*110.*\(15, 30, 60\).*longer history"):
         build_features(bars.iloc[:50], market)
@@ -225,7 +227,7 @@ def test_too_few_bars_say_how_many_are_needed(real_bars):
         build_features(bars.iloc[:0], market)
 
 
-def test_volume_that_was_promised_must_be_there(real_bars, markets):
+def test_build_features_missing_declared_volume_raises_bars_error(real_bars, markets):
     with pytest.raises(BarsError, match="volume"):
         build_features(real_bars("ES")[0], replace(markets["ES"], has_volume=True))
 
@@ -242,12 +244,12 @@ def test_volume_that_was_promised_must_be_there(real_bars, markets):
         ({"families": ("volume", "volume")}, "each once"),
     ],
 )
-def test_settings_check_themselves(settings, message):
+def test_feature_spec_invalid_values_raise_settings_error(settings, message):
     with pytest.raises(SettingsError, match=message):
         FeatureSpec(**settings)
 
 
-def test_a_spec_is_plain_data_and_says_its_memory():
+def test_feature_spec_round_trips_and_gives_warmup_bars():
     spec = FeatureSpec(frames=[15, 60])
     assert FeatureSpec(**spec.to_dict()) == spec
     assert spec.to_dict()["frames"] == [15, 60]

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.calendar import FAMILY
-from ml_factory.features.engine import columns, session_progress
+from ml_factory.features.engine import compute_family_columns, elapsed_session_share
 
 CLOCK = {"ES": ("America/Chicago", 17 * 60, 23 * 60), "SPY": ("America/New_York", 9 * 60 + 30, 390)}
 
@@ -17,11 +17,11 @@ def progress(symbol):
     """Minutes since the open by the wall clock, over the regular session's length."""
     zone, opens, length = CLOCK[symbol]
 
-    def twin(frame, i):
+    def reference(frame, i):
         wall = pd.Timestamp(frame.known_at[i], tz="UTC").tz_convert(zone)
         return (wall.hour * 60 + wall.minute - opens) % 1440 / length
 
-    return twin
+    return reference
 
 
 def session_rows(frame, i):
@@ -39,7 +39,7 @@ def atr(frame):
     return np.append(np.full(14, np.nan), smooth)
 
 
-def twins(frame, symbol):
+def references(frame, symbol):
     unit, passed = atr(frame), progress(symbol)
 
     def move(f, i):
@@ -88,24 +88,24 @@ def regular(frame, first, last):
 @pytest.mark.parametrize(
     ("symbol", "first", "last"), [("ES", "2025-02-20", "2025-04-10"), ("SPY", "2024-10-01", "2024-11-20")]
 )
-def test_columns_equal_the_exchange_clock_across_a_daylight_saving_change(
+def test_calendar_columns_across_dst_change_equal_exchange_clock(
     real_frame, markets, check_columns, symbol, first, last
 ):
     frame = regular(real_frame(symbol, 5), first, last)
-    check_columns(FAMILY, frame, markets[symbol], twins(frame, symbol))
+    check_columns(FAMILY, frame, markets[symbol], references(frame, symbol))
 
 
-def test_an_early_close_ends_the_session_at_its_announced_hour(real_frame, markets):
+def test_calendar_session_progress_on_early_close_day_ends_at_half(real_frame, markets):
     frame = real_frame("SPY", 5)
-    passed = columns(FAMILY, frame, markets["SPY"], False)["session_progress"]
+    passed = compute_family_columns(FAMILY, frame, markets["SPY"], False)["session_progress"]
     day = frame.session == np.datetime64("2024-11-29").astype(int)  # the day after Thanksgiving closes at 13:00
     assert day.sum() == 42
     assert passed[day][-1] == 0.5
 
 
-def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
+def test_calendar_columns_of_24h_market_have_no_overnight_gap(make_frame):
     market = MarketSpec("BTCUSD", "24h", 0.01, True)
-    assert "overnight_gap" not in columns(FAMILY, make_frame(np.linspace(1, 2, 300)), market, False)
+    assert "overnight_gap" not in compute_family_columns(FAMILY, make_frame(np.linspace(1, 2, 300)), market, False)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
         ("us_equity", "2024-11-27", ["21:00", "18:00", "21:00"]),  # which shares spend at rest, and the day after early
     ],
 )
-def test_the_last_bar_before_the_announced_close_ends_the_session(calendar, start, ends):
+def test_session_progress_is_1_at_last_bar_before_scheduled_close(calendar, start, ends):
     market = MarketSpec("TEST", calendar, None, True)
-    bars = base_frame(synthetic_bars(len(ends), calendar=calendar, start=start, missing=0.0), market, 5)
-    passed = session_progress(bars.start, bars.known_at, market.calendar)
+    bars = resample_bars(synthetic_bars(len(ends), calendar=calendar, start=start, missing=0.0), market, 5)
+    passed = elapsed_session_share(bars.start, bars.known_at, market.calendar)
     done = np.flatnonzero(passed == 1.0)
     assert pd.to_datetime(bars.known_at[done]).strftime("%H:%M").tolist() == ends
     first = np.flatnonzero(np.diff(bars.session, prepend=-1))

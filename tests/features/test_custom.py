@@ -9,7 +9,7 @@ import pytest
 
 from ml_factory.errors import LookAheadError, SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureSpec, build_features, column_names
+from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
 from ml_factory.features.custom import feature
 
 
@@ -23,7 +23,7 @@ def forget(monkeypatch):
     monkeypatch.setattr(custom, "_FEATURES", {})
 
 
-def test_a_feature_becomes_a_column(real_bars):
+def test_custom_feature_is_added_as_last_column(real_bars):
     feature(rolling_mean_gap, memory=30)
     bars, market = real_bars("SPY")
     spec = FeatureSpec(frames=(15,), custom=("rolling_mean_gap",))
@@ -31,7 +31,7 @@ def test_a_feature_becomes_a_column(real_bars):
     assert FeatureSpec(**spec.to_dict()) == spec
     assert spec.warmup_bars >= 640
     matrix = build_features(bars, market, spec)
-    assert matrix.names == column_names(market, spec)
+    assert matrix.names == feature_column_names(market, spec)
     assert matrix.names[-1] == "rolling_mean_gap"
     want = (pd.Series(matrix.base.close) / pd.Series(matrix.base.close).rolling(30).mean() - 1.0).to_numpy()
     np.testing.assert_array_equal(matrix.values[:, -1], want[matrix.first :].astype(np.float32))
@@ -43,10 +43,10 @@ def with_series_methods(bars):
     return (bars.close / bars.close.rolling(30).mean() - 1.0).fillna(0.0) + 0.0 * bars.high.shift(1).fillna(0.0)
 
 
-def test_columns_have_the_methods_of_a_series_and_stay_arrays():
+def test_custom_feature_bars_columns_have_series_methods_and_are_read_only():
     """The methods of pandas, the bits of arrays: existing features keep theirs."""
     feature(with_series_methods, memory=30)
-    seen = custom._read_only(bars := custom.random_bars(300))
+    seen = custom._read_only(bars := custom.custom_feature_proof_bars(300))
     close = pd.Series(bars.close)
     pd.testing.assert_series_equal(seen.close.rolling(5).mean(), close.rolling(5).mean(), check_exact=True)
     pd.testing.assert_series_equal(seen.close.groupby(seen.session).cummax(), close.groupby(bars.session).cummax())
@@ -113,19 +113,19 @@ TIMELY = (silence_to_come, after_a_still_bar, after_a_large_volume, remembered)
 
 
 @pytest.mark.parametrize("leak", [next_return, centred, whole_mean, day_high, tiny, *TIMELY])
-def test_a_feature_that_looks_ahead_is_refused(leak):
+def test_custom_feature_with_look_ahead_raises_look_ahead_error(leak):
     with pytest.raises(LookAheadError, match=f"looks ahead.*{leak.__name__}.*bar"):
         feature(leak, memory=64)
     with pytest.raises(SettingsError, match="not defined here"):
         FeatureSpec(custom=(leak.__name__,))
 
 
-def test_a_rare_peek_is_caught_too():
+def test_custom_feature_with_rare_look_ahead_raises_look_ahead_error():
     with pytest.raises(LookAheadError, match="rare"):
         feature(rare, memory=1)
 
 
-def test_a_feature_that_remembers_more_than_it_says_is_refused():
+def test_custom_feature_with_longer_memory_than_declared_raises_error():
     def since_the_start(bars):
         return np.cumsum(np.append(0.0, np.diff(np.log(bars.close))))
 
@@ -141,12 +141,12 @@ def test_a_feature_that_remembers_more_than_it_says_is_refused():
         (lambda bars: bars.close, {"name": "x", "memory": 0}, "memory.*0"),
     ],
 )
-def test_what_cannot_be_used_is_refused(made, settings, message):
+def test_custom_feature_invalid_result_or_settings_raise_settings_error(made, settings, message):
     with pytest.raises(SettingsError, match=message):
         feature(made, **settings)
 
 
-def test_a_feature_may_not_change_the_bars():
+def test_custom_feature_writing_to_bars_raises_value_error():
     def vandal(bars):
         bars.close[:] = 0.0
         return bars.close
@@ -155,15 +155,15 @@ def test_a_feature_may_not_change_the_bars():
         feature(vandal)
 
 
-def test_another_function_of_the_same_name_is_another_feature():
+def test_custom_feature_redefined_under_same_name_has_other_signature():
     feature(rolling_mean_gap, memory=30)
     signed = FeatureSpec(custom=("rolling_mean_gap",)).custom
     feature(rolling_mean_gap, memory=60)
     with pytest.raises(SettingsError, match=r"not the one the data was prepared with.*prepare again"):
-        custom.registered(signed[0])
+        custom.get_custom_feature(signed[0])
 
 
-def test_what_a_function_reads_from_outside_is_part_of_it():
+def test_custom_feature_closure_values_are_part_of_signature():
     def momentum_of(lag):
         def momentum(bars, floor=0.5 * lag):
             return np.maximum([bars.close[max(i - lag, 0)] for i in range(len(bars))] - bars.close, floor)
@@ -171,19 +171,19 @@ def test_what_a_function_reads_from_outside_is_part_of_it():
         return momentum
 
     feature(momentum_of(2), memory=8)
-    signed = custom.with_signature("momentum")
+    signed = custom.signed_custom_feature_name("momentum")
     feature(momentum_of(2), memory=8)
-    assert custom.with_signature("momentum") == signed
+    assert custom.signed_custom_feature_name("momentum") == signed
     feature(momentum_of(3), memory=8)
-    assert custom.with_signature("momentum") != signed
+    assert custom.signed_custom_feature_name("momentum") != signed
 
 
-def test_a_global_setting_is_part_of_a_feature(monkeypatch):
+def test_custom_feature_global_value_is_part_of_signature(monkeypatch):
     feature(scaled, memory=2)
-    signed = custom.with_signature("scaled")
+    signed = custom.signed_custom_feature_name("scaled")
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
     feature(scaled, memory=2)
-    assert custom.with_signature("scaled") != signed
+    assert custom.signed_custom_feature_name("scaled") != signed
 
 
 SCALE = 2.0
@@ -193,7 +193,7 @@ def scaled(bars):
     return [SCALE * (close - open_) for open_, close in zip(bars.open, bars.close, strict=True)]
 
 
-def test_missing_values_after_the_warm_up_are_refused(real_bars):
+def test_custom_feature_with_infinite_values_after_warmup_raises_error(real_bars):
     @feature(memory=2)
     def late(bars):
         with np.errstate(divide="ignore"):

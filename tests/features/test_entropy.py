@@ -6,8 +6,8 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from ml_factory.features.engine import columns
-from ml_factory.features.entropy import FAMILY, lempel_ziv, orders_of_four
+from ml_factory.features.engine import compute_family_columns
+from ml_factory.features.entropy import FAMILY, lempel_ziv_complexity, ordinal_patterns_of_four
 from ml_factory.features.rolling import HISTORY
 
 
@@ -22,11 +22,11 @@ def shannon(symbols):
 
 
 def permutation_entropy(order, n):
-    def twin(frame, i):
+    def reference(frame, i):
         ranks = [np.argsort(window(frame.close, k, order), kind="stable") for k in range(i - n + 1, i + 1)]
         return shannon(ranks) / math.log(math.factorial(order))
 
-    return twin
+    return reference
 
 
 def sigma_entropy(frame, i):
@@ -88,7 +88,7 @@ TWINS = {
 }
 
 
-def test_columns_equal_their_definition(real_frame, rough, markets, check_columns):
+def test_entropy_columns_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["ES"], TWINS)
     check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS)
 
@@ -101,21 +101,21 @@ def test_columns_equal_their_definition(real_frame, rough, markets, check_column
         ("0101010101010101", 3),  # 0 1 0101...
     ],
 )
-def test_phrases_worked_by_hand(text, want):
+def test_lempel_ziv_phrase_count_equals_hand_computed_value(text, want):
     out = np.empty(1)
-    lempel_ziv(np.full(HISTORY + 1, int(text, 2)), 16, np.zeros(1), out)
+    lempel_ziv_complexity(np.full(HISTORY + 1, int(text, 2)), 16, np.zeros(1), out)
     assert out[0] * 16 / 4 == phrases(text) == want
 
 
-def test_every_order_of_four_has_its_own_number():
+def test_orders_of_four_each_permutation_has_distinct_code():
     orders = list(permutations((1.0, 2.0, 3.0, 4.0)))
-    assert len({int(orders_of_four(np.array(order))[3]) for order in orders}) == 24
+    assert len({int(ordinal_patterns_of_four(np.array(order))[3]) for order in orders}) == 24
 
 
-def test_a_coin_leaves_everything_open_and_a_beat_nothing(make_frame, markets):
+def test_entropy_columns_are_high_for_random_and_low_for_periodic_prices(make_frame, markets):
     coin = 1000.0 + np.cumsum(np.random.default_rng(1).normal(size=5000))
     beat = 1000.0 + np.tile([0.0, 2.0, 1.0, 3.0], 200)
-    of_coin, of_beat = (columns(FAMILY, make_frame(x), markets["ES"], False) for x in (coin, beat))
+    of_coin, of_beat = (compute_family_columns(FAMILY, make_frame(x), markets["ES"], False) for x in (coin, beat))
     for name in ("entropy_48", "permutation_entropy_4_96", "word_entropy_4_96", "conditional_entropy_3_96"):
         assert 0.88 < of_coin[name][200:].mean() < 1.0, name
     assert of_coin["lempel_ziv_48"][200:].mean() == pytest.approx(1.2, abs=0.1)  # short texts lie above 1
@@ -124,8 +124,8 @@ def test_a_coin_leaves_everything_open_and_a_beat_nothing(make_frame, markets):
     assert of_beat["match_entropy_48"][200:].max() == pytest.approx(5.0 / 33)
 
 
-def test_a_price_that_stands_still_has_no_entropy(rough, markets):
-    found = columns(FAMILY, rough, markets["ES"], False)
+def test_entropy_columns_of_constant_price_are_minimal(rough, markets):
+    found = compute_family_columns(FAMILY, rough, markets["ES"], False)
     still = {name: float(column[799]) for name, column in found.items()}
     assert still.pop("lempel_ziv_48") == pytest.approx(2 * math.log2(48) / 48)
     assert still.pop("match_entropy_48") == pytest.approx(5.0 / 33)

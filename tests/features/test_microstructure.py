@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.microstructure import FAMILY
 
 
@@ -19,11 +19,11 @@ def share(a, b):
 
 
 def of_bar(formula):
-    def twin(frame, i):
+    def reference(frame, i):
         o, h, low, c = (float(x[i]) for x in (frame.open, frame.high, frame.low, frame.close))
         return share(formula(o, h, low, c), h - low)
 
-    return twin
+    return reference
 
 
 def returns(frame, i, n):
@@ -122,11 +122,11 @@ def pastor_stambaugh(frame, i):
 
 
 def bar_sum(of, n):
-    def twin(frame, i):
+    def reference(frame, i):
         o, h, low, c = (window(x, i, n) for x in (frame.open, frame.high, frame.low, frame.close))
         return share(of(o, h, low, c).sum(), (h - low).sum())
 
-    return twin
+    return reference
 
 
 PRICE_ONLY = {
@@ -156,29 +156,31 @@ WITH_VOLUME = {
 }
 
 
-def test_columns_equal_their_formula(real_frame, rough, markets, check_columns):
+def test_microstructure_columns_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["SPY"], PRICE_ONLY | WITH_VOLUME)
     check_columns(FAMILY, real_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
 
 
-def test_a_market_without_volume_has_the_price_columns_only(real_frame, markets, check_columns):
+def test_microstructure_market_without_volume_has_price_columns_only(real_frame, markets, check_columns):
     check_columns(FAMILY, real_frame("ES", 60), markets["ES"], PRICE_ONLY)
 
 
-def test_roll_finds_a_bid_ask_bounce(make_frame, markets):
+def test_roll_spread_of_bid_query_bounce_recovers_spread(make_frame, markets):
     rng = np.random.default_rng(2)
     fair = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-5, 20_000)))
     trades = fair * (1.0 + 0.0005 * rng.choice([-1.0, 1.0], 20_000))
-    spread = columns(FAMILY, make_frame(trades), markets["ES"], False)["roll_spread_96"][200:]
+    spread = compute_family_columns(FAMILY, make_frame(trades), markets["ES"], False)["roll_spread_96"][200:]
     assert np.sqrt(np.mean(spread**2)) == pytest.approx(0.001, rel=0.03)  # the covariance has no bias, its root has
 
 
-def test_range_spreads_find_a_spread_of_a_finely_traded_walk(make_frame, markets):
+def test_range_spread_estimators_recover_known_spread(make_frame, markets):
     rng = np.random.default_rng(4)
     path = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-4, (3000, 300)).ravel())).reshape(3000, 300)
     quoted = path * (1.0 + 0.0015 * rng.choice([-1.0, 1.0], path.shape))
     of_quoted, of_fair = (
-        columns(FAMILY, replace(make_frame(x[:, -1].copy()), high=x.max(1), low=x.min(1)), markets["ES"], False)
+        compute_family_columns(
+            FAMILY, replace(make_frame(x[:, -1].copy()), high=x.max(1), low=x.min(1)), markets["ES"], False
+        )
         for x in (quoted, path)
     )
     for name, near in (("corwin_schultz_24", 0.15), ("abdi_ranaldo_24", 0.3)):

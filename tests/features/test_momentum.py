@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import talib
 
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.momentum import FAMILY
 
 UNSTABLE = 600  # rows after which a recursion has forgotten how TA-Lib starts it
@@ -39,9 +39,9 @@ def by_talib(frame) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60), ("XAUUSD", 15)])
-def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
+def test_momentum_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    found, wanted = columns(FAMILY, frame, markets[symbol], False), by_talib(frame)
+    found, wanted = compute_family_columns(FAMILY, frame, markets[symbol], False), by_talib(frame)
     assert set(wanted) == set(KNOWN)
     for name, want in wanted.items():
         got = found[name]
@@ -57,12 +57,12 @@ def regression_fit(frame, i):
 
 
 def normal_return(n):
-    def twin(frame, i):
+    def reference(frame, i):
         log_close = np.log(frame.close)
         spread = max(np.std(np.diff(log_close[i - 48 : i + 1])), 1e-6)
         return (log_close[i] - log_close[i - n]) / spread / n**0.5
 
-    return twin
+    return reference
 
 
 def efficiency(frame, i):
@@ -96,22 +96,24 @@ TWINS = {
 }
 
 
-def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
+def test_momentum_columns_not_in_talib_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["ES"], TWINS, known=KNOWN)
     check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
-def test_rsi_knows_a_straight_rise_a_straight_fall_and_a_flat_line(make_frame, markets):
+def test_rsi_14_of_rise_fall_and_constant_is_100_0_and_50(make_frame, markets):
     up = np.arange(100.0, 200.0)
     for price, wanted in ((up, 100.0), (up[::-1].copy(), 0.0), (np.full(100, 7.0), 50.0)):
-        assert columns(FAMILY, make_frame(price, spread=0.0), markets["ES"], True)["rsi_14"][-1] == wanted
+        assert (
+            compute_family_columns(FAMILY, make_frame(price, spread=0.0), markets["ES"], True)["rsi_14"][-1] == wanted
+        )
 
 
-def test_a_rise_and_its_mirror_image_have_opposite_signs(make_frame, markets):
+def test_momentum_columns_of_mirrored_prices_have_opposite_signs(make_frame, markets):
     rng = np.random.default_rng(0)
     walk = np.cumsum(rng.normal(size=700))
     up = make_frame(1000.0 + walk, spread=0.0)
     down = make_frame(1000.0 - walk, spread=0.0)
-    here, there = (columns(FAMILY, frame, markets["ES"], False) for frame in (up, down))
+    here, there = (compute_family_columns(FAMILY, frame, markets["ES"], False) for frame in (up, down))
     for name in ("macd_12_26", "di_14", "cci_20", "efficiency_24", "vortex_14", "aroon_25", "slope_24", "streak"):
         np.testing.assert_allclose(here[name][100:], -there[name][100:], rtol=1e-4, atol=1e-3, err_msg=name)

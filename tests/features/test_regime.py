@@ -7,7 +7,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from ml_factory.features import regime
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.rolling import HISTORY
 
 
@@ -44,13 +44,13 @@ def page(frame):
 
 
 def variance_ratio(q, n):
-    def twin(frame, i):
+    def reference(frame, i):
         log_close = np.log(frame.close)
         many = [log_close[k] - log_close[k - q] for k in range(i - n + 1, i + 1)]
         one = [log_close[k] - log_close[k - 1] for k in range(i - n - q + 2, i + 1)]
         return np.var(many) / (q * np.var(one)) - 1 if np.ptp(one) else 0.0
 
-    return twin
+    return reference
 
 
 def three_states(frame):
@@ -92,7 +92,7 @@ def atr(frame):
     return np.maximum(np.append(np.full(14, np.nan), smooth), 1e-6 * frame.close)
 
 
-def twins(frame):
+def references(frame):
     unit = atr(frame)
     recent, mean = run_lengths(frame)
     return {
@@ -108,15 +108,15 @@ def twins(frame):
     }
 
 
-def test_columns_equal_their_formula(real_frame, make_frame, markets, check_columns):
+def test_regime_columns_equal_reference(real_frame, make_frame, markets, check_columns):
     hourly = real_frame("SPY", 60)
-    check_columns(regime.FAMILY, hourly, markets["SPY"], twins(hourly))
+    check_columns(regime.FAMILY, hourly, markets["SPY"], references(hourly))
     ties = make_frame(100.0 + np.cumsum(np.random.default_rng(6).integers(-2, 3, 900)) * 0.25)
-    check_columns(regime.FAMILY, ties, markets["SPY"], twins(ties))
+    check_columns(regime.FAMILY, ties, markets["SPY"], references(ties))
 
 
-def test_a_dead_market_is_calm_and_shows_no_change(rough, markets):
-    found = columns(regime.FAMILY, rough, markets["ES"], False)
+def test_regime_columns_in_dead_market_show_calm_and_no_change(rough, markets):
+    found = compute_family_columns(regime.FAMILY, rough, markets["ES"], False)
     at = 790  # 290 bars into the dead stretch
     still = ("cusum", "variance_ratio_12_96", "drawdown_192")
     assert {name: float(found[name][at]) for name in still} == dict.fromkeys(still, 0.0)
@@ -131,36 +131,36 @@ def filtered(filter_, surprise, *settings):
     return out
 
 
-def test_the_filter_finds_the_wild_stretch_of_a_market_that_switches():
+def test_wild_probability_of_switching_volatility_detects_wild_stretches():
     rng = np.random.default_rng(8)
     wild = np.repeat([0, 1, 0, 1, 0], 400).astype(bool)
-    probability = filtered(regime.wild_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
+    probability = filtered(regime.volatile_state_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
     assert np.mean((probability > 0.5) == wild) > 0.9
 
 
-def test_the_trend_filter_and_the_change_point_see_a_drift_begin():
+def test_trend_probability_and_change_point_detect_drift_changes():
     rng = np.random.default_rng(9)
     surprise = rng.normal(size=4000) + np.repeat([0.0, 0.5, -0.5, 0.0], 1000)
-    trend = filtered(regime.trend_probability, surprise)
+    trend = filtered(regime.trend_state_probability, surprise)
     assert trend[1000:2000].mean() > 0.5
     assert trend[2000:3000].mean() < -0.5
     change, run = np.empty(4000), np.empty(4000)
     jumps = np.where(np.arange(4000) % 40 == 0, rng.choice([-4.0, 4.0], 4000), 0.0)  # the mean jumps for one bar
     padded = np.concatenate([np.full(HISTORY, np.nan), 0.5 * surprise + jumps])
-    regime.change_point(padded, np.zeros((regime.RUNS, 4)), change, run)
+    regime.bayesian_change_point(padded, np.zeros((regime.RUNS, 4)), change, run)
     after = np.arange(4000) % 40 == 1
     assert change[after][5:].mean() > 2 * change[~after].mean()
     assert run[after][5:].mean() < run[~after].mean()
 
 
-def test_filters_survive_any_move_and_pass_over_missing_values():
+def test_regime_filters_with_extreme_or_nan_input_stay_finite():
     z = np.array([np.nan, 0.1, 1e9, -1e150, 0.1, np.nan, 0.2] + [0.1] * 50)
-    probability = filtered(regime.wild_probability, z)
+    probability = filtered(regime.volatile_state_probability, z)
     assert np.isnan(probability[[0, 5]]).all()
     assert np.isfinite(np.delete(probability, [0, 5])).all()
     assert probability[3] > 0.999 > probability[-1]
-    assert np.isfinite(np.delete(filtered(regime.trend_probability, z), [0, 5])).all()
+    assert np.isfinite(np.delete(filtered(regime.trend_state_probability, z), [0, 5])).all()
     assert np.isfinite(np.delete(filtered(regime.cusum, z, 0.25, 12.0), [0, 5])).all()
     both = np.empty((2, len(z)))
-    regime.change_point(np.concatenate([np.full(HISTORY, np.nan), z]), np.zeros((regime.RUNS, 4)), *both)
+    regime.bayesian_change_point(np.concatenate([np.full(HISTORY, np.nan), z]), np.zeros((regime.RUNS, 4)), *both)
     assert np.isfinite(np.delete(both, [0, 5], axis=1)).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features import rolling
-from ml_factory.features.ewm import recursive_means
+from ml_factory.features.ewm import ewm_means
 from ml_factory.features.rolling import HISTORY
 
 RNG = np.random.default_rng(5)
@@ -52,7 +52,7 @@ WINDOWS = {
     "max": (lambda x, y, n, t0: rolling.window_max(x, n, t0, HISTORY), lambda w, _: np.max(w)),
     "min": (lambda x, y, n, t0: rolling.window_min(x, n, t0, HISTORY), lambda w, _: np.min(w)),
     "argmax": (
-        lambda x, y, n, t0: rolling.bars_since_max(x, n, t0, HISTORY),
+        lambda x, y, n, t0: rolling.bars_since_window_max(x, n, t0, HISTORY),
         lambda w, _: len(w) - 1 - np.max(np.flatnonzero(w == w.max())),
     ),
 }  # fmt: skip
@@ -60,13 +60,13 @@ WINDOWS = {
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 250])
 @pytest.mark.parametrize(("series", "name"), [*product(SERIES, WINDOWS)])
-def test_a_window_is_its_definition_wherever_blocks_begin(series, name, n):
+def test_rolling_window_kernels_equal_definition_for_any_block_cuts(series, name, n):
     x = SERIES[series]
-    kernel, twin = WINDOWS[name]
+    kernel, reference = WINDOWS[name]
     want = np.full(COUNT, np.nan)
     for i in range(n - 1, COUNT):
         window = x[i - n + 1 : i + 1]
-        want[i] = np.nan if np.isnan(window).any() else twin(window, OTHER[i - n + 1 : i + 1])
+        want[i] = np.nan if np.isnan(window).any() else reference(window, OTHER[i - n + 1 : i + 1])
     whole = each(kernel)(x, n)
     np.testing.assert_allclose(whole, want, rtol=1e-9, atol=2e-9)
     cuts = (0, 1, 2, 9, 100, 101, 300, 513, 699, COUNT)
@@ -74,20 +74,20 @@ def test_a_window_is_its_definition_wherever_blocks_begin(series, name, n):
 
 
 @pytest.mark.parametrize("n", [4, 64])
-def test_a_weighted_sum_is_its_definition(n):
+def test_weighted_sum_equals_definition(n):
     x, weights = SERIES["walk"], WEIGHTS[n]
-    got = each(lambda x, _, n, t0: rolling.weighted_sum(x, WEIGHTS[n], HISTORY))(x, n)
+    got = each(lambda x, _, n, t0: rolling.window_weighted_sum(x, WEIGHTS[n], HISTORY))(x, n)
     want = [weights @ x[i - n + 1 : i + 1][::-1] for i in range(n - 1, COUNT)]
     np.testing.assert_allclose(got[n - 1 :], want, rtol=1e-12)
     assert np.isnan(got[: n - 1]).all()
 
 
 @pytest.mark.parametrize("name", ["std", "covariance"])
-def test_a_dead_window_gives_exactly_zero(name):
+def test_rolling_std_and_covariance_of_constant_window_are_exactly_zero(name):
     assert set(each(WINDOWS[name][0])(np.full(COUNT, 0.1), 7)[6:].tolist()) == {0.0}
 
 
-def test_correlation_stays_in_bounds_and_is_zero_for_a_dead_side():
+def test_window_correlation_is_bounded_and_zero_for_constant_series():
     x = block(SERIES["walk"], 0, COUNT)
     same = rolling.window_correlation(x, 3.0 * x, 20, 0, HISTORY)[HISTORY + 19 :]
     assert np.abs(same - 1.0).max() < 1e-9
@@ -97,7 +97,7 @@ def test_correlation_stays_in_bounds_and_is_zero_for_a_dead_side():
 
 @pytest.mark.parametrize("alpha", [2 / 11, 1 / 10])
 @pytest.mark.parametrize("cuts", [(0, COUNT), (0, 1, 5, 11, 12, 13, 14, 100, 102, COUNT)])
-def test_recursive_means_start_at_a_plain_mean_and_survive_a_missing_value(alpha, cuts):
+def test_recursive_means_start_at_plain_mean_and_skip_nan(alpha, cuts):
     x = SERIES["late"].copy()
     x[100] = np.nan
     mean = x[3:13].mean()
@@ -108,7 +108,7 @@ def test_recursive_means_start_at_a_plain_mean_and_survive_a_missing_value(alpha
     state, got = np.zeros((2, 4)), []
     for begin, stop in pairwise(cuts):
         both = np.stack([block(x, begin, stop), block(OTHER, begin, stop)])
-        recursive_means(both, np.array([10.0, 5.0]), np.array([alpha, 0.5]), state)
+        ewm_means(both, np.array([10.0, 5.0]), np.array([alpha, 0.5]), state)
         got.append(both[:, HISTORY:])
     got = np.concatenate(got, axis=1)
     np.testing.assert_allclose(got[0], want, rtol=1e-12)
@@ -116,7 +116,7 @@ def test_recursive_means_start_at_a_plain_mean_and_survive_a_missing_value(alpha
 
 
 @pytest.mark.parametrize("count", [1, 2, 6, 7, 10, 13])
-def test_a_recursive_mean_has_the_same_bits_in_any_company(count):
+def test_recursive_means_bits_do_not_depend_on_other_series_or_blocks(count):
     """Alone, with others, wherever blocks begin, and beside a series that lacks a value."""
     x = np.random.default_rng(count).standard_normal((count, COUNT))
     n, alpha = np.arange(3.0, 3.0 + count), 1.0 / np.arange(2, 2 + count)
@@ -125,7 +125,7 @@ def test_a_recursive_mean_has_the_same_bits_in_any_company(count):
         state, got = np.zeros((len(x_KN), 4)), []
         for begin, stop in pairwise(cuts):
             part = np.stack([block(series, begin, stop) for series in x_KN])
-            recursive_means(part, n, alpha, state)
+            ewm_means(part, n, alpha, state)
             got.append(part[:, HISTORY:])
         return np.concatenate(got, axis=1)
 
@@ -137,11 +137,11 @@ def test_a_recursive_mean_has_the_same_bits_in_any_company(count):
     assert np.isfinite(means(x, n, alpha)[0, 200:]).all()
 
 
-def test_ratio_of_nothing_to_nothing_is_the_named_value_and_leaves_no_trace():
+def test_ratio_with_zero_denominator_returns_default():
     pairs = ((1.0, 2.0), (0.0, 0.0), (np.nan, 0.0), (3.0, 0.0), (3.0, np.nan))
-    got = [rolling.ratio(a, b, 0.25) for a, b in pairs]
+    got = [rolling.safe_ratio(a, b, 0.25) for a, b in pairs]
     np.testing.assert_array_equal(got, [0.5, 0.25, np.nan, 0.25, np.nan])
 
 
-def test_a_deviation_has_a_floor():
-    assert rolling.deviation(np.zeros(HISTORY + 40), 10, 40, HISTORY)[-1] == rolling.FLOOR
+def test_deviation_of_zeros_is_floor():
+    assert rolling.window_return_std(np.zeros(HISTORY + 40), 10, 40, HISTORY)[-1] == rolling.FLOOR

@@ -32,17 +32,17 @@ def doubled(x, doublings):
     """(mean, sum of squares about it) of 3 * 2**doublings values."""
     n = 3
     first = HISTORY - 3 * (2**doublings - 1)
-    mean, spread = rolling_std_slope.moments_of_three(x, first)
+    mean, spread = rolling_std_slope.rolling_moments_of_three(x, first)
     for _ in range(doublings):
         first += n
-        mean, spread = rolling_std_slope.moments_of_twice(mean, spread, n, first)
+        mean, spread = rolling_std_slope.double_rolling_moments(mean, spread, n, first)
         n *= 2
     return mean, spread
 
 
 @pytest.mark.parametrize("doublings", [0, 1, 5])
 @pytest.mark.parametrize("series", SERIES)
-def test_two_halves_make_the_moments_of_the_whole(series, doublings):
+def test_doubled_moments_equal_rolling_definition(series, doublings):
     x, n = SERIES[series], 3 * 2**doublings
     for place, of in ((0, np.mean), (1, lambda w: np.sum((w - w.mean()) ** 2))):
         got = by_blocks(lambda block, place=place: doubled(block, doublings)[place], x)
@@ -52,21 +52,21 @@ def test_two_halves_make_the_moments_of_the_whole(series, doublings):
         )
 
 
-def test_a_dead_window_has_moments_without_rounding():
+def test_doubled_moments_of_constant_window_are_exact():
     mean, spread = doubled(np.full(HISTORY + 100, 0.1), 5)
     assert set(mean[HISTORY:].tolist()) == {0.1}
     assert set(spread[HISTORY:].tolist()) == {0.0}
-    assert set(rolling_std_slope.deviation_of(spread, 96, HISTORY)[HISTORY:].tolist()) == {FLOOR}
+    assert set(rolling_std_slope.rolling_std_from_moments(spread, 96, HISTORY)[HISTORY:].tolist()) == {FLOOR}
 
 
 @pytest.mark.parametrize("series", SERIES)
-def test_the_deviation_of_48_and_the_line_of_24_are_their_definitions(series):
+def test_deviation_48_and_line_24_equal_definition(series):
     x = SERIES[series]
     want = np.maximum(rolling(np.std, x, 48), FLOOR)
     np.testing.assert_allclose(
-        by_blocks(lambda block: rolling_std_slope.deviation_48(block, HISTORY), x), want, rtol=1e-10
+        by_blocks(lambda block: rolling_std_slope.rolling_std_48(block, HISTORY), x), want, rtol=1e-10
     )
     times = np.arange(24) - 11.5
     want = rolling(lambda w: times @ w, x, 24)
-    got = by_blocks(lambda block: rolling_std_slope.line_24(block, HISTORY)[0], x)
+    got = by_blocks(lambda block: rolling_std_slope.rolling_slope_sums_24(block, HISTORY)[0], x)
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12 * np.abs(x).max() * 144)

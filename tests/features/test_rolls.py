@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.resample import base_frame, roll_adjusted
-from ml_factory.data.rolls import RollSpec, continuous
+from ml_factory.data.resample import apply_roll_adjustment, resample_bars
+from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
-from ml_factory.data.validation import check_bars
-from ml_factory.datasets.row_sampling import rows_with_window
+from ml_factory.data.validation import validate_bars
+from ml_factory.datasets.row_sampling import mask_rows_with_full_window
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 MARKET = MarketSpec("ES", "24h", None, True)
 SPEC = FeatureSpec(frames=(15,))
@@ -40,11 +40,11 @@ def contracts() -> pd.DataFrame:
 
 
 def rolled(contracts: pd.DataFrame, adjust: str) -> pd.DataFrame:
-    return continuous(contracts, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS), MARKET)[0]
+    return build_continuous_contract(contracts, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS), MARKET)[0]
 
 
 @pytest.mark.parametrize("minutes", [1, 5])
-def test_features_do_not_see_the_step_of_an_unadjusted_roll(contracts, minutes):
+def test_build_features_unadjusted_roll_equals_ratio_adjusted(contracts, minutes):
     spec = FeatureSpec(base_minutes=minutes, frames=(15,))
     plain, ratio = (build_features(rolled(contracts, how), MARKET, spec) for how in ("none", "ratio"))
     assert np.array_equal(plain.known_at, ratio.known_at)
@@ -55,7 +55,7 @@ def test_features_do_not_see_the_step_of_an_unadjusted_roll(contracts, minutes):
     assert np.abs(np.diff(np.log(ratio.close))).max() < 0.01
 
 
-def test_contracts_that_never_traded_in_one_minute_leave_no_return_between_them(contracts):
+def test_chain_factor_of_contracts_without_common_minute_removes_roll_return(contracts):
     at = pd.Timestamp(ROLLS[0][1])
     near = contracts[(contracts["contract"] == "ESH4") & (contracts.index < at)]
     far = contracts[(contracts["contract"] == "ESM4") & (contracts.index >= at)]
@@ -69,12 +69,12 @@ def test_contracts_that_never_traded_in_one_minute_leave_no_return_between_them(
 
 
 def rolled_of(table: pd.DataFrame, adjust: str) -> pd.DataFrame:
-    return continuous(table, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS[:1]), MARKET)[0]
+    return build_continuous_contract(table, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS[:1]), MARKET)[0]
 
 
-def test_bars_joined_elsewhere_go_on_at_the_last_close(contracts):
+def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
     own = rolled(contracts, "none").drop(columns=["factor", "shift", "chain"])
-    bars, _ = check_bars(own.reset_index(), market=MARKET)
+    bars, _ = validate_bars(own.reset_index(), market=MARKET)
     rolls = np.flatnonzero(np.diff(bars["contract"])) + 1
     assert len(rolls) == 2
     opens, close = (bars[name].to_numpy() * bars["chain"].to_numpy() for name in ("open", "close"))
@@ -85,7 +85,7 @@ def test_bars_joined_elsewhere_go_on_at_the_last_close(contracts):
     assert np.allclose(np.log(close[inside] / close[inside - 1]), own_steps, atol=1e-12)
 
 
-def test_where_differences_would_reach_zero_features_and_labels_go_by_the_contracts_own_returns(tmp_path):
+def test_difference_roll_at_floor_features_and_labels_use_contract_returns(tmp_path):
     index = pd.date_range("2024-03-01", periods=9 * 1440, freq="1min", tz="UTC", name="timestamp")
     walk = np.exp(np.cumsum(np.random.default_rng(5).normal(0, 3e-4, len(index))))
     falling = np.exp(-1.2 * np.clip((np.arange(len(index)) - 3000) / len(index), 0, None))
@@ -95,13 +95,13 @@ def test_where_differences_would_reach_zero_features_and_labels_go_by_the_contra
         RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(index[2_900])),)),
     )
     report = import_bars(table.reset_index(), Workspace(tmp_path), "ES", market=MARKET, roll=roll)
-    (told,) = [one for one in report.findings if one.kind == "floor"]
-    assert told.severity == "reported" and "own returns" in told.message
+    (reported,) = [one for one in report.findings if one.kind == "floor"]
+    assert reported.severity == "reported" and "own returns" in reported.message
     bars, _ = load_bars(Workspace(tmp_path), "ES", market=MARKET)
     own = table[table["contract"] == "ESM4"].drop(columns="contract")
-    shift = continuous(table, roll, MARKET)[0]["shift"].iloc[2_900]
+    shift = build_continuous_contract(table, roll, MARKET)[0]["shift"].iloc[2_900]
     assert (own["low"] + shift < 0).any() and (bars[["open", "high", "low", "close"]] > 0).all().all()
-    floor = int(told.rows[0])
+    floor = int(reported.rows[0])
     assert 2_900 < floor < 5_000
     made, alone = build_features(bars, MARKET, SPEC), build_features(own, MARKET, SPEC)
     late = made.known_at > index[floor].value + 4 * 1440 * MINUTE_NS  # every window lies behind the floor
@@ -110,7 +110,7 @@ def test_where_differences_would_reach_zero_features_and_labels_go_by_the_contra
     apart = np.abs(made.values[late].astype(float) - alone.values[there]) / np.maximum(alone.values.std(axis=0), 1e-12)
     assert apart.max() < 1e-3, made.names[int(apart.max(axis=0).argmax())]
     labels, wanted = (
-        triple_barrier(base_frame(one, MARKET, 5), base_frame(one, MARKET, 1), LabelSpec(10), MARKET)
+        triple_barrier_labels(resample_bars(one, MARKET, 5), resample_bars(one, MARKET, 1), LabelSpec(10), MARKET)
         for one in (bars, own)
     )
     rows = labels.index[labels.index > index[floor] + pd.Timedelta("4D")]
@@ -126,14 +126,14 @@ def test_where_differences_would_reach_zero_features_and_labels_go_by_the_contra
     )
 
 
-def test_the_chain_is_kept_with_the_bars(contracts, tmp_path):
+def test_load_bars_after_import_with_roll_keeps_chain_column(contracts, tmp_path):
     workspace, roll = Workspace(tmp_path), RollSpec(adjust="none", first="ESH4", forced=ROLLS)
     import_bars(contracts.reset_index(), workspace, "ES", market=MARKET, roll=roll)
     bars, _ = load_bars(workspace, "ES", market=MARKET)
     assert np.array_equal(bars["chain"], rolled(contracts, "none")["chain"]) and bars["chain"].nunique() == 3
 
 
-def test_a_stream_goes_through_rolls_as_the_file_does(contracts):
+def test_feature_stream_across_rolls_equals_whole_file(contracts):
     bars = rolled(contracts, "none")
     whole = build_features(bars, MARKET, SPEC)
     stream, rows, row = FeatureStream(MARKET, SPEC), [], 0
@@ -156,7 +156,7 @@ def test_a_stream_goes_through_rolls_as_the_file_does(contracts):
 
 
 @pytest.mark.parametrize(("adjust", "stretches"), [("none", 3), ("ratio", 1)])
-def test_windows_span_holes_and_days_where_asked_and_never_a_rolls_step(contracts, adjust, stretches):
+def test_feature_windows_with_spans_cross_holes_but_not_unadjusted_rolls(contracts, adjust, stretches):
     bars = rolled(contracts, adjust)
     hole = bars.index[len(bars) // 4 :][:200]
     bars = bars.drop(hole)
@@ -168,7 +168,7 @@ def test_windows_span_holes_and_days_where_asked_and_never_a_rolls_step(contract
     ends = inside.known_at[np.searchsorted(inside.known_at - 5 * MINUTE_NS, bucket, side="right") - 1]
     assert rolls <= set(ends) | set(inside.known_at) and len(rolls) == stretches - 1
     rows, lookback = np.arange(len(across)), 48
-    kept = [set(np.flatnonzero(rows_with_window(one.segment, rows, lookback))) for one in (inside, across)]
+    kept = [set(np.flatnonzero(mask_rows_with_full_window(one.segment, rows, lookback))) for one in (inside, across)]
     steps = np.flatnonzero(np.diff(across.segment)) + 1
     assert kept[1] == {
         row for row in rows[lookback - 1 :] if not any(row - lookback < step - 1 < row for step in steps)
@@ -190,19 +190,19 @@ def test_windows_span_holes_and_days_where_asked_and_never_a_rolls_step(contract
     assert np.array_equal(after.segment, across.segment[len(before) :][: len(after)])
 
 
-def test_buckets_have_the_factor_of_their_contract(contracts):
+def test_base_frame_chain_equals_factor_of_first_contract_in_bucket(contracts):
     bars = rolled(contracts, "none")
     for minutes in (1, 5, 60, 1440):
-        frame = base_frame(bars, MARKET, minutes)
+        frame = resample_bars(bars, MARKET, minutes)
         first = np.searchsorted(bars.index.as_unit("ns").asi8, frame.start)
         last = np.searchsorted(bars.index.as_unit("ns").asi8, frame.known_at - MINUTE_NS, side="right") - 1
         assert np.array_equal(frame.chain, bars["chain"].to_numpy()[first])
         whole = bars["contract"].to_numpy()[first] == bars["contract"].to_numpy()[last]
         through = (bars["close"] * bars["chain"]).to_numpy()[last]
-        assert np.allclose(roll_adjusted(frame).close[whole], through[whole], rtol=1e-15)
+        assert np.allclose(apply_roll_adjustment(frame).close[whole], through[whole], rtol=1e-15)
 
 
-def test_a_feature_of_the_users_own_sees_no_step(contracts, monkeypatch):
+def test_custom_feature_across_unadjusted_roll_sees_no_price_step(contracts, monkeypatch):
     monkeypatch.setattr(custom, "_FEATURES", dict(custom._FEATURES))  # what is defined here ends here
 
     @custom.feature(memory=2, name="last_step")

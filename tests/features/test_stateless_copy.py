@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features import stateless_copy
-from ml_factory.features.stateless_copy import clone_isolated
+from ml_factory.features.stateless_copy import make_stateless_copy
 
 SEEN: list[int] = []
 LIMITS = {"least": 3}
@@ -43,13 +43,13 @@ by_attribute.calls = 0
 
 
 @functools.lru_cache(maxsize=8)
-def first_asked(x, met=[]):  # noqa: B006
+def first_requested(x, met=[]):  # noqa: B006
     met.append(x)
     return len(met)
 
 
 def by_helper(x):
-    return first_asked(x)
+    return first_requested(x)
 
 
 def by_closure():
@@ -73,36 +73,36 @@ def by_wrapper():
 @pytest.mark.parametrize(
     "function", [by_default, by_global, by_name, by_attribute, by_helper, by_closure(), by_wrapper()]
 )
-def test_a_twin_has_met_nothing_and_tells_nothing(function):
-    before = clone_isolated(function)
+def test_clone_isolated_of_stateful_function_keeps_initial_state(function):
+    before = make_stateless_copy(function)
     answers = [function(x) for x in (5, 6, 7)]
     assert answers[1:] == [answers[0] + 1, answers[0] + 2]  # it does remember
     for _ in range(2):
-        fresh = clone_isolated(before)
+        fresh = make_stateless_copy(before)
         assert [fresh(x) for x in (5, 6, 7)] == answers
     assert function(8) == answers[0] + 3
 
 
-def test_what_it_is_set_to_stays():
+def test_clone_isolated_keeps_captured_values_at_copy_time():
     weights = np.arange(3.0)
 
     def weighted(x, least=LIMITS["least"]):
         return max(x @ weights, least, LIMITS["least"])
 
-    same = clone_isolated(weighted)
+    same = make_stateless_copy(weighted)
     assert same(np.ones(3)) == weighted(np.ones(3)) == 3 and same.__name__ == "weighted"
     weights[:] = 9
     assert weighted(np.ones(3)) == 27 and same(np.ones(3)) == 3
 
 
-def test_what_cannot_be_copied_is_shared():
+def test_clone_isolated_shares_locks_and_library_functions():
     lock = threading.Lock()
 
     def locked():
         return lock
 
-    assert clone_isolated(locked)() is lock
+    assert make_stateless_copy(locked)() is lock
     assert (
-        clone_isolated(stateless_copy.clone_isolated) is stateless_copy.clone_isolated
-        and clone_isolated(np.mean) is np.mean
+        make_stateless_copy(stateless_copy.make_stateless_copy) is stateless_copy.make_stateless_copy
+        and make_stateless_copy(np.mean) is np.mean
     )  # libraries keep what they keep

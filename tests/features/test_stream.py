@@ -42,7 +42,7 @@ def assert_same(rows, matrix):
     [("ES", 5, (1, 1, 2, 7, 60, 800)), ("XAUUSD", 1, (1, 3, 500, 5000)), ("SPY", 5, (390, 391, 4096 * 5 + 1))],
 )
 @pytest.mark.parametrize("full", [False, True])
-def test_any_chunks_give_the_bits_of_the_whole_file(real_bars, symbol, base, sizes, full):
+def test_feature_stream_random_chunks_equal_whole_file_bitwise(real_bars, symbol, base, sizes, full):
     bars, market = real_bars(symbol)
     if symbol == "ES":  # both sides of the clock change of 9 March 2025, holes and weekends among them
         bars = bars.loc["2025-02-10":"2025-04-04"]
@@ -55,7 +55,7 @@ def test_any_chunks_give_the_bits_of_the_whole_file(real_bars, symbol, base, siz
     assert_same(rows, matrix)
 
 
-def test_every_single_bar_is_a_chunk_too(real_bars):
+def test_feature_stream_single_bar_chunks_equal_whole_file(real_bars):
     bars, market = real_bars("ES")
     bars = bars.loc["2025-03-03":"2025-03-11"]
     spec = FeatureSpec(5, (15,))
@@ -63,7 +63,7 @@ def test_every_single_bar_is_a_chunk_too(real_bars):
     assert_same(rows, build_features(bars, market, spec))
 
 
-def test_a_row_comes_at_its_known_at_and_not_before(real_bars):
+def test_feature_stream_row_is_emitted_exactly_at_known_at(real_bars):
     bars, market = real_bars("XAUUSD")
     bars = bars.iloc[:20_000]
     stream = FeatureStream(market, FeatureSpec(5, (15,)))
@@ -79,7 +79,7 @@ def test_a_row_comes_at_its_known_at_and_not_before(real_bars):
             )
 
 
-def test_the_clock_completes_what_no_bar_completes(real_bars):
+def test_feature_stream_advance_past_bucket_end_emits_row(real_bars):
     bars, market = real_bars("SPY")
     spec = FeatureSpec(5, (15,))
     end = np.flatnonzero(bars.index.minute % 5 == 2)[6_000]  # the feed stops two minutes before a bucket's end
@@ -95,7 +95,7 @@ def test_the_clock_completes_what_no_bar_completes(real_bars):
     assert due in later.known_at
 
 
-def test_a_cold_start_waits_and_says_that_it_is_not_exact(real_bars):
+def test_feature_stream_cold_start_waits_warmup_bars_and_is_not_exact(real_bars):
     bars, market = real_bars("XAUUSD")
     spec = FeatureSpec(5, (15, 60))
     full = build_features(bars, market, spec)
@@ -113,7 +113,7 @@ def test_a_cold_start_waits_and_says_that_it_is_not_exact(real_bars):
 
 
 @pytest.mark.parametrize(("symbol", "base"), [("XAUUSD", 5), ("SPY", 1)])
-def test_a_stream_goes_on_after_a_whole_file(real_bars, symbol, base):
+def test_feature_stream_from_matrix_continues_as_whole_file(real_bars, symbol, base):
     bars, market = real_bars(symbol)
     spec = FeatureSpec(base, (15, 60))
     for cut in (30_003, 40_000):  # 30,003 bars leave every frame in the middle of a bucket
@@ -128,14 +128,14 @@ def test_a_stream_goes_on_after_a_whole_file(real_bars, symbol, base):
             np.testing.assert_array_equal(np.concatenate(parts), getattr(whole, name))
 
 
-def test_a_state_of_other_settings_is_refused(real_bars):
+def test_feature_stream_load_state_with_other_settings_raises_settings_error(real_bars):
     _, market = real_bars("SPY")
     state = FeatureStream(market, FeatureSpec(5, (15,))).get_state()
     with pytest.raises(SettingsError, match="another stream"):
         FeatureStream(market, FeatureSpec(5, (30,))).load_state(state)
 
 
-def test_the_users_own_features_stream_too(real_bars):
+def test_feature_stream_with_custom_feature_equals_whole_file(real_bars):
     @feature(memory=20)
     def gap_to_mean(bars):
         close = pd.Series(bars.close)

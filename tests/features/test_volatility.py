@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import talib
 
-from ml_factory.features.engine import columns
-from ml_factory.features.volatility import FAMILY, bar_variances
+from ml_factory.features.engine import compute_family_columns
+from ml_factory.features.volatility import FAMILY, range_variance_estimators
 
 UNSTABLE = 600
 KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
@@ -16,9 +16,9 @@ FLOOR = 1e-6
 
 
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60)])
-def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
+def test_volatility_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    found = columns(FAMILY, frame, markets[symbol], False)
+    found = compute_family_columns(FAMILY, frame, markets[symbol], False)
     upper, middle, lower = talib.BBANDS(frame.close, 20, 2.0, 2.0)
     wanted = {
         "natr_14": talib.NATR(frame.high, frame.low, frame.close, 14),
@@ -51,12 +51,12 @@ def true_ranges(frame, i, n):
 def over_window(variance):
     """sqrt of the mean over 24 bars of a variance of (open, high, low, close), each in logs."""
 
-    def twin(frame, i):
+    def reference(frame, i):
         bars = zip(frame.open[i - 23 : i + 1], frame.high[i - 23 : i + 1], frame.low[i - 23 : i + 1],
                    frame.close[i - 23 : i + 1], strict=True)  # fmt: skip
         return max(math.sqrt(max(np.mean([variance(*map(math.log, bar)) for bar in bars]), 0.0)), FLOOR)
 
-    return twin
+    return reference
 
 
 parkinson = over_window(lambda o, h, l, c: (h - l) ** 2 / (4 * math.log(2)))  # noqa: E741
@@ -103,11 +103,11 @@ def dispersion(frame, i):
 
 
 def moment(power, centre):
-    def twin(frame, i):
+    def reference(frame, i):
         window = returns(frame, i, 48)
         return np.mean((window - window.mean()) ** power) / window.std() ** power - centre if np.ptp(window) else 0.0
 
-    return twin
+    return reference
 
 
 def median_jump_share(frame, i):
@@ -157,11 +157,11 @@ def range_asymmetry(frame, i):
 
 
 def next_size_and(of):
-    def twin(frame, i):
+    def reference(frame, i):
         size, before = np.abs(returns(frame, i, 48)), of(returns(frame, i - 1, 48))
         return np.corrcoef(before, size)[0, 1] if np.ptp(before) and np.ptp(size) else 0.0
 
-    return twin
+    return reference
 
 
 TWINS = {
@@ -191,21 +191,21 @@ TWINS = {
 }
 
 
-def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
+def test_volatility_columns_not_in_talib_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["ES"], TWINS, known=KNOWN)
     check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
-def test_range_estimators_agree_on_a_walk_without_drift(markets, make_frame):
+def test_range_volatility_estimators_agree_on_walk_without_drift(markets, make_frame):
     """On many steps per bar each estimator finds the walk's deviation, so every ratio is near 0."""
     rng = np.random.default_rng(3)
     steps = np.cumsum(rng.normal(0, 1e-4, (4000, 400)).ravel()).reshape(4000, 400)
     opens = np.append(0.0, steps[:-1, -1])
     bars = opens, np.maximum(steps.max(1), opens), np.minimum(steps.min(1), opens), steps[:, -1]
     true = 1e-4 * 20
-    np.testing.assert_allclose(np.sqrt(bar_variances(*bars).mean(axis=1)), true, rtol=0.06)
+    np.testing.assert_allclose(np.sqrt(range_variance_estimators(*bars).mean(axis=1)), true, rtol=0.06)
     open_, high, low, close = np.exp(bars)
     frame = replace(make_frame(close), open=open_, high=high, low=low)
-    found = columns(FAMILY, frame, markets["ES"], False)
+    found = compute_family_columns(FAMILY, frame, markets["ES"], False)
     for name in ("parkinson_ratio_24", "garman_klass_ratio_24", "rogers_satchell_ratio_24", "yang_zhang_ratio_24"):
         assert found[name][100:].mean() == pytest.approx(0.0, abs=0.06), name

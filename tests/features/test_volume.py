@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import talib
 
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.volume import FAMILY
 
 UNSTABLE = 600
@@ -14,10 +14,10 @@ KNOWN = ("mfi_14", "chaikin_3_10")
 
 
 @pytest.mark.parametrize(("symbol", "minutes"), [("SPY", 5), ("XAUUSD", 5), ("SPY", 60)])
-def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
+def test_volume_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
     high, low, close, traded = frame.high, frame.low, frame.close, frame.volume
-    found = columns(FAMILY, frame, markets[symbol], False)
+    found = compute_family_columns(FAMILY, frame, markets[symbol], False)
     atr, total = talib.ATR(high, low, close, 14), talib.SUM(traded, 20)
     change = np.diff(close, prepend=np.nan)
     wanted = {
@@ -79,11 +79,11 @@ def gap_to_vwap(frame, i, first):
 
 
 def vwap_gap(n):
-    def twin(frame, i):
+    def reference(frame, i):
         typical, mean = gap_to_vwap(frame, i, i - n + 1)
         return (frame.close[i] - (typical.mean() if mean is None else mean)) / atr(frame, i)
 
-    return twin
+    return reference
 
 
 def vwap_tilt(frame, i):
@@ -110,11 +110,11 @@ def force(frame, i):
 
 
 def correlation(of):
-    def twin(frame, i):
+    def reference(frame, i):
         a, b = of(np.diff(np.log(window(frame.close, i, 49)))), window(frame.volume, i, 48)
         return np.corrcoef(a, b)[0, 1] if np.ptp(a) and np.ptp(b) else 0.0
 
-    return twin
+    return reference
 
 
 def autocorrelation(frame, i):
@@ -182,13 +182,13 @@ TWINS = {
 }
 
 
-def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
+def test_volume_columns_not_in_talib_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["SPY"], TWINS, known=KNOWN)
     check_columns(FAMILY, real_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
 
 
-def test_other_units_of_volume_give_the_same_columns(rough, markets):
-    here = columns(FAMILY, rough, markets["SPY"], False)
-    there = columns(FAMILY, replace(rough, volume=rough.volume * 1024.0), markets["SPY"], False)
+def test_volume_columns_with_scaled_volume_are_unchanged(rough, markets):
+    here = compute_family_columns(FAMILY, rough, markets["SPY"], False)
+    there = compute_family_columns(FAMILY, replace(rough, volume=rough.volume * 1024.0), markets["SPY"], False)
     for name in here:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.features.build import FIRST_BARS, MEMORY_BARS, FeatureSpec
-from ml_factory.features.custom import head, tail
-from ml_factory.features.engine import FrameFeatures
+from ml_factory.features.custom import head_bars, tail
+from ml_factory.features.engine import FeatureEngine
 
 SPEC = FeatureSpec()
 
@@ -18,14 +18,14 @@ def apart(real_bars, real_frame):
         market, frame = real_bars(symbol)[1], real_frame(symbol, minutes)
 
         def columns(bars):
-            engine = FrameFeatures(market, SPEC.families_of(market), coarse=True)
+            engine = FeatureEngine(market, SPEC.families_of(market), coarse=True)
             return engine.names, engine.push(bars)
 
         names, whole = columns(frame)
         spread, count = whole[MEMORY_BARS["base"] :].std(axis=0), MEMORY_BARS["coarse"] + 40
         worst = np.zeros((count, len(names)))
         for start in range(MEMORY_BARS["base"], len(frame) - count, 61):
-            cold = columns(head(tail(frame, len(frame) - start), count))[1]
+            cold = columns(head_bars(tail(frame, len(frame) - start), count))[1]
             worst = np.fmax(worst, np.abs(cold - whole[start : start + count]) / spread)
         assert worst[FIRST_BARS["coarse"]].max() > 0  # starts were tried, and they matter at first
         return dict(zip(names, worst.T, strict=True))
@@ -34,7 +34,7 @@ def apart(real_bars, real_frame):
 
 
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 60), ("NQ", 60), ("XAUUSD", 15)])
-def test_a_coarse_frame_is_within_a_millionth_after_its_memory(apart, symbol, minutes):
+def test_frame_features_after_memory_bars_are_within_1e_6_of_full_history(apart, symbol, minutes):
     off = apart(symbol, minutes)
     memory = MEMORY_BARS["coarse"]
     assert max(values[memory:].max() for values in off.values()) <= 1e-6

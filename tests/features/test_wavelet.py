@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.wavelet import FAMILY, SCALES
 
 
@@ -14,34 +14,34 @@ def detail(frame, i, scale):
 
 
 def share(scale):
-    def twin(frame, i):
+    def reference(frame, i):
         moves = np.diff(np.log(frame.close[i - 96 - scale + 1 : i + 1]))
         power = (moves**2).sum()
         return sum(detail(frame, k, scale) ** 2 for k in range(i - 95, i + 1)) / power if power else 0.0
 
-    return twin
+    return reference
 
 
 def normal_detail(scale):
-    def twin(frame, i):
+    def reference(frame, i):
         spread = max(np.std(np.diff(np.log(frame.close[i - 96 : i + 1]))), 1e-6)
         return detail(frame, i, scale) * scale**0.5 / spread
 
-    return twin
+    return reference
 
 
 TWINS = {f"haar_share_{scale}": share(scale) for scale in SCALES}
 TWINS |= {f"haar_detail_{scale}": normal_detail(scale) for scale in SCALES}
 
 
-def test_columns_equal_their_formula(real_frame, rough, markets, check_columns):
+def test_wavelet_columns_equal_reference(real_frame, rough, markets, check_columns):
     check_columns(FAMILY, rough, markets["ES"], TWINS)
     check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS)
 
 
-def test_a_swing_shows_on_its_own_scale(make_frame, markets):
+def test_haar_share_of_periodic_returns_is_largest_at_matching_scale(make_frame, markets):
     for scale in SCALES:
         returns = 1e-3 * np.sin(2 * np.pi * np.arange(400) / (1.5 * scale))
-        found = columns(FAMILY, make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
+        found = compute_family_columns(FAMILY, make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
         shares = {name: found[f"haar_share_{name}"][-1] for name in SCALES}
         assert max(shares, key=shares.get) == scale

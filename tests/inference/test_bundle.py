@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.inference.bundle import Bundle, library_versions
-from ml_factory.storage.serialization import save_state
+from ml_factory.inference.bundle import Bundle, bundle_library_versions
+from ml_factory.storage.serialization import write_state_file
 
 NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
 
@@ -21,7 +21,7 @@ def bundle(**more) -> Bundle:
     return Bundle(state, scaler, NAMES, **given)
 
 
-def test_saved_and_loaded_it_is_equal(tmp_path):
+def test_bundle_saved_and_loaded_is_equal(tmp_path):
     made = bundle(lookback=32)
     found = Bundle.load(made.save(tmp_path / "b.safetensors"))
     np.testing.assert_array_equal(found.model_state.pop("weights"), made.model_state.pop("weights"))
@@ -39,25 +39,25 @@ def test_saved_and_loaded_it_is_equal(tmp_path):
         ([], r"column 1.*got nothing"),
     ],
 )
-def test_other_features_are_refused_by_the_first_difference(columns, words):
+def test_bundle_check_features_with_other_columns_raises_with_first_difference(columns, words):
     with pytest.raises(SettingsError, match=words):
         bundle().check_features(columns)
 
 
-def test_its_own_features_pass():
+def test_bundle_check_features_with_same_columns_passes():
     bundle().check_features(iter(NAMES))
 
 
-def test_something_else_is_refused(tmp_path):
-    save_state(tmp_path / "x", {"format": "ml_factory.bundle/99"})
+def test_bundle_load_of_other_format_or_missing_parts_raises(tmp_path):
+    write_state_file(tmp_path / "x", {"format": "ml_factory.bundle/99"})
     with pytest.raises(CheckpointError, match=r"bundle/99.*wanted ml_factory.bundle/1"):
         Bundle.load(tmp_path / "x")
-    save_state(tmp_path / "y", {"format": "ml_factory.bundle/1", "scaler": {}})
+    write_state_file(tmp_path / "y", {"format": "ml_factory.bundle/1", "scaler": {}})
     with pytest.raises(CheckpointError, match=r"lacks parts.*model_state"):
         Bundle.load(tmp_path / "y")
 
 
-def test_names_must_be_there_once():
+def test_bundle_with_empty_or_duplicate_feature_names_raises():
     for names in ((), ("a", "b", "a")):
         with pytest.raises(SettingsError, match="each once"):
             Bundle({}, {}, names)
@@ -65,11 +65,11 @@ def test_names_must_be_there_once():
         bundle(lookback=-1)
 
 
-def test_changed_versions_are_told():
+def test_bundle_changed_versions_lists_differing_packages():
     made = bundle(versions={"python": "3.11.2", "numpy": "2.1.3", "xgboost": "3.2.0"})
     assert made.changed_versions({"python": "3.11.2", "numpy": "2.4.0"}) == [
         "numpy 2.1.3 when trained, 2.4.0 now",
         "xgboost 3.2.0 when trained, absent now",
     ]
     assert bundle().changed_versions() == []
-    assert library_versions(["numpy", "no-such-package-here"]).keys() == {"python", "numpy"}
+    assert bundle_library_versions(["numpy", "no-such-package-here"]).keys() == {"python", "numpy"}

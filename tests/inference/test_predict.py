@@ -35,7 +35,7 @@ def fitted():
     return features, model, scaler, bundle
 
 
-def test_equal_to_the_steps_by_hand(fitted, tmp_path):
+def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitted, tmp_path):
     _, model, scaler, bundle = fitted
     fresh = feature_rows(seed=1)
     fresh.iloc[3, 1] = np.nan
@@ -46,7 +46,7 @@ def test_equal_to_the_steps_by_hand(fitted, tmp_path):
     np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-9)
 
 
-def test_batches_and_chosen_rows_change_no_number(fitted):
+def test_predict_features_in_batches_or_chosen_rows_is_equal(fitted):
     features, _, _, bundle = fitted
     whole = predict_features(bundle, features)
     pd.testing.assert_frame_equal(predict_features(bundle, features, batch=37), whole, check_freq=False)
@@ -55,7 +55,7 @@ def test_batches_and_chosen_rows_change_no_number(fitted):
     assert predict_features(bundle, features.iloc[:0]).empty
 
 
-def test_other_features_are_refused(fitted):
+def test_predict_features_with_reordered_columns_raises(fitted):
     features, _, _, bundle = fitted
     with pytest.raises(SettingsError, match="column 1"):
         predict_features(bundle, features[["b", "a", "c", "d"]])
@@ -70,7 +70,7 @@ class LastMinusFirst:
         return np.stack([1 / 3 - move, np.full(len(move), 1 / 3), 1 / 3 + move], axis=1)
 
 
-def test_a_window_never_crosses_a_segment(fitted, monkeypatch):
+def test_predict_features_windows_never_cross_segments(fitted, monkeypatch):
     features, _, scaler, bundle = fitted
     monkeypatch.setattr(predict, "load_model", lambda state: LastMinusFirst())
     looking_back = Bundle(bundle.model_state, bundle.scaler, bundle.feature_names, lookback=8)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import Fitted, StandardPipeline
+from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, StandardPipelineUnderTest
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -49,7 +49,7 @@ def bars_with_events() -> pd.DataFrame:
 # ---- the clean pipeline learns too ---------------------------------------------------------------------------------
 
 
-class Learning(StandardPipeline):
+class Learning(StandardPipelineUnderTest):
     """The library's pipeline, and stand-ins for all that a training fits: quick, and clean."""
 
     def fit(self, values, labels, roles):
@@ -57,9 +57,9 @@ class Learning(StandardPipeline):
         train, held_out = roles["train"], roles.get("validation", roles["train"])
         stops_on = ("train", "validation") if "validation" in roles else ("train",)
         return super().fit(values, labels, roles) | {
-            "selection": Fitted(selection(x, y, train)),
-            "early stopping": Fitted(early_stopping(x, y, train, held_out), stops_on),
-            "calibrator": Fitted(calibrator(x, y, train, held_out), stops_on),
+            "selection": FittedObjectUnderTest(selection(x, y, train)),
+            "early stopping": FittedObjectUnderTest(early_stopping(x, y, train, held_out), stops_on),
+            "calibrator": FittedObjectUnderTest(calibrator(x, y, train, held_out), stops_on),
         }
 
 
@@ -86,8 +86,8 @@ def early_stopping(x, y, train, judge):
 
 
 def calibrator(x, y, train, judge):
-    said = x[judge] @ slopes(x, y, train)[-1]
-    return float(said @ y[judge] / (said @ said + 1e-30))
+    printed = x[judge] @ slopes(x, y, train)[-1]
+    return float(printed @ y[judge] / (printed @ printed + 1e-30))
 
 
 # ---- what a leak is ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Seen:
     """What a column may be made of: base bars, hours, raw bars, facts."""
 
     bars: pd.DataFrame
-    base: Frame
+    base: ResampledBars
     market: MarketSpec
 
     @property
@@ -110,8 +110,8 @@ class Seen:
         return np.diff(self.log_close, prepend=self.log_close[:1])
 
     @property
-    def hours(self) -> Frame:
-        return base_frame(self.bars, self.market, 60)
+    def hours(self) -> ResampledBars:
+        return resample_bars(self.bars, self.market, 60)
 
 
 Column = Callable[[Seen], np.ndarray]
@@ -147,7 +147,7 @@ def feature_leak(mechanism: str, honest: Column, kind: str = ""):
             def features(self, bars, facts):
                 known_at, values, names = super().features(bars, facts)
                 market = MarketSpec.from_dict(facts)
-                base = base_frame(bars, market, self.features_spec.base_minutes)
+                base = resample_bars(bars, market, self.features_spec.base_minutes)
                 column = np.asarray(leaky(Seen(bars, base, market)), np.float64)
                 rows = np.searchsorted(base.known_at, known_at)
                 return known_at, np.column_stack([values.astype(np.float64), column[rows]]), [*names, name]
@@ -177,7 +177,7 @@ def measured(leak: Leak, bars: pd.DataFrame, clean: Learning) -> tuple[float, fl
     facts = clean.facts(bars)
     known_at, *_ = clean.features(bars, facts)
     market = MarketSpec.from_dict(facts)
-    base = base_frame(bars, market, 5)
+    base = resample_bars(bars, market, 5)
     rows = np.searchsorted(base.known_at, known_at)
     seen = Seen(bars, base, market)
     one, two = (np.asarray(make(seen), np.float64)[rows] for make in (leak.honest, leak.leaky))

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
-from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
-from ml_factory.targets.labels import triple_barrier
+from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
+from ml_factory.targets.labels import triple_barrier_labels
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
 from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, selection
@@ -41,7 +41,7 @@ class LeftLabelled(Learning):
 class OnlyWholeDays(Learning):
     def features(self, bars, facts):
         known_at, values, names = super().features(bars, facts)
-        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         count = pd.Series(base.session).groupby(base.session).transform("size").to_numpy()
         kept = count[np.searchsorted(base.known_at, known_at)] >= 270
         return known_at[kept], values[kept], names
@@ -63,7 +63,7 @@ class Fragile(Learning):
         return super().features(bars, facts)
 
 
-class ReadAnew(Learning):
+class ReadAgain(Learning):
     """A fact of the market read off the whole file."""
 
     def facts(self, bars):
@@ -71,20 +71,20 @@ class ReadAnew(Learning):
 
 
 @leak("tick of the whole file", "facts", "tick")
-class FileTick(ReadAnew):
+class FileTick(ReadAgain):
     def read(self, bars):
         return {"tick": _infer_tick(np.unique(bars[["open", "high", "low", "close"]].to_numpy()))}
 
 
 @leak("calendar of the whole file", "facts", "calendar")
-class FileCalendar(ReadAnew):
+class FileCalendar(ReadAgain):
     def read(self, bars):
         weekend = (bars.index.day_of_week == 5).any()
         return {"calendar": "24h" if weekend else _infer_calendar(bars.index.as_unit("ns").asi8)}
 
 
 @leak("presence of volume in the whole file", "facts", "has_volume")
-class FileVolume(ReadAnew):
+class FileVolume(ReadAgain):
     def read(self, bars):
         return {"has_volume": "volume" in bars and bool((bars["volume"] < 1e5).all())}
 
@@ -120,7 +120,7 @@ class AcrossTheNight(Relabelled):
     """Outcomes read on past the session's end, while label_end stays inside it."""
 
     def spoilt(self, labels, bars, facts):
-        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         entry = labels["entry_bar"].to_numpy()
         later = np.minimum(entry + 10, len(base) - 1)
         ended = (labels["barrier"] == "session").to_numpy()
@@ -132,10 +132,10 @@ class AcrossTheNight(Relabelled):
 class FileBarriers(Learning):
     def labels(self, bars, facts):
         market = MarketSpec.from_dict(facts)
-        base, minute_bars = (base_frame(bars, market, minutes) for minutes in (5, 1))
+        base, minute_bars = (resample_bars(bars, market, minutes) for minutes in (5, 1))
         wild = float(np.std(np.diff(np.log(base.close))) * 1_000)
         spec = replace(self.label_specs[0], k_up=0.5 + wild, k_down=0.5 + wild)
-        return {"h10": triple_barrier(base, minute_bars, spec, market)}
+        return {"h10": triple_barrier_labels(base, minute_bars, spec, market)}
 
 
 @leak("concurrency with labels that come later", "labels h10", "uniqueness")
@@ -152,14 +152,19 @@ class Unpurged(Learning):
     def splits(self, labels):
         rows = np.arange(len(labels))
         blocks = np.array_split(rows, 3)
-        return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
+        return [
+            SplitUnderTest(f"fold {k}", {"train": np.delete(rows, block), "test": block})
+            for k, block in enumerate(blocks)
+        ]
 
 
 @leak("embargo too short", "split h10", "fold 1: train against test")
 class ShortEmbargo(Learning):
     def splits(self, labels):
         folds = purged_kfold(labels, 3, 15)
-        return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
+        return [
+            SplitUnderTest(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)
+        ]
 
 
 @leak("unpurged holdout", "split h10", "holdout: validation against test", kind="sparse")
@@ -178,7 +183,7 @@ class Shuffled(Learning):
     def splits(self, labels):
         rows = np.random.default_rng(0).permutation(len(labels))
         cut = int(len(rows) * 0.8)
-        return [Split("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
+        return [SplitUnderTest("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
 
 
 # ---- what is learnt ------------------------------------------------------------------------------------------------
@@ -219,7 +224,9 @@ class PeeksInOneFoldOfTen(Misfitted):
     """Honest in all splits but one: only where the seventh of ten blocks judges does it read its rows."""
 
     def splits(self, labels):
-        return [one for one in StandardPipeline.splits(replace(self, folds=10), labels) if "purged" in one.name]
+        return [
+            one for one in StandardPipelineUnderTest.splits(replace(self, folds=10), labels) if "purged" in one.name
+        ]
 
     def wrong(self, x, y, labels, roles):
         test, rows = roles["test"], roles["train"]
@@ -265,7 +272,7 @@ class Remembering(Learning):
 
     def features(self, bars, facts):
         known_at, values, names = super().features(bars, facts)
-        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         following = self.__dict__.setdefault("following", {})
         following.update(zip(base.known_at[:-1].tolist(), np.diff(np.log(base.close)).tolist(), strict=True))
         column = np.array([following.get(moment, 0.0) for moment in known_at.tolist()])

@@ -7,11 +7,11 @@ import pytest
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.leakage.artifact_comparison import (
     apply_tamper,
-    compare_frames,
-    compare_positions,
-    compare_states,
+    compare_artifact_frames,
+    compare_artifact_positions,
+    compare_artifact_states,
 )
-from ml_factory.leakage.cut_points import choose_cuts
+from ml_factory.leakage.cut_points import choose_cut_points
 from tests.leakage.catalogue import bars_with_events
 
 INDEX = pd.date_range("2024-01-02", periods=6, freq="5min", tz="UTC", name="known_at")
@@ -23,12 +23,12 @@ def frame():
     return pd.DataFrame(values, index=INDEX, columns=["a", "b"])
 
 
-def test_differences_of_frame_of_the_same_values_is_empty(frame):
+def test_compare_frames_same_values_returns_no_difference(frame):
     """Copies, other memory orders, a wider type with the same values and another unit of time are no difference."""
     text = frame.assign(side=pd.Categorical(["u", "l", "u", "v", "v", "u"]))
     same = [frame.copy(), frame.astype(np.float64), frame.set_axis(INDEX.as_unit("us")), frame.iloc[:, [0, 1]]]
-    assert [compare_frames("p", one, frame, "it") for one in same] == [[]] * len(same)
-    assert compare_frames("p", text.copy(), text, "it") == []
+    assert [compare_artifact_frames("p", one, frame, "it") for one in same] == [[]] * len(same)
+    assert compare_artifact_frames("p", text.copy(), text, "it") == []
 
 
 @pytest.mark.parametrize(
@@ -43,43 +43,43 @@ def test_differences_of_frame_of_the_same_values_is_empty(frame):
         (lambda x: x[["b"]], "(columns) a", 6, 0),
     ],
 )
-def test_differences_of_frame_of_changed_values_names_column_rows_and_first_time(frame, change, column, rows, first):
-    found = compare_frames("features", change(frame), frame, "the stored ones")[0]
+def test_compare_frames_changed_values_returns_column_rows_and_first_time(frame, change, column, rows, first):
+    found = compare_artifact_frames("features", change(frame), frame, "the stored ones")[0]
     assert (found.column, found.rows, pd.Timestamp(found.first_row)) == (column, rows, INDEX[first])
     assert found.sentence().startswith(f"features: {column} differs from the stored ones in {rows} place")
 
 
-def test_differences_of_frame_of_no_frame_is_named(frame):
-    assert "list" in compare_frames("features", [1], frame, "it")[0].sentence()
+def test_compare_frames_value_of_other_type_names_type(frame):
+    assert "list" in compare_artifact_frames("features", [1], frame, "it")[0].sentence()
 
 
-def test_differences_of_positions_names_the_part(frame):
+def test_compare_positions_changed_split_names_part(frame):
     splits = {"train": np.arange(4), "test": np.arange(5, 9)}
-    assert compare_positions("s", {"train": [0, 1, 2, 3], "test": np.arange(5, 9)}, splits, "the rule") == []
-    (more,) = compare_positions("s", {**splits, "train": np.arange(6)}, splits, "the rule")
+    assert compare_artifact_positions("s", {"train": [0, 1, 2, 3], "test": np.arange(5, 9)}, splits, "the rule") == []
+    (more,) = compare_artifact_positions("s", {**splits, "train": np.arange(6)}, splits, "the rule")
     assert (more.column, more.rows) == ("train", 2)
-    (mixed,) = compare_positions("s", {**splits, "test": np.array([6, 5, 7, 8])}, splits, "the rule")
+    (mixed,) = compare_artifact_positions("s", {**splits, "test": np.array([6, 5, 7, 8])}, splits, "the rule")
     assert mixed.column == "test"
-    assert compare_positions("s", {"train": splits["train"]}, splits, "the rule")
+    assert compare_artifact_positions("s", {"train": splits["train"]}, splits, "the rule")
 
 
-def test_differences_of_state_counts_the_numbers_that_differ():
+def test_compare_states_changed_scaler_counts_differing_numbers():
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     fitted = RobustScaler.fit(x)
-    assert compare_states("s", "scaler", fitted, RobustScaler.fit(x.copy()), "it") == []
-    (found,) = compare_states("s", "scaler", RobustScaler.fit(x * [1, 1, 2, 1]), fitted, "it")
+    assert compare_artifact_states("s", "scaler", fitted, RobustScaler.fit(x.copy()), "it") == []
+    (found,) = compare_artifact_states("s", "scaler", RobustScaler.fit(x * [1, 1, 2, 1]), fitted, "it")
     assert (found.column, found.rows) == ("scaler['center']", 1)
 
 
-def test_passed_through_takes_the_value_in_place_where_none_is_given_back():
+def test_apply_tamper_returning_none_uses_value_changed_in_place():
     value = {"a": 1}
     assert apply_tamper(lambda stage, value: value.update(a=2), "fold", value) == {"a": 2}
     assert apply_tamper(None, "fold", value) is value
 
 
-def test_choose_cuts_spreads_random_ones_over_the_hours_of_the_week():
+def test_choose_cuts_random_cuts_spread_over_hours_of_week():
     bars = bars_with_events()
-    cuts = [cut for cut in choose_cuts(bars, "cme", 400) if cut.why == "hour of the week"]
+    cuts = [cut for cut in choose_cut_points(bars, "cme", 400) if cut.why == "hour of the week"]
     hours = [pd.Timestamp(cut.quiet).weekday() * 24 + pd.Timestamp(cut.quiet).hour for cut in cuts]
     counts = pd.Series(hours).value_counts()
     open_hours = len({(moment.weekday(), moment.hour) for moment in bars.index})

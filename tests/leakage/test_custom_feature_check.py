@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.sessions import DAY_NS, market_for
+from ml_factory.data.sessions import DAY_NS, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.custom_feature_check import check_sampled_days, sampled_days
+from ml_factory.leakage.custom_feature_check import check_custom_features, sample_calendar_days
 
 FEBRUARY_20 = pd.Timestamp("2024-02-20", tz="UTC").value // DAY_NS
 
@@ -41,29 +41,29 @@ def looks_back(bars):
 def found_of(monkeypatch, bars, function, quick):
     monkeypatch.setattr(custom, "_FEATURES", {})
     with monkeypatch.context() as blind:
-        blind.setattr(custom, "prove", lambda *given: None)
+        blind.setattr(custom, "prove_custom_feature", lambda *given: None)
         custom.feature(function, memory=24)
     spec = FeatureSpec(custom=(function.__name__,))
-    return check_sampled_days(bars, market_for("DEMO", bars).to_dict(), spec, quick=quick)
+    return check_custom_features(bars, resolve_market_spec("DEMO", bars).to_dict(), spec, quick=quick)
 
 
-def test_leaks_of_sampled_days_of_a_peek_in_one_hour_of_the_week_is_named_in_the_quick_form(bars, monkeypatch):
+def test_check_sampled_days_quick_reports_look_ahead_in_one_hour_of_week(bars, monkeypatch):
     _, (leak,) = found_of(monkeypatch, bars, peeks_in_an_hour_of_the_week, True)
     assert leak.column == "peeks_in_an_hour_of_the_week" and pd.Timestamp(leak.first_row).hour == 9
 
 
-def test_leaks_of_sampled_days_of_a_peek_in_one_minute_of_the_month_is_named_in_the_full_form(bars, monkeypatch):
+def test_check_sampled_days_full_reports_look_ahead_in_one_minute_of_month(bars, monkeypatch):
     _, (leak,) = found_of(monkeypatch, bars, peeks_in_a_minute_of_the_month, False)
     assert leak.rows == 1 and pd.Timestamp(leak.first_row).strftime("%d %H:%M") == "20 09:35"
 
 
-def test_leaks_of_sampled_days_of_a_feature_that_looks_back_finds_nothing(bars, monkeypatch):
+def test_check_sampled_days_backward_looking_feature_reports_no_leak(bars, monkeypatch):
     rows, leaks = found_of(monkeypatch, bars, looks_back, True)
     assert leaks == [] and rows > 1_000
-    assert check_sampled_days(bars, {}, FeatureSpec(), quick=False) == (0, [])
+    assert check_custom_features(bars, {}, FeatureSpec(), quick=False) == (0, [])
 
 
-def test_leaks_of_sampled_days_of_a_feature_that_fails_is_a_leak(bars, monkeypatch):
+def test_check_sampled_days_feature_that_raises_is_reported_as_leak(bars, monkeypatch):
     def fails(bars):
         raise ValueError("no value")
 
@@ -72,10 +72,10 @@ def test_leaks_of_sampled_days_of_a_feature_that_fails_is_a_leak(bars, monkeypat
     assert "ValueError: no value" in leak.column
 
 
-def test_sampled_days_hold_each_weekday_day_and_week_of_the_month():
+def test_sampled_days_cover_each_weekday_day_and_week_of_month():
     known_at = np.arange(19_723, 19_723 + 800) * DAY_NS
-    dates = pd.DatetimeIndex((sampled_days(known_at, 60) * DAY_NS).astype("M8[ns]"))
+    dates = pd.DatetimeIndex((sample_calendar_days(known_at, 60) * DAY_NS).astype("M8[ns]"))
     assert len(dates) == 60 and set(dates.day) == set(range(1, 32)) and set(dates.month) == set(range(1, 13))
     assert len({(date.weekday(), (date.day - 1) // 7) for date in dates}) == 35
-    week = pd.DatetimeIndex((sampled_days(known_at, 7, weekdays_only=True) * DAY_NS).astype("M8[ns]"))
+    week = pd.DatetimeIndex((sample_calendar_days(known_at, 7, weekdays_only=True) * DAY_NS).astype("M8[ns]"))
     assert sorted(date.weekday() for date in week) == list(range(7))

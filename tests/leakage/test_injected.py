@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.validation import check_bars
+from ml_factory.data.validation import validate_bars
 from ml_factory.leakage.fitted import ROW_PERTURBATIONS
 from ml_factory.leakage.perturbations import TRUNCATE
-from ml_factory.leakage.prefix_builds import build_on_prefixes
-from ml_factory.leakage.proof import prove
+from ml_factory.leakage.prefix_builds import build_pipeline_on_prefixes
+from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.spec import ProofSpec
 from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
 
@@ -39,7 +39,7 @@ def bars() -> pd.DataFrame:
 def real_bars(shared_data) -> pd.DataFrame:
     """Five weeks of ES over Presidents' Day and the change of the clocks."""
     raw = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
-    return check_bars(raw.loc["2025-02-10":"2025-03-14"].reset_index(), symbol="ES")[0]
+    return validate_bars(raw.loc["2025-02-10":"2025-03-14"].reset_index(), symbol="ES")[0]
 
 
 def assert_caught(leak: Leak, proof) -> None:
@@ -53,8 +53,8 @@ def assert_caught(leak: Leak, proof) -> None:
 
 
 @pytest.mark.parametrize("leak", named(CATALOGUE))
-def test_each_leak_is_caught_and_named(leak, bars):
-    assert_caught(leak, prove(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
+def test_prove_with_injected_leak_reports_part_and_column_of_leak(leak, bars):
+    assert_caught(leak, prove_no_look_ahead(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
 
 
 ON_REAL_BARS = ("trace_of_the_next_move", "convolved_by_fft", "backfilled_weekend", "centred_by_a_trace_of_the_mean",
@@ -62,12 +62,12 @@ ON_REAL_BARS = ("trace_of_the_next_move", "convolved_by_fft", "backfilled_weeken
 
 
 @pytest.mark.parametrize("leak", named([leak for leak in HIDDEN if leak.name in ON_REAL_BARS]))
-def test_sparse_and_tiny_leaks_are_caught_on_real_bars(leak, real_bars):
-    assert_caught(leak, prove(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
+def test_prove_sparse_or_tiny_leak_on_real_bars_is_reported(leak, real_bars):
+    assert_caught(leak, prove_no_look_ahead(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
 
 
-def test_the_clean_pipeline_is_never_blamed(bars):
-    proof = prove(clean_pipeline(), bars, FULL)
+def test_prove_clean_pipeline_passes(bars):
+    proof = prove_no_look_ahead(clean_pipeline(), bars, FULL)
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
     assert proof.form == "full" and len(proof.cuts) == 50
     # Something was compared: each part at each cut under each disturbance, and the facts.
@@ -78,7 +78,7 @@ def test_the_clean_pipeline_is_never_blamed(bars):
     assert {"session end", "frame edge", "gap", "daylight saving", "hour of the week"} <= kinds
 
 
-def test_the_full_form_fits_every_split_of_every_scheme(bars):
+def test_prove_full_form_fits_every_split_of_every_scheme(bars):
     pipeline, fitted = clean_pipeline(), []
 
     class Watched(Learning):
@@ -87,7 +87,7 @@ def test_the_full_form_fits_every_split_of_every_scheme(bars):
             return super().fit(values, labels, roles)
 
     spec = replace(FULL, cuts=1, whole_cuts=0, feed_rows=0)
-    proof = prove(Watched(**vars(pipeline)), bars, spec)
+    proof = prove_no_look_ahead(Watched(**vars(pipeline)), bars, spec)
     labels = pipeline.labels(bars, pipeline.facts(bars))["h10"]
     splits = pipeline.splits(labels.iloc[-FULL.fit_rows :])
     schemes = {split.name.split()[0] for split in splits}
@@ -99,27 +99,27 @@ def test_the_full_form_fits_every_split_of_every_scheme(bars):
     assert [split.name for split in few] == ["holdout"]
 
 
-def test_bars_that_leave_no_room_for_a_cut_prove_nothing(bars):
+def test_prove_too_few_bars_for_a_cut_does_not_pass(bars):
     pipeline = clean_pipeline()
     known_at, *_ = pipeline.features(bars, pipeline.facts(bars))
     until = int(bars.index.as_unit("ns").asi8.searchsorted(known_at[3]))
-    proof = prove(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
+    proof = prove_no_look_ahead(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
     assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
 
 
 @pytest.mark.soak
-def test_the_clean_pipeline_is_never_blamed_on_real_bars(real_bars):
-    proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
+def test_prove_clean_pipeline_on_real_bars_passes(real_bars):
+    proof = prove_no_look_ahead(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
 
 
 @pytest.mark.parametrize("leak", named([leak for leak in HIDDEN if leak.leaky]))
-def test_sparse_leaks_are_sparse_and_tiny_ones_tiny(leak, bars):
+def test_leak_catalogue_sparse_leaks_are_rare_and_tiny_leaks_small(leak, bars):
     share, size = measured(leak, bars, clean_pipeline())
     assert 0 < share < 1 / 1000 if leak.kind == "sparse" else 0 < size < 1e-4
 
 
-def test_the_catalogue_is_as_wide_as_it_says(bars, capsys):
+def test_leak_catalogue_has_50_leaks_and_40_mechanisms(bars, capsys):
     assert len(CATALOGUE) >= 50 and len({leak.mechanism for leak in CATALOGUE}) >= 40
     assert len(HIDDEN) >= 10
     assert len({leak.name for leak in CATALOGUE}) == len(CATALOGUE)
@@ -130,7 +130,7 @@ def test_the_catalogue_is_as_wide_as_it_says(bars, capsys):
         print()
 
 
-def test_labels_that_hide_a_leak_are_few(bars):
+def test_leak_catalogue_label_leak_affects_under_one_in_1000_rows(bars):
     """The sparse leak in labels is one row in thousands, and the unfinished hour a single row."""
     pipeline = clean_pipeline()
     facts = pipeline.facts(bars)
@@ -142,14 +142,14 @@ def test_labels_that_hide_a_leak_are_few(bars):
 
 
 @pytest.mark.soak
-def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
+def test_prove_remembering_feature_is_reported_only_with_prefix_builds(bars):
     """Without its first sight of the bars the proof would pass this one: the case for building some cuts first."""
     leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")
     spec = replace(FULL, cuts=10, fit_rows=0, unseen_bars=0)
     pipeline = leak.spoil(clean_pipeline())
-    seen = build_on_prefixes(pipeline, bars)
+    seen = build_pipeline_on_prefixes(pipeline, bars)
     pipeline.features(bars, pipeline.facts(bars))
-    late = prove(pipeline, bars, spec)
+    late = prove_no_look_ahead(pipeline, bars, spec)
     assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
-    assert_caught(leak, prove(pipeline, bars, spec, prefix_builds=seen))
+    assert_caught(leak, prove_no_look_ahead(pipeline, bars, spec, prefix_builds=seen))
     assert seen and all(sight.tables for sight in seen)

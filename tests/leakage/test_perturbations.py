@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.data.validation import check_bars
-from ml_factory.leakage.cut_points import choose_cuts
-from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb
-from ml_factory.leakage.timed_tables import COLUMNS, ROWS, Table, table_differences
+from ml_factory.data.validation import validate_bars
+from ml_factory.leakage.cut_points import choose_cut_points
+from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.timed_tables import COLUMNS, ROWS, TimedTable, table_differences
 from tests.leakage.leaks import bars_with_events
 
 FIRST = 20_000
@@ -21,8 +21,8 @@ def bars() -> pd.DataFrame:
 
 @pytest.mark.parametrize("way", [*PERTURBATIONS, TRUNCATE])
 @pytest.mark.parametrize("first", [FIRST, 30_001])
-def test_the_past_keeps_every_bit_and_the_future_changes(way, first, bars):
-    other = perturb(bars, first, way)
+def test_perturb_keeps_bars_before_cut_and_changes_bars_after(way, first, bars):
+    other = perturb_future_bars(bars, first, way)
     assert other.index[:first].equals(bars.index[:first])
     assert other[bars.columns].iloc[:first].to_numpy().tobytes() == bars.iloc[:first].to_numpy().tobytes()
     if way == TRUNCATE:
@@ -32,14 +32,14 @@ def test_the_past_keeps_every_bit_and_the_future_changes(way, first, bars):
     if way in SAME_TIMES:
         assert other.index.equals(bars.index)
     # Lawful: the contract of bars takes it as it is.
-    checked, _ = check_bars(other.reset_index(), symbol="DEMO")
+    checked, _ = validate_bars(other.reset_index(), symbol="DEMO")
     assert checked.index.equals(other.index) and (other.index.asi8 % MINUTE_NS == 0).all()
 
 
 @pytest.mark.parametrize("way", PERTURBATIONS)
-def test_without_volume_and_with_contracts_too(way, bars):
+def test_perturb_bars_without_volume_or_with_contracts_stays_valid(way, bars):
     contracts = bars.drop(columns="volume").assign(contract=np.arange(len(bars), dtype=np.int32) // 10_000)
-    other = perturb(contracts, FIRST, way)
+    other = perturb_future_bars(contracts, FIRST, way)
     assert other["contract"].iloc[:FIRST].equals(contracts["contract"].iloc[:FIRST])
     assert other.index.is_monotonic_increasing and other.index.is_unique
     assert ("volume" in other) == (way == "volume")
@@ -47,26 +47,30 @@ def test_without_volume_and_with_contracts_too(way, bars):
     assert np.isfinite(other[["open", "high", "low", "close"]].to_numpy()).all()
 
 
-def test_deleting_and_inserting_does_both(bars):
-    other = perturb(bars, FIRST, "delete and insert")
+def test_perturb_delete_and_insert_removes_and_adds_bars(bars):
+    other = perturb_future_bars(bars, FIRST, "delete and insert")
     assert len(bars.index[FIRST:].difference(other.index)) > 1_000
     assert len(other.index[FIRST:].difference(bars.index)) > 100
 
 
-def test_disturbances_are_the_same_each_time_and_differ_by_seed(bars):
-    one, again, other = (perturb(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
+def test_perturb_same_seed_repeats_and_other_seed_differs(bars):
+    one, again, other = (perturb_future_bars(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
     assert one.equals(again) and not one.equals(other)
 
 
-def test_the_last_bar_can_be_cut_too(bars):
+def test_perturb_from_last_bar_keeps_earlier_bars(bars):
     for way in PERTURBATIONS:
-        assert len(perturb(bars, len(bars) - 1, way)) >= len(bars) - 1
+        assert len(perturb_future_bars(bars, len(bars) - 1, way)) >= len(bars) - 1
 
 
-def test_cuts_are_at_the_moments_they_name(bars):
-    cuts = choose_cuts(bars, "cme", 60, earliest=9_000)
+def test_choose_cuts_stand_at_moments_given_by_reason(bars):
+    cuts = choose_cut_points(bars, "cme", 60, earliest=9_000)
     assert len(cuts) == 60 == len({cut.first for cut in cuts})
-    assert cuts == choose_cuts(bars, "cme", 60, earliest=9_000) != choose_cuts(bars, "cme", 60, seed=1, earliest=9_000)
+    assert (
+        cuts
+        == choose_cut_points(bars, "cme", 60, earliest=9_000)
+        != choose_cut_points(bars, "cme", 60, seed=1, earliest=9_000)
+    )
     start = bars.index.as_unit("ns").asi8
     for cut in cuts:
         assert cut.first >= 9_000
@@ -82,13 +86,13 @@ def test_cuts_are_at_the_moments_they_name(bars):
     assert clocks and clocks[0].date() == pd.Timestamp("2024-03-10").date()
 
 
-def table(values, proven=None, names=("a", "b")) -> Table:
+def table(values, proven=None, names=("a", "b")) -> TimedTable:
     values = np.asarray(values, np.float32)
     at = np.arange(len(values), dtype=np.int64)
-    return Table(at, at if proven is None else np.asarray(proven), names=tuple(names), matrix=values)
+    return TimedTable(at, at if proven is None else np.asarray(proven), names=tuple(names), matrix=values)
 
 
-def test_differences_are_of_bits_up_to_the_cut():
+def test_differences_compare_bits_of_rows_up_to_cut():
     clean = table([[1, 2], [3, np.nan], [5, 6], [7, 8]])
     assert table_differences(clean, table([[1, 2], [3, np.nan], [9, 9]]), 1) == (2, [])
     rows, (found,) = table_differences(clean, table([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), 2)
@@ -97,7 +101,7 @@ def test_differences_are_of_bits_up_to_the_cut():
     assert zero.column == "a"
 
 
-def test_rows_and_columns_that_come_and_go_are_differences():
+def test_differences_added_or_missing_rows_and_columns_are_reported():
     clean = table([[1, 2], [3, 4], [5, 6]])
     assert table_differences(clean, table([[1, 2], [3, 4]]), 2)[1][0].column == ROWS
     assert table_differences(clean, table([[1, 2], [3, 4], [5, 6]], names=("a", "c")), 2)[1][0].column == COLUMNS

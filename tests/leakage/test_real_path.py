@@ -15,8 +15,8 @@ from ml_factory.datasets import feature_selection, preprocessing, scaling
 from ml_factory.features import build
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.rolling import HISTORY
-from ml_factory.leakage.pipeline_under_test import StandardPipeline
-from ml_factory.leakage.proof import prove
+from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
+from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.models import tabular_xgboost
 from ml_factory.targets import label_table, labels, splits
@@ -31,10 +31,12 @@ CUT = ProofSpec(cuts=8, whole_cuts=2, ahead=1_500, fit_rows=0, fit_splits=2, fee
 LEARNT = replace(CUT, cuts=1, whole_cuts=0, fit_rows=2_000)
 
 
-def pipeline_of(preprocess: tuple = ("robust",), symbol: str = "DEMO") -> StandardPipeline:
+def pipeline_of(preprocess: tuple = ("robust",), symbol: str = "DEMO") -> StandardPipelineUnderTest:
     features = FeatureSpec(base_minutes=5, frames=(60,), families=("calendar", "momentum"))
     asked = (LabelSpec(horizon=10, sigma_span=50),)
-    return StandardPipeline(symbol, features, asked, SplitSpec(embargo_bars=16), folds=3, preprocess=preprocess)
+    return StandardPipelineUnderTest(
+        symbol, features, asked, SplitSpec(embargo_bars=16), folds=3, preprocess=preprocess
+    )
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,13 @@ def too_fresh(patch):
 
 
 def known_at_their_start(patch):
-    honest = activity_bars.frames_of
+    honest = activity_bars.resample_bars_to_lengths
 
     def spoilt(bars, market, minutes, **options):
         frames = honest(bars, market, minutes, **options)
         return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
 
-    patch.setattr(activity_bars, "frames_of", spoilt)
+    patch.setattr(activity_bars, "resample_bars_to_lengths", spoilt)
 
 
 def read_off_the_file(patch):
@@ -128,8 +130,8 @@ def proven_a_bar_early(patch):
 
 def over_the_night(patch):
     """Lives go on into the next session, and say they were proven at this one's end."""
-    honest, ends = labels.rows_with_future_bars, label_table._proven_at
-    patch.setattr(labels, "rows_with_future_bars", lambda base, session_end, asked: honest(base, "span", asked))
+    honest, ends = labels.find_labelable_rows, label_table._proven_at
+    patch.setattr(labels, "find_labelable_rows", lambda base, session_end, asked: honest(base, "span", asked))
 
     def spoilt(base, rows, *given):
         found, last = ends(base, rows, *given), np.flatnonzero(np.diff(base.segment))
@@ -140,32 +142,32 @@ def over_the_night(patch):
 
 
 def barriers_of_the_file(patch):
-    honest = labels.barriers_of
+    honest = labels.triple_barrier_prices
 
     def spoilt(base, spec, market):
         wild = 1.0 + 100.0 * float(np.std(np.diff(np.log(base.close))))
         return honest(base, replace(spec, k_up=spec.k_up * wild, k_down=spec.k_down * wild), market)
 
-    patch.setattr(labels, "barriers_of", spoilt)
+    patch.setattr(labels, "triple_barrier_prices", spoilt)
 
 
 def shares_of_the_file(patch):
-    honest = label_table.mean_share
+    honest = label_table.average_uniqueness_kernel
 
     def spoilt(*given):
         found = honest(*given)
         return found / found.mean()
 
-    patch.setattr(label_table, "mean_share", spoilt)
+    patch.setattr(label_table, "average_uniqueness_kernel", spoilt)
 
 
 def unpurged(patch):
-    patch.setattr(splits, "keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
+    patch.setattr(splits, "purge_keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
 
 
 def without_embargo(patch):
-    honest = splits.keep_mask
-    patch.setattr(splits, "keep_mask", lambda *given: honest(*given[:4], 0))
+    honest = splits.purge_keep_mask
+    patch.setattr(splits, "purge_keep_mask", lambda *given: honest(*given[:4], 0))
 
 
 def scaler_of_all(patch):
@@ -228,15 +230,15 @@ def bars() -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("steps", sorted({one.steps for one in INJECTED}), ids="-".join)
-def test_without_them_the_same_pipelines_pass(steps, bars):
-    proof = prove(pipeline_of(steps), bars, replace(CUT, cuts=4, whole_cuts=1, fit_rows=2_000))
+def test_prove_standard_pipeline_without_injection_passes(steps, bars):
+    proof = prove_no_look_ahead(pipeline_of(steps), bars, replace(CUT, cuts=4, whole_cuts=1, fit_rows=2_000))
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
 
 
 @pytest.mark.parametrize("one", INJECTED, ids=lambda one: one.name.replace(" ", "_"))
-def test_a_leak_in_the_products_own_function_is_caught(one, bars, monkeypatch):
+def test_prove_leak_injected_into_library_function_is_reported(one, bars, monkeypatch):
     one.inject(monkeypatch)
-    proof = prove(pipeline_of(one.steps, one.symbol), bars, one.spec)
+    proof = prove_no_look_ahead(pipeline_of(one.steps, one.symbol), bars, one.spec)
     found = [leak for leak in proof.leaks if leak.part == one.part and leak.column.startswith(one.column)]
     assert found, [leak.sentence() for leak in proof.leaks]
     assert {leak.part for leak in proof.leaks} <= {one.part, *one.also}, [leak.sentence() for leak in proof.leaks]
@@ -247,17 +249,17 @@ def test_a_leak_in_the_products_own_function_is_caught(one, bars, monkeypatch):
 
 def weights_of_all(patch):
     """Uniqueness counted among the rows that judge too."""
-    honest = prepared_dataset.sample_weights_of
+    honest = prepared_dataset.dataset_sample_weights
 
     def spoilt(data, rows, spec=None):
         everything = np.arange(len(data.labels))
         return honest(data, everything, spec)[rows]
 
-    patch.setattr(prepared_dataset, "sample_weights_of", spoilt)
+    patch.setattr(prepared_dataset, "dataset_sample_weights", spoilt)
 
 
 def calibration_of_test_rows(patch):
-    training_data, fit, seen = train_module.training_data, train_module.Calibration.fit, {}
+    training_data, fit, seen = train_module.build_training_data, train_module.Calibration.fit, {}
 
     def watched(data, spec):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
@@ -266,7 +268,7 @@ def calibration_of_test_rows(patch):
     def spoilt(log_p, y, w=None, *, horizon=1):
         return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
-    patch.setattr(train_module, "training_data", watched)
+    patch.setattr(train_module, "build_training_data", watched)
     patch.setattr(train_module.Calibration, "fit", staticmethod(spoilt))
 
 
@@ -292,7 +294,7 @@ def learns_from_test_rows(patch):
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    training_data, begin, seen = train_module.training_data, tabular_xgboost._Trainer.__init__, {}
+    training_data, begin, seen = train_module.build_training_data, tabular_xgboost._Trainer.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
@@ -302,28 +304,28 @@ def starts_at_the_prior_of_all(patch):
         begin(grower, *given)
         grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
 
-    patch.setattr(train_module, "training_data", watched)
+    patch.setattr(train_module, "build_training_data", watched)
     patch.setattr(tabular_xgboost._Trainer, "__init__", spoilt)
 
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = prepared_dataset.baselines
+    honest = prepared_dataset.dataset_baselines
 
-    def spoilt(data, teachers, rows):
+    def spoilt(data, training_rows, rows):
         everything = np.arange(len(data.labels))
-        return honest(data, teachers, rows) | {"prior": honest(data, everything, rows)["prior"]}
+        return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(prepared_dataset, "baselines", spoilt)
+    patch.setattr(prepared_dataset, "dataset_baselines", spoilt)
 
 
-def prior_beside_a_history_of_all(patch):
-    honest = predict.weighted_prior_loss
+def prior_other_a_history_of_all(patch):
+    honest = predict.dataset_weighted_prior_loss
 
-    def spoilt(data, teachers, rows):
+    def spoilt(data, training_rows, rows):
         return honest(data, np.arange(len(data.labels)), rows)
 
-    patch.setattr(predict, "weighted_prior_loss", spoilt)
+    patch.setattr(predict, "dataset_weighted_prior_loss", spoilt)
 
 
 @pytest.mark.soak_except("stops_on_test_rows", "prior_of_all")
@@ -336,14 +338,14 @@ def prior_beside_a_history_of_all(patch):
         (learns_from_test_rows, "trained xgboost"),
         (starts_at_the_prior_of_all, "trained xgboost"),
         (prior_of_all, "evaluated xgboost['metrics']"),
-        (prior_beside_a_history_of_all, "evaluated xgboost['prior']"),
+        (prior_other_a_history_of_all, "evaluated xgboost['prior']"),
     ],
 )
-def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, where, prepared, monkeypatch):
+def test_leaks_of_training_reading_forbidden_rows_is_reported(inject, where, prepared, monkeypatch):
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     data = load_dataset(prepared, "DEMO", 5)
     inject(monkeypatch)
-    leaks = audit.leaks_of_training(data, "xgboost")
+    leaks = audit.audit_leaks_of_model(data, "xgboost")
     assert any(leak.column.startswith(where) for leak in leaks), [leak.sentence() for leak in leaks]
     # What was learnt wrongly is judged otherwise too; what was judged wrongly was learnt as ever.
     own, also = where.split("[")[0], "evaluated xgboost"

@@ -8,9 +8,9 @@ from ml_factory.features import build, momentum
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY
-from ml_factory.leakage.proof import prove
+from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.streaming_check import push_positions, table_from_stream
+from ml_factory.leakage.streaming_check import stream_feature_table, stream_push_positions
 from tests.leakage.leaks import Learning, bars_with_events, clean_pipeline
 
 ONLY_FEED = ProofSpec(cuts=1, whole_cuts=0, ways=("rescale",), ways_a_cut=1, fit_rows=0)
@@ -39,15 +39,15 @@ def rare_pipeline():
     return Rare(clean.symbol, clean.features_spec, clean.label_specs, clean.split_spec, folds=clean.folds)
 
 
-def test_a_leak_in_a_few_rows_at_random_is_caught_by_the_feed_alone(bars):
+def test_prove_leak_in_few_random_rows_is_reported_by_live_feed(bars):
     pipeline = rare_pipeline()
-    proof = prove(pipeline, bars, ONLY_FEED)
+    proof = prove_no_look_ahead(pipeline, bars, ONLY_FEED)
     assert 0 < pipeline.share < 1 / 1000
     assert [(leak.part, leak.column, leak.disturbance) for leak in proof.leaks] == [("features", "rsi_14", "live feed")]
-    assert prove(clean_pipeline(), bars, ONLY_FEED).passed
+    assert prove_no_look_ahead(clean_pipeline(), bars, ONLY_FEED).passed
 
 
-def test_a_kernel_that_peeks_inside_its_block_is_caught(bars, monkeypatch):
+def test_prove_kernel_reading_ahead_in_block_is_reported_by_live_feed(bars, monkeypatch):
     def peeking(block, state, out, coarse):
         momentum.FAMILY.kernel(block, state, out, coarse)
         rows = np.arange(HISTORY, len(block.close) - 1)
@@ -56,27 +56,27 @@ def test_a_kernel_that_peeks_inside_its_block_is_caught(bars, monkeypatch):
 
     spoilt = FeatureFamily(momentum.FAMILY.names, peeking, momentum.FAMILY.recursions)
     monkeypatch.setitem(build.FAMILIES, "momentum", spoilt)
-    proof = prove(clean_pipeline(), bars, ONLY_FEED)
+    proof = prove_no_look_ahead(clean_pipeline(), bars, ONLY_FEED)
     assert {leak.column for leak in proof.leaks} <= {"return_1", "return_1@60m"} and proof.leaks
     assert proof.leaks[0].disturbance == "live feed"
 
 
-def test_rows_that_are_fed_singly_are_as_many_as_asked_and_all_over_the_file(bars):
+def test_push_positions_gives_requested_single_rows_over_whole_file(bars):
     market = MarketSpec("DEMO", "cme", 0.25, True)
-    every = push_positions(bars, market, 5, 10**9, 0)
+    every = stream_push_positions(bars, market, 5, 10**9, 0)
     assert np.diff(every).max() <= 5 and every[0] == 0 and every[-1] == len(bars)
-    some = push_positions(bars, market, 5, QUICK.feed_rows, 0)
+    some = stream_push_positions(bars, market, 5, QUICK.feed_rows, 0)
     single = np.diff(some) <= 5
     assert QUICK.feed_rows - 20 <= single.sum() <= QUICK.feed_rows
     places = some[:-1][single] / len(bars)
     assert places.min() < 0.1 and places.max() > 0.9
-    assert np.array_equal(some, push_positions(bars, market, 5, QUICK.feed_rows, 0))
+    assert np.array_equal(some, stream_push_positions(bars, market, 5, QUICK.feed_rows, 0))
 
 
-def test_the_feed_gives_each_row_once(bars):
+def test_table_from_stream_equals_build_features_row_for_row(bars):
     market = MarketSpec("DEMO", "cme", 0.25, True)
     spec = FeatureSpec(frames=(60,), families=("calendar",))
-    table = table_from_stream(bars, market, spec, 500)
+    table = stream_feature_table(bars, market, spec, 500)
     matrix = build.build_features(bars, market, spec)
     np.testing.assert_array_equal(table.at, matrix.known_at)
     np.testing.assert_array_equal(table.matrix, matrix.values)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ml_factory.models.heads import Forecast, Task
-from ml_factory.models.multi_timeframe_network import several_frames
-from ml_factory.models.registry import available_models, locate, spec_of
+from ml_factory.models.heads import ForecastTask, Task
+from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network
+from ml_factory.models.registry import available_models, find_model_spec, resolve_registry_entry
 from ml_factory.models.sequence import LSTM
 
 T, F, S = 16, 6, 5
-CLASSES, POINTS, QUANTILES = 3, Forecast(S), Forecast(S, channels=2, quantiles=(0.1, 0.5, 0.9))
+CLASSES, POINTS, QUANTILES = 3, ForecastTask(S), ForecastTask(S, channels=2, quantiles=(0.1, 0.5, 0.9))
 SMALL = {
     "lstm": {"hidden": 8, "layers": 2},
     "gru": {"hidden": 8, "layers": 2},
@@ -82,7 +82,9 @@ class Case:
 
 def networks() -> list[tuple[str, type[nn.Module], dict]]:
     shipped = [
-        (name, locate(spec_of(name).network), SMALL[name]) for name in available_models() if spec_of(name).windowed
+        (name, resolve_registry_entry(find_model_spec(name).network), SMALL[name])
+        for name in available_models()
+        if find_model_spec(name).windowed
     ]
     kinds = {name: kind for name, kind, _ in shipped}
     return [
@@ -93,7 +95,7 @@ def networks() -> list[tuple[str, type[nn.Module], dict]]:
             kinds["tft"],
             {**SMALL["tft"], "known": ("k0", "k1"), "static": ("s0", "s1", "s2"), "layers": 2},
         ),
-        ("lstm-frames", several_frames(LSTM, ((1, 4), (3, 2))), SMALL["lstm"]),
+        ("lstm-frames", build_multi_timeframe_network(LSTM, ((1, 4), (3, 2))), SMALL["lstm"]),
     ]
 
 

@@ -7,7 +7,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.models.clock_offset import PSEUDO_COUNT, ClockOffset
 from ml_factory.models.registry import build_model, load_model
 from ml_factory.models.tabular_data import BinnedData
-from ml_factory.seeding import generator
+from ml_factory.seeding import seeded_generator
 from tests.interrupting_phase import InterruptingPhase
 
 MODELS = ("xgboost", "lightgbm", "catboost", "linear")
@@ -16,7 +16,7 @@ SMALL = {"rounds": 30, "block": 5, "threads": 1}
 
 def sessions(count: int = 40, bars: int = 96, seed: int = 0):
     """x (N, 4) whose column 1 is the session's progress, scaled, and labels that the progress alone decides."""
-    rng = generator(seed, "offset")
+    rng = seeded_generator(seed, "offset")
     progress = np.tile(np.arange(1, bars + 1) / bars, count)
     x = rng.normal(size=(len(progress), 4)).astype(np.float32)
     x[:, 1] = 3 * progress - 1
@@ -25,7 +25,7 @@ def sessions(count: int = 40, bars: int = 96, seed: int = 0):
     return x, y
 
 
-def test_clock_offset_on_given_rows_has_shares_counted_by_hand():
+def test_clock_offset_scores_equal_hand_counted_shares():
     x, y = sessions(count=5)
     offset = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
     prior = np.bincount(y + 1, minlength=3) + 0.5
@@ -41,9 +41,9 @@ def test_clock_offset_on_given_rows_has_shares_counted_by_hand():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_model_with_useless_features_stops_at_the_clock(name):
+def test_model_with_offset_and_noise_features_is_no_worse_than_clock(name):
     x, y = sessions(24)
-    noise = generator(1, "offset").normal(size=x.shape).astype(np.float32)
+    noise = seeded_generator(1, "offset").normal(size=x.shape).astype(np.float32)
     noise[:, 1] = x[:, 1]
     cut = len(x) // 2
     model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
@@ -58,7 +58,7 @@ def test_model_with_useless_features_stops_at_the_clock(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_model_whose_first_round_is_worse_is_the_clock_itself(name):
+def test_model_with_offset_and_worse_first_round_predicts_clock(name):
     x, y = sessions()
     signal = x.copy()
     signal[:, 0] = y  # training rows give the label away, validation rows name another class
@@ -75,7 +75,7 @@ def test_model_whose_first_round_is_worse_is_the_clock_itself(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_model_with_an_offset_learns_what_is_beyond_it(name):
+def test_model_with_offset_and_informative_feature_beats_clock(name):
     x, y = sessions()
     x[:, 0] += y
     cut = len(x) // 2
@@ -88,7 +88,7 @@ def test_model_with_an_offset_learns_what_is_beyond_it(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_interrupted_fit_with_an_offset_goes_on_to_the_same_bits(name):
+def test_model_with_offset_resumed_fit_equals_uninterrupted_fit_bitwise(name):
     x, y = sessions()
     x[:, 0] += y
     cut = len(x) // 2
@@ -106,7 +106,7 @@ def test_interrupted_fit_with_an_offset_goes_on_to_the_same_bits(name):
     np.testing.assert_array_equal(again.predict_proba(x), whole.predict_proba(x))
 
 
-def test_state_without_an_offset_of_an_older_version_loads():
+def test_load_model_state_of_older_version_without_offset_predicts_same():
     x, y = sessions(10)
     model = build_model("linear", **SMALL)
     model.fit(x, y)
@@ -116,14 +116,14 @@ def test_state_without_an_offset_of_an_older_version_loads():
     np.testing.assert_array_equal(load_model(state).predict_proba(x), model.predict_proba(x))
 
 
-def test_offset_column_that_is_not_there_is_refused():
+def test_model_with_offset_column_out_of_range_raises_settings_error():
     x, y = sessions(5)
     with pytest.raises(SettingsError, match="no such input"):
         build_model("linear", offset_column=4, **SMALL).fit(x, y)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_loss_that_chose_the_round_is_that_of_the_forecasts(name):
+def test_model_with_offset_best_round_loss_equals_loss_of_predictions(name):
     x, y = sessions()
     x[:, 0] += y
     cut = len(x) // 2
@@ -133,7 +133,7 @@ def test_loss_that_chose_the_round_is_that_of_the_forecasts(name):
     assert loss == pytest.approx(result.history[model.best_round - 1]["val_loss"], abs=1e-5)
 
 
-def test_offset_of_one_fit_is_not_that_of_the_next_one_on_the_same_bins():
+def test_model_fit_without_offset_on_shared_bins_ignores_earlier_offset():
     x, y = sessions(10)
     for name in ("catboost", "lightgbm", "xgboost"):
         binned = BinnedData()
@@ -146,13 +146,13 @@ def test_offset_of_one_fit_is_not_that_of_the_next_one_on_the_same_bins():
         np.testing.assert_array_equal(after.predict_proba(x), alone.predict_proba(x))
 
 
-def test_training_rows_that_lack_a_class_leave_catboost_without_an_offset(caplog):
+def test_model_with_offset_and_absent_class_fits_and_catboost_drops_offset(caplog):
     x, y = sessions(10)
-    two, told = np.abs(y), "starts from no offset"
+    two, reported = np.abs(y), "starts from no offset"
     for name in MODELS:
         model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
         model.fit(x, two, validation=(x, y))
         p = model.predict_proba(x)
         assert np.isfinite(p).all() and p[:, 0].max() < 0.1
-        assert (model.get_state()["offset"] is None) == (name == "catboost") == (told in caplog.text)
+        assert (model.get_state()["offset"] is None) == (name == "catboost") == (reported in caplog.text)
         caplog.clear()

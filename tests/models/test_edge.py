@@ -13,7 +13,7 @@ import pytest
 from benchmarks import edge
 from benchmarks.edge import code_behind, evaluated, rows_of
 from ml_factory.evaluation.metrics import expected_calibration_error
-from ml_factory.models.base import FitResult
+from ml_factory.models.base import ModelFitResult
 from ml_factory.models.registry import build_model
 
 SMALL = {"lightgbm": {}, "lstm": {"epochs": 4}}
@@ -26,7 +26,7 @@ def rows(request):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", SMALL)
-def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, name):
+def test_edge_benchmark_models_find_half_of_planted_edge_and_none_in_null(rows, name):
     found = evaluated(rows, build_model(name, threads=1, **SMALL[name]))
     if rows.market.spec.kind == "planted":
         assert found["oracle"] > 0.1 and 0.5 < found["share"] < 1, found
@@ -34,7 +34,7 @@ def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, n
         assert found["errors"] < 2, found
 
 
-def test_true_calibration_error_of_certain_outcomes_is_the_expected_one_and_of_the_truth_is_zero():
+def test_true_calibration_error_equals_ece_for_outcomes_and_0_for_truth():
     rng = np.random.default_rng(0)
     p, y = rng.dirichlet((2, 2, 2), 500), rng.integers(-1, 2, 500)
     assert edge.true_calibration_error(np.eye(3)[y + 1], p)[0] == pytest.approx(expected_calibration_error(y, p))
@@ -47,7 +47,7 @@ def test_true_calibration_error_of_certain_outcomes_is_the_expected_one_and_of_t
     assert edge.true_calibration_error(moved, p) == pytest.approx((0.2 / 3, 0.2 / 3))
 
 
-class Asked:
+class Requested:
     """Notes which rows it is given for what, and forecasts a third."""
 
     name, lookback = "lightgbm", 1
@@ -57,16 +57,16 @@ class Asked:
 
     def fit(self, x, y, *, validation):
         self.learnt, self.held = (x, y), validation
-        return FitResult()
+        return ModelFitResult()
 
     def predict_proba(self, x):
         self.forecast.append(x)
         return np.full((len(x), 3), 1 / 3)
 
 
-def test_the_rows_that_judge_teach_nothing(rows):
+def test_edge_benchmark_evaluated_uses_test_rows_only_for_scoring(rows):
     """Learnt from training rows, stopped on validation rows, judged on the rest; labels of each end before the next."""
-    model = Asked()
+    model = Requested()
     facts = evaluated(rows, model)
     judging, *calibrating = model.forecast
     given = {"train": model.learnt, "validation": model.held, "test": (judging, None)}
@@ -111,30 +111,30 @@ def work(monkeypatch, tmp_path):
 ALL = [("linear", 0), ("gru", 0), ("linear", 1), ("gru", 1)]
 
 
-def told(text: str) -> list[tuple]:
+def reported(text: str) -> list[tuple]:
     lines = [json.loads(line) for line in text.splitlines()]
     assert all(line["share"] == 0.5 and line["code"] == edge.code_behind(line["model"]) for line in lines)
     return [(line["model"], line["seed"]) for line in lines]
 
 
-def test_finished_cells_are_skipped_and_what_was_cut_off_is_done_again(work, capsys):
+def test_edge_benchmark_rerun_skips_finished_cells_and_redoes_truncated_cell(work, capsys):
     run, file = work
     assert run() == ALL
     whole = file.read_text()
-    assert whole == capsys.readouterr().out and told(whole) == ALL
+    assert whole == capsys.readouterr().out and reported(whole) == ALL
     assert run() == [] and file.read_text() == whole
     file.write_text(whole[:-1])
-    assert run() == ALL[3:] and told(file.read_text()) == ALL
+    assert run() == ALL[3:] and reported(file.read_text()) == ALL
 
 
 @pytest.mark.parametrize("words", [("--days", "60"), ("--split", "validation"), ("--set", "patience=3")])
-def test_another_cell_is_not_taken_for_a_finished_one(work, words):
+def test_edge_benchmark_rerun_with_other_options_runs_all_cells(work, words):
     run, file = work
     assert run() == ALL and run(*words) == ALL and run(*words) == []
-    assert told(file.read_text()) == ALL * 2
+    assert reported(file.read_text()) == ALL * 2
 
 
-def test_cells_of_other_code_are_done_again(work, monkeypatch):
+def test_edge_benchmark_rerun_after_code_change_redoes_affected_cells(work, monkeypatch):
     run, _ = work
     assert run() == ALL
     monkeypatch.setattr(edge, "code_behind", lambda name: {"gru": "changed"}.get(name, code_behind(name)))

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from ml_factory.models.base import Estimator
-from ml_factory.models.importances import importance_table, permutation_importances
+from ml_factory.models.base import ModelBase
+from ml_factory.models.importances import feature_importance_table, permutation_importances
 from ml_factory.models.registry import build_model
 
 TABULAR = ("xgboost", "lightgbm", "catboost", "linear")
 
 
-class ByFirst(Estimator):
+class ByFirst(ModelBase):
     """Says 0.8 for the sign of the first feature, 0.1 for the others; reads nothing else."""
 
     def predict_proba(self, x):
@@ -26,7 +26,7 @@ def data():
     return x, np.digitize(2 * x[:, 1] + x[:, 3] + 0.5 * rng.normal(size=600), [-0.8, 0.8]) - 1, rng.uniform(0.2, 2, 600)
 
 
-def test_permuting_costs_what_a_hand_counts():
+def test_permutation_importances_equal_hand_computed_loss_rise():
     x = np.random.default_rng(1).normal(size=(4_000, 3)).astype(np.float32)
     y = np.where(x[:, 0] > 0, 1, -1)
     before = x.copy()
@@ -42,14 +42,14 @@ def test_permuting_costs_what_a_hand_counts():
 
 
 @pytest.mark.parametrize("name", TABULAR)
-def test_the_features_that_tell_come_first(name, data):
+def test_importance_table_lists_informative_features_first(name, data):
     x, y, w = data
     settings = {"rounds": 30, "threads": 1, **({} if name == "linear" else {"depth": 3, "learning_rate": 0.2})}
     model = build_model(name, **settings)
     model.fit(x[:450], y[:450], w[:450])
     gain = model.importances()
     assert gain.shape == (5,) and gain.sum() == pytest.approx(1) and list(np.argsort(-gain)[:2]) == [1, 3]
-    table = importance_table(model, list("abcde"), x[450:], y[450:], w[450:], top=3, rows=100)
+    table = feature_importance_table(model, list("abcde"), x[450:], y[450:], w[450:], top=3, rows=100)
     assert list(table.index[:2]) == ["b", "d"] and len(table) == 3
     assert table["permuted"].iloc[0] > table["permuted"].iloc[1] > abs(table["permuted"].iloc[2])
     np.testing.assert_array_equal(table["gain"], np.sort(gain)[::-1][:3])
@@ -57,5 +57,5 @@ def test_the_features_that_tell_come_first(name, data):
     np.testing.assert_array_equal(again.importances(), gain)
 
 
-def test_a_network_has_no_gains(data):
-    assert importance_table(ByFirst(), list("abcde"), *data).empty
+def test_importance_table_of_model_without_importances_is_empty(data):
+    assert feature_importance_table(ByFirst(), list("abcde"), *data).empty

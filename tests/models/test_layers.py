@@ -4,28 +4,37 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.models.layers import FEW, MANY, Attention, EncoderLayer, InstanceNorm, Patches, TokenDropout, mix
+from ml_factory.models.layers import (
+    FEW,
+    MANY,
+    EncoderLayer,
+    InstanceNorm,
+    MultiHeadAttentionLayer,
+    PatchLayer,
+    TokenDropout,
+    dot_product_attention,
+)
 
 
-def test_patches_by_hand():
+def test_patches_equal_hand_computed_windows():
     x_BTF = torch.stack([torch.arange(1.0, 8.0), 10 * torch.arange(1.0, 8.0)], dim=1)[None]
-    plain = Patches(3, 2, pad=False)
+    plain = PatchLayer(3, 2, pad=False)
     assert plain.count(7) == 3
     assert plain(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
     assert plain(x_BTF)[0, 1, 1].tolist() == [30, 40, 50]
-    padded = Patches(3, 2, pad=True)
+    padded = PatchLayer(3, 2, pad=True)
     assert padded.count(7) == 4
     assert padded(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7], [7, 7, 7]]
 
 
-def test_patches_that_do_not_fill_the_window_leave_out_the_oldest():
+def test_patches_without_padding_drop_oldest_rows():
     x_BTF = torch.arange(1.0, 9.0)[None, :, None]
-    patches = Patches(3, 2, pad=False)
+    patches = PatchLayer(3, 2, pad=False)
     assert patches.count(8) == 3
     assert patches(x_BTF)[0, 0].tolist() == [[2, 3, 4], [4, 5, 6], [6, 7, 8]]
 
 
-def test_instance_norm_takes_out_each_windows_own_level():
+def test_instance_norm_removes_level_and_scale_of_each_window():
     x_BTF = torch.tensor([[[1.0, 5.0], [3.0, 5.0]]])
     normal, *taken = InstanceNorm(eps=1e-12)(x_BTF)
     level = InstanceNorm.levels(*taken)
@@ -34,7 +43,7 @@ def test_instance_norm_takes_out_each_windows_own_level():
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_what_was_taken_out_is_given_back_channel_by_channel(channels):
+def test_instance_norm_reverse_restores_level_and_scale_per_channel(channels):
     """Levels that are far apart, and a forecast of the first channels alone; with quantiles too."""
     torch.manual_seed(0)
     x_BTF = torch.tensor([1.0, 10.0, 100.0]) * (1 + torch.randn(4, 6, 3))
@@ -47,7 +56,7 @@ def test_what_was_taken_out_is_given_back_channel_by_channel(channels):
     )
 
 
-def test_the_encoder_layer_is_torchs():
+def test_encoder_layer_equals_torch_transformer_encoder_layer():
     torch.manual_seed(0)
     ours = EncoderLayer(16, 4, 32, 0.0).eval()
     theirs = nn.TransformerEncoderLayer(16, 4, 32, 0.0, activation="gelu", batch_first=True).eval()
@@ -65,14 +74,14 @@ def test_the_encoder_layer_is_torchs():
 
 @pytest.mark.parametrize("tokens", [2, FEW, FEW + 1, MANY - 1, MANY, 70])
 @pytest.mark.parametrize("size", [1.0, 100.0])
-def test_each_way_to_mix_is_the_formula(tokens, size):
+def test_mix_values_and_gradients_equal_softmax_attention(tokens, size):
     """Values and all gradients, also where the largest scores are in the hundreds: nothing overflows."""
     torch.manual_seed(0)
     parts, found = [size**0.5 * torch.randn(3, tokens, 2, 4) for _ in range(3)], {}
     for name, dtype in (("ours", torch.float32), ("formula", torch.float64)):
         q, k, v = (part.clone().to(dtype).requires_grad_() for part in parts)
         q_BHNK, k_BHNK, v_BHNK = (part.transpose(1, 2) for part in (q, k, v))
-        y = mix(q_BHNK, k_BHNK, v_BHNK)
+        y = dot_product_attention(q_BHNK, k_BHNK, v_BHNK)
         if name == "formula":
             y = (q_BHNK @ k_BHNK.transpose(2, 3) / 2).softmax(dim=-1) @ v_BHNK
         y.square().sum().backward()
@@ -81,14 +90,14 @@ def test_each_way_to_mix_is_the_formula(tokens, size):
         assert (ours - formula).norm() <= 1e-5 * formula.norm()
 
 
-def test_attention_of_one_token_is_its_value():
-    layer = Attention(8, 2)
+def test_attention_of_one_token_returns_its_value():
+    layer = MultiHeadAttentionLayer(8, 2)
     x_BND = torch.randn(3, 1, 8)
     value = layer.qkv(x_BND)[..., 16:]
     torch.testing.assert_close(layer(x_BND), layer.out(value))
 
 
-def test_token_dropout_keeps_the_mean_and_shares_its_mask():
+def test_token_dropout_shares_mask_across_tokens_and_is_off_in_evaluation():
     layer, x_BND = TokenDropout(0.25), torch.ones(2000, 3, 8)
     assert layer.eval()(x_BND) is x_BND
     y_BND = layer.train()(x_BND)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.lightgbm_predict import SHARE, compile_trees
+from ml_factory.models.lightgbm_predict import SHARE, compile_lightgbm_trees
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular_lightgbm import LightGBM, ModelText
+from ml_factory.models.tabular_lightgbm import LightGBM, LightGBMModelText
 
 PLAIN = {"objective": "multiclass", "num_class": 3, "num_threads": 1, "verbosity": -1, "min_data_in_leaf": 3}
 
@@ -31,7 +31,7 @@ def trained(x, y, rounds: int = 12, **params) -> lgb.Booster:
 
 
 def compiled(booster: lgb.Booster):
-    return compile_trees(ModelText.split(booster.model_to_string()).trees, classes=3)
+    return compile_lightgbm_trees(LightGBMModelText.split(booster.model_to_string()).trees, classes=3)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -47,21 +47,21 @@ def compiled(booster: lgb.Booster):
     ],
     ids=lambda params: next(iter(params)),
 )
-def test_scores_are_the_librarys_to_the_bit(params, seed):
+def test_compiled_trees_scores_equal_lightgbm_bitwise(params, seed):
     x, y = rows(seed=seed, missing=seed != 3)
     booster = trained(x, y, **params)
     asked, _ = rows(500, seed + 100)  # with missing values also where none were seen in training
     score = np.zeros((len(asked), 3))
-    compiled(booster).add_to(score, asked)
+    compiled(booster).add_leaf_values(score, asked)
     np.testing.assert_array_equal(score, booster.predict(asked, raw_score=True))
     np.testing.assert_allclose(compiled(booster).probabilities(asked), booster.predict(asked), rtol=1e-12)
 
 
-def test_rows_on_a_threshold_go_where_the_library_sends_them():
+def test_compiled_trees_rows_at_split_thresholds_equal_lightgbm():
     """The thresholds themselves, and the float32 on either side of each."""
     x, y = rows()
     booster = trained(x, y, max_depth=4)
-    text = ModelText.split(booster.model_to_string()).trees
+    text = LightGBMModelText.split(booster.model_to_string()).trees
     thresholds = np.array(
         [
             float(t)
@@ -76,22 +76,22 @@ def test_rows_on_a_threshold_go_where_the_library_sends_them():
     near = np.concatenate([near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))])
     asked = np.random.default_rng(1).choice(near, size=(2_000, 7))
     score = np.zeros((len(asked), 3))
-    compiled(booster).add_to(score, asked)
+    compiled(booster).add_leaf_values(score, asked)
     np.testing.assert_array_equal(score, booster.predict(asked, raw_score=True))
 
 
-def test_blocks_added_one_after_another_are_the_whole():
+def test_compiled_trees_added_in_blocks_equal_whole_model():
     x, y = rows()
     booster = trained(x, y)
-    trees = ModelText.split(booster.model_to_string()).trees
+    trees = LightGBMModelText.split(booster.model_to_string()).trees
     parts, whole = np.zeros((len(x), 3)), np.zeros((len(x), 3))
     for first in range(0, len(trees), 6):
-        compile_trees(trees[first : first + 6], classes=3).add_to(parts, x)
-    compile_trees(trees, classes=3).add_to(whole, x)
+        compile_lightgbm_trees(trees[first : first + 6], classes=3).add_leaf_values(parts, x)
+    compile_lightgbm_trees(trees, classes=3).add_leaf_values(whole, x)
     np.testing.assert_array_equal(parts, whole)
 
 
-def test_two_threads_say_the_same():
+def test_compiled_trees_two_threads_equal_one_thread():
     x, y = rows()
     trees = compiled(trained(x, y))
     many = np.tile(x, (2 * SHARE // len(x) + 1, 1))
@@ -122,7 +122,7 @@ def text_of(**changed: str) -> str:
 
 def test_compile_trees_of_small_tree_adds_its_leaves():
     score, x = np.zeros((4, 1)), np.float32([[0, 0], [0, 1], [1, 0], [1, 1]])
-    compile_trees([text_of()], classes=1).add_to(score, x)
+    compile_lightgbm_trees([text_of()], classes=1).add_leaf_values(score, x)
     np.testing.assert_array_equal(score[:, 0], [0.1, 0.2, 0.3, 0.3])
 
 
@@ -140,26 +140,26 @@ def test_compile_trees_of_small_tree_adds_its_leaves():
 )  # fmt: skip
 def test_compile_trees_of_damaged_text_raises(changed):
     with pytest.raises(CheckpointError, match="damaged or not one of ours"):
-        compile_trees([text_of(**changed)], classes=1)
+        compile_lightgbm_trees([text_of(**changed)], classes=1)
 
 
 def test_compiled_trees_with_split_beyond_last_column_raise_before_they_read():
-    trees = compile_trees([text_of(split_feature="0 7000")], classes=1)
+    trees = compile_lightgbm_trees([text_of(split_feature="0 7000")], classes=1)
     with pytest.raises(CheckpointError, match="beyond the last"):
-        trees.add_to(np.zeros((3, 1)), np.zeros((3, 2), np.float32))
+        trees.add_leaf_values(np.zeros((3, 1)), np.zeros((3, 2), np.float32))
 
 
 def test_model_text_without_trees_raises():
     with pytest.raises(CheckpointError, match="no tree in it"):
-        compile_trees(ModelText.split("tree\nversion=v4\n").trees, classes=3)
+        compile_lightgbm_trees(LightGBMModelText.split("tree\nversion=v4\n").trees, classes=3)
 
 
-def test_a_models_text_is_taken_apart_and_put_together():
+def test_model_text_split_and_join_round_trips():
     x, y = rows()
     text = trained(x, y).model_to_string()
-    assert ModelText.split(text).join() == text
-    parts = ModelText.split(text)
-    less = lgb.Booster(model_str=ModelText(parts.head, parts.trees[3:], parts.tail).join())
+    assert LightGBMModelText.split(text).join() == text
+    parts = LightGBMModelText.split(text)
+    less = lgb.Booster(model_str=LightGBMModelText(parts.head, parts.trees[3:], parts.tail).join())
     whole = lgb.Booster(model_str=text)
     np.testing.assert_allclose(
         less.predict(x, raw_score=True), whole.predict(x, raw_score=True, start_iteration=1), rtol=1e-12

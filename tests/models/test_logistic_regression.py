@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression as SklearnLogisticRegression
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.logistic_regression import Linear, Scale
+from ml_factory.models.logistic_regression import LogisticRegression, LogisticRegressionScaler
 
 
 @pytest.fixture(scope="module")
@@ -17,32 +17,32 @@ def data():
 
 
 @pytest.mark.parametrize("l2", [1.0, 30.0])
-def test_the_optimum_is_scikit_learns(data, l2):
+def test_linear_fit_equals_scikit_learn_optimum(data, l2):
     x, y, w = data
     w = w / w.mean()
-    model = Linear(rounds=300, patience=0, l2=l2, threads=1, clip=1e9)
+    model = LogisticRegression(rounds=300, patience=0, l2=l2, threads=1, clip=1e9)
     model.fit(x, y, w)
     scaled = (x - x.mean(axis=0, dtype=float)) / x.std(axis=0, dtype=float)
-    theirs = LogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000).fit(scaled, y, sample_weight=w)
+    theirs = SklearnLogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000).fit(scaled, y, sample_weight=w)
     np.testing.assert_allclose(model.predict_proba(x), theirs.predict_proba(scaled), atol=2e-4)
 
 
-def test_the_loss_never_rises_and_converges(data):
+def test_linear_fit_train_loss_never_rises_and_converges(data):
     x, y, w = data
-    result = Linear(rounds=100, block=1, patience=0, threads=1, l2=0.0).fit(x, y, w)
+    result = LogisticRegression(rounds=100, block=1, patience=0, threads=1, l2=0.0).fit(x, y, w)
     losses = np.array([row["train_loss"] for row in result.history])
     assert (np.diff(losses) <= 1e-7).all() and losses[0] - losses[-1] > 0.05
     assert losses[-20] - losses[-1] < 1e-5
 
 
-def test_a_missing_value_stands_at_the_mean_and_far_ones_are_clipped(data):
+def test_linear_nan_becomes_mean_and_outliers_are_clipped(data):
     x, y, w = data
     holes = x.copy()
     holes[::5, 0] = np.nan
     holes[:, 5] = np.nan
-    model = Linear(rounds=50, threads=1, clip=3.0)
+    model = LogisticRegression(rounds=50, threads=1, clip=3.0)
     model.fit(holes, y, w)
-    scale = Scale.of(holes)
+    scale = LogisticRegressionScaler.of(holes)
     np.testing.assert_allclose(scale.mean_F[0], np.nanmean(holes[:, 0], dtype=float))
     np.testing.assert_allclose(scale.deviation_F[0], np.nanstd(holes[:, 0], dtype=float))
     assert scale.mean_F[5] == 0 and scale.deviation_F[5] == 1
@@ -55,14 +55,14 @@ def test_a_missing_value_stands_at_the_mean_and_far_ones_are_clipped(data):
     np.testing.assert_array_equal(p[2], p[3])
 
 
-def test_scale_is_that_of_rows_with_weight(data):
+def test_linear_scale_ignores_rows_with_zero_weight(data):
     x, y, w = data
     w = np.where(np.arange(500) < 100, 0, w)
     disturbed = x.copy()
     disturbed[:100] += 1e3
     p = []
     for rows in (x, disturbed):
-        model = Linear(rounds=20, threads=1)
+        model = LogisticRegression(rounds=20, threads=1)
         model.fit(rows, y, w)
         p.append(model.predict_proba(x))
     np.testing.assert_array_equal(p[0], p[1])
@@ -70,14 +70,14 @@ def test_scale_is_that_of_rows_with_weight(data):
 
 def test_importances_are_those_of_the_columns_that_matter(data):
     x, y, w = data
-    model = Linear(rounds=30, threads=1)
+    model = LogisticRegression(rounds=30, threads=1)
     model.fit(x, y, w)
     assert model.importances().argmax() in (0, 1) and model.importances()[:2].sum() > 0.7
 
 
-def test_settings_check_themselves():
+def test_linear_invalid_settings_raise_settings_error():
     for name in ("l2", "clip"):
         with pytest.raises(SettingsError, match=rf"\[{name}\]"):
-            Linear(**{name: -1.0})
+            LogisticRegression(**{name: -1.0})
     with pytest.raises(SettingsError, match="did you mean"):
-        Linear(round=3)
+        LogisticRegression(round=3)

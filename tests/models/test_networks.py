@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from tests.models.cases import CASES, NOT_ALONE_IN_TRAINING, POINTS, QUANTILES, WITHOUT_GRADIENT, F, T
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -16,7 +16,7 @@ def one_seed():
 
 
 @every
-def test_shapes_and_inputs_left_alone(case):
+def test_network_forward_has_expected_shape_and_keeps_inputs(case):
     inputs = case.inputs(7)
     before = {name: value.clone() for name, value in inputs.items()}
     y = case.build()(**inputs)
@@ -25,7 +25,7 @@ def test_shapes_and_inputs_left_alone(case):
 
 
 @every
-def test_the_gradient_reaches_every_parameter_and_every_input(case):
+def test_network_gradient_reaches_every_parameter_and_input(case):
     network = case.build(dropout=0.0).train().double()  # so that no rounding looks like a gradient
     inputs = {name: value.double().requires_grad_() for name, value in case.inputs(9).items()}
     y = network(**inputs)
@@ -38,7 +38,7 @@ def test_the_gradient_reaches_every_parameter_and_every_input(case):
 
 
 @every
-def test_one_batch_can_be_learned_by_heart(case):
+def test_network_overfits_one_batch(case):
     network, inputs = case.build(dropout=0.0).train(), case.inputs(12)
     draw = torch.Generator().manual_seed(1)
     target = torch.randn(case.shape(12)[:3], generator=draw) if case.task != 3 else torch.arange(12) % 3
@@ -59,7 +59,7 @@ def test_one_batch_can_be_learned_by_heart(case):
 
 
 @every
-def test_a_row_is_answered_alone_as_in_company(case):
+def test_network_output_of_a_row_does_not_depend_on_other_rows(case):
     network, inputs = case.build(dropout=0.0).eval(), case.inputs(8)
     alone = {name: value[3:4] for name, value in inputs.items()}
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_a_row_is_answered_alone_as_in_company(case):
 
 
 @every
-def test_the_same_seed_gives_the_same_bits_another_others(case):
+def test_network_same_seed_repeats_bits_and_other_seed_differs(case):
     inputs = case.inputs(5)
     with torch.no_grad():
         y = [case.build(seed).eval()(**inputs) for seed in (0, 0, 1)]
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_bits_another_others(case):
 
 
 @every
-def test_weights_carried_over_give_the_same_output(case):
+def test_network_load_state_dict_gives_same_output(case):
     inputs, old, new = case.inputs(5), case.build(0).eval(), case.build(1).eval()
     new.load_state_dict(old.state_dict())
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_weights_carried_over_give_the_same_output(case):
 
 
 @every
-def test_dropout_is_on_in_training_only(case):
+def test_network_dropout_is_active_in_training_only(case):
     network, inputs = case.build(dropout=0.5), case.inputs(6)
     with torch.no_grad():
         assert torch.equal(network.eval()(**inputs), network(**inputs))
@@ -103,18 +103,18 @@ def test_dropout_is_on_in_training_only(case):
     ],
     ids=lambda case: case.id,
 )
-def test_forecasts_move_with_the_windows_level_and_scale(case):
+def test_network_with_instance_norm_forecasts_follow_input_level_and_scale(case):
     """Reversible instance norm: a x + b in, a y + b out."""
     network, x_BTF = case.build().eval(), case.inputs(5)["x_BTF"]
     with torch.no_grad():
         torch.testing.assert_close(network(40 * x_BTF + 7), 40 * network(x_BTF) + 7, atol=1e-2, rtol=1e-3)
 
 
-def test_a_forecast_that_cannot_be_is_refused():
+def test_forecast_invalid_values_raise_settings_error():
     for settings, where in (({"steps": 0}, "steps"), ({"steps": 3, "channels": -1}, "channels"),
                             ({"steps": 3, "quantiles": (0.5, 0.1)}, "quantiles"),
                             ({"steps": 3, "quantiles": (0.0, 0.1)}, "quantiles")):  # fmt: skip
         with pytest.raises(SettingsError, match=rf"\[{where}\]"):
-            Forecast(**settings)
+            ForecastTask(**settings)
     with pytest.raises(SettingsError, match=rf"\[channels\].*wanted <= {F}"):
-        Forecast(2, channels=T).count(F)
+        ForecastTask(2, channels=T).count(F)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ml_factory.models import onednn_linear
-from ml_factory.models.onednn_linear import LEAST, NARROW, OneDNNLinear, linear, stacked
+from ml_factory.models.onednn_linear import LEAST, NARROW, OneDNNLinear, onednn_batched_linear, onednn_or_torch_linear
 
 BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
@@ -23,7 +23,7 @@ def calls(monkeypatch) -> list[tuple]:
     return seen
 
 
-def test_torchs_own_entry_is_still_there():
+def test_onednn_entry_of_torch_is_available():
     """It is not documented: a torch without it would be slow, not wrong."""
     assert callable(onednn_linear.ONEDNN) == BOTH
 
@@ -31,7 +31,7 @@ def test_torchs_own_entry_is_still_there():
 @pytest.mark.parametrize("inputs, outputs", [(128, 64), (64, 200), (100, NARROW - 1), (NARROW - 1, 100), (16, 48)])
 @pytest.mark.parametrize("shape", [(2100,), (70, 30), (7, 10, 30)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_value_and_slopes_are_torchs(inputs, outputs, shape, bias, calls):
+def test_onednn_linear_values_and_gradients_equal_torch(inputs, outputs, shape, bias, calls):
     torch.manual_seed(0)
     ours = OneDNNLinear(inputs, outputs, bias=bias)
     exact = nn.Linear(inputs, outputs, bias=bias).double()
@@ -49,7 +49,7 @@ def test_value_and_slopes_are_torchs(inputs, outputs, shape, bias, calls):
     assert len(calls) == (2 + (min(inputs, outputs) >= NARROW) if x.numel() * outputs >= LEAST else 0)
 
 
-def test_a_single_row_without_a_batch(calls):
+def test_onednn_linear_single_row_without_batch_equals_torch(calls):
     layer, x = OneDNNLinear(2048, 1024), torch.randn(2048, requires_grad=True)
     y = layer(x)
     y.square().sum().backward()
@@ -59,7 +59,7 @@ def test_a_single_row_without_a_batch(calls):
     torch.testing.assert_close(layer.weight.grad, 2 * torch.outer(y, x), atol=1e-4, rtol=1e-4)
 
 
-def test_inputs_may_lie_in_any_order_and_want_no_slope(calls):
+def test_onednn_linear_transposed_input_without_gradient_equals_torch(calls):
     torch.manual_seed(0)
     layer, x = OneDNNLinear(96, 128), torch.randn(64, 96, 32).transpose(1, 2)
     y = layer(x)
@@ -70,13 +70,13 @@ def test_inputs_may_lie_in_any_order_and_want_no_slope(calls):
 
 
 @pytest.mark.parametrize("maps", [1, 3])
-def test_stacked_maps_are_one_after_the_other(maps, calls):
+def test_stacked_linear_maps_equal_batched_matmul(maps, calls):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(maps, 512, 64), torch.randn(maps, 64, 96), torch.randn(maps, 1, 96)
     found = {}
     for name, dtype in (("ours", torch.float32), ("exact", torch.float64)):
         given = [part.to(dtype, copy=True).requires_grad_() for part in (x, weight, bias)]
-        y = stacked(*given) if name == "ours" else given[0] @ given[1] + given[2]
+        y = onednn_batched_linear(*given) if name == "ours" else given[0] @ given[1] + given[2]
         y.square().sum().backward()
         found[name] = [y, *(part.grad for part in given)]
     for one, other in zip(found["ours"], found["exact"], strict=True):
@@ -84,7 +84,7 @@ def test_stacked_maps_are_one_after_the_other(maps, calls):
     assert len(calls) == (3 if maps == 1 else 0)
 
 
-def test_the_same_bits_every_time():
+def test_onednn_linear_repeated_runs_give_same_bits():
     torch.manual_seed(0)
     layer, x, bits = OneDNNLinear(128, 64), torch.randn(512, 128), set()
     for _ in range(3):
@@ -95,27 +95,27 @@ def test_the_same_bits_every_time():
     assert len(bits) == 1
 
 
-def test_small_maps_other_formats_and_autocast_are_left_to_torch(calls):
+def test_onednn_linear_small_maps_other_dtypes_or_autocast_use_torch(calls):
     wide = torch.randn(LEAST // 64**2, 64)
-    assert linear(wide[:-1], torch.randn(64, 64)).shape == (len(wide) - 1, 64)
-    linear(wide.double(), torch.randn(64, 64).double())
-    linear(wide.to("meta"), torch.randn(64, 64, device="meta"))
+    assert onednn_or_torch_linear(wide[:-1], torch.randn(64, 64)).shape == (len(wide) - 1, 64)
+    onednn_or_torch_linear(wide.double(), torch.randn(64, 64).double())
+    onednn_or_torch_linear(wide.to("meta"), torch.randn(64, 64, device="meta"))
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear(wide, torch.randn(64, 64)).dtype == torch.bfloat16
+        assert onednn_or_torch_linear(wide, torch.randn(64, 64)).dtype == torch.bfloat16
     assert calls == []
-    linear(wide, torch.randn(64, 64))
+    onednn_or_torch_linear(wide, torch.randn(64, 64))
     assert calls == [tuple(wide.shape)]
 
 
-def test_a_compiler_is_given_what_torch_has(calls):
+def test_onednn_linear_under_torch_compile_uses_torch(calls):
     wide, weight = torch.randn(LEAST // 64**2, 64), torch.randn(64, 64)
     torch._dynamo.reset()
-    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+    compiled = torch.compile(onednn_or_torch_linear, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(wide, weight), functional.linear(wide, weight), atol=1e-4, rtol=1e-4)
     assert calls == []
 
 
-def test_a_slope_of_a_slope_is_refused_and_not_wrong():
+def test_onednn_linear_second_derivative_raises_runtime_error():
     layer, x = OneDNNLinear(128, 64), torch.randn(512, 128, requires_grad=True)
     (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

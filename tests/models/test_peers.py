@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.tft import TFT, TFTSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
@@ -99,17 +99,17 @@ def from_hf(theirs: nn.Module, norm: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_patchtst_forecasts_as_transformers_does(norm):
+def test_patchtst_forecast_equals_transformers_library(norm):
     theirs = hf_patchtst("PatchTSTForPrediction", norm + "norm")
     spec = PatchTSTSpec(patch=8, stride=5, width=16, heads=4, layers=2, inner=24, norm=norm)
     weights = from_hf(theirs, norm) | copied({"head.linear": "head.projection"}, theirs.state_dict())
-    ours = load(PatchTST(F, T, Forecast(S), spec), weights)
+    ours = load(PatchTST(F, T, ForecastTask(S), spec), weights)
     x_BTF = 3 * torch.randn(B, T, F) + 20
     with torch.no_grad():
         same(ours(x_BTF), theirs(past_values=x_BTF).prediction_outputs)
 
 
-def test_patchtst_classifies_as_transformers_does():
+def test_patchtst_classification_equals_transformers_library():
     """Theirs does not show the head what instance norm took out: those columns of ours are 0."""
     theirs = hf_patchtst("PatchTSTForClassification", "layernorm")
     sizes = {"patch": 8, "stride": 5, "width": 16, "heads": 4, "layers": 2, "inner": 24}
@@ -131,7 +131,7 @@ def nixtla():
     return pytest.importorskip("neuralforecast.models", reason="neuralforecast is not installed: make peers")
 
 
-def test_itransformer_forecasts_as_neuralforecast_does():
+def test_itransformer_forecast_equals_neuralforecast():
     theirs = shaken(
         nixtla().iTransformer(
             h=S, input_size=T, n_series=F, hidden_size=16, n_heads=4, e_layers=2, d_ff=24, use_norm=True, **QUIET
@@ -157,7 +157,7 @@ def test_itransformer_forecasts_as_neuralforecast_does():
                 state[f"encoder.attn_layers.{n}.attention.{one}_projection.{part}"] for one in ("query", "key", "value")
             ]
             weights[f"encoder.{n}.attention.qkv.{part}"] = torch.cat(qkv)
-    ours = load(ITransformer(F, T, Forecast(S), ITransformerSpec(width=16, heads=4, layers=2, inner=24)), weights)
+    ours = load(ITransformer(F, T, ForecastTask(S), ITransformerSpec(width=16, heads=4, layers=2, inner=24)), weights)
     x_BTF = 3 * torch.randn(B, T, F) + 20
     with torch.no_grad():
         same(ours(x_BTF), theirs({"insample_y": x_BTF.clone()}))
@@ -196,7 +196,7 @@ def selection(ours: str, theirs: str, state: dict, scale, shift, order: list[int
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_tft_forecasts_as_neuralforecast_does(layers):
+def test_tft_forecast_equals_neuralforecast(layers):
     """One target, two observed variables, two known ahead, three static ones, three quantiles."""
     nf, D, H = nixtla(), 8, 2
     from neuralforecast.losses.pytorch import MQLoss
@@ -231,7 +231,7 @@ def test_tft_forecasts_as_neuralforecast_does(layers):
     qkv = state[fusion + "attention.qkv_linears.weight"].split((D, D, D // H))
     weights |= {f"attention.{name}.weight": part for name, part in zip(("query", "key", "value"), qkv, strict=True)}
     spec = TFTSpec(width=D, heads=H, layers=layers, known=("k0", "k1"), static=("s0", "s1", "s2"))
-    ours = load(TFT(5, T, Forecast(S, channels=1, quantiles=(0.1, 0.5, 0.9)), spec), weights)
+    ours = load(TFT(5, T, ForecastTask(S, channels=1, quantiles=(0.1, 0.5, 0.9)), spec), weights)
 
     target, seen = torch.randn(B, T, 1), torch.randn(B, T, 2)
     known, static = torch.randn(B, T + S, 2), torch.randn(B, 3)
@@ -239,15 +239,15 @@ def test_tft_forecasts_as_neuralforecast_does(layers):
     with torch.no_grad():
         y_BSCQ = ours(torch.cat([target, seen, known[:, :T]], dim=2), known[:, T:], static)
         same(y_BSCQ[:, :, 0], theirs(batch))
-        told = ours.explain(torch.cat([target, seen, known[:, :T]], dim=2), known[:, T:], static)
+        reported = ours.explain(torch.cat([target, seen, known[:, :T]], dim=2), known[:, T:], static)
     shares = theirs.interpretability_params
-    same(told.past_BTF, shares["history_vsn_wgts"][..., [4, 0, 1, 2, 3]])
-    same(told.future_BSK, shares["future_vsn_wgts"])
-    same(told.static_BV, shares["static_encoder_sparse_weights"])
-    same(told.attention_BSU, shares["attn_wts"].mean(1)[:, T:])
+    same(reported.past_BTF, shares["history_vsn_wgts"][..., [4, 0, 1, 2, 3]])
+    same(reported.future_BSK, shares["future_vsn_wgts"])
+    same(reported.static_BV, shares["static_encoder_sparse_weights"])
+    same(reported.attention_BSU, shares["attn_wts"].mean(1)[:, T:])
 
 
-def test_lstm_codes_as_neuralforecast_does():
+def test_lstm_hidden_states_equal_neuralforecast():
     """Their LSTM decodes its hidden states step by step through an MLP of its own; up to there it is ours."""
     theirs = shaken(nixtla().LSTM(h=S, input_size=T, encoder_hidden_size=8, encoder_n_layers=2, **QUIET))
     ours = LSTM(theirs.hist_encoder.input_size, T, 3, RecurrentSpec(hidden=8, layers=2)).eval()
@@ -260,16 +260,16 @@ def test_lstm_codes_as_neuralforecast_does():
 # ---- pytorch-forecasting -------------------------------------------------------------------------------------------
 
 
-def test_interpretable_attention_is_that_of_pytorch_forecasting():
+def test_interpretable_attention_equals_pytorch_forecasting():
     """Theirs has a value map for each head by its own name, all of them the same one."""
     parts = pytest.importorskip(
         "pytorch_forecasting.models.temporal_fusion_transformer.sub_modules",
         reason="pytorch-forecasting is not installed: make peers",
     )
-    from ml_factory.models.tft_layers import InterpretableAttention
+    from ml_factory.models.tft_layers import InterpretableMultiHeadAttention
 
     theirs = shaken(parts.InterpretableMultiHeadAttention(n_head=2, d_model=8, dropout=0.0))
-    ours = InterpretableAttention(8, 2, positions=T + S, asking=S).eval()
+    ours = InterpretableMultiHeadAttention(8, 2, positions=T + S, asking=S).eval()
     with torch.no_grad():
         for bias in [*(layer.bias for layer in (*theirs.q_layers, *theirs.k_layers, theirs.v_layer))]:
             bias.zero_()

@@ -26,13 +26,13 @@ def flat(state):
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
 @pytest.mark.parametrize("given", [False, True])
-def test_the_scan_is_torchs_layer(ours, theirs, layers, given):
+def test_recurrent_scan_outputs_and_states_equal_torch_layer(ours, theirs, layers, given):
     own, official = layers_of(ours, theirs, layers)
     x_BTF, state = torch.randn(B, T, F), None
     if given:
         parts = tuple(torch.randn(layers, B, H) for _ in range(2 if theirs is nn.LSTM else 1))
         state = parts if theirs is nn.LSTM else parts[0]
-    y_BTH, last = recurrent_layers.scanned(own, x_BTF, state)
+    y_BTH, last = recurrent_layers.scan_recurrent_layer(own, x_BTF, state)
     expected_BTH, expected_last = official(x_BTF, state)
     torch.testing.assert_close(y_BTH, expected_BTH, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(flat(last), flat(expected_last), atol=1e-5, rtol=1e-5)
@@ -40,36 +40,38 @@ def test_the_scan_is_torchs_layer(ours, theirs, layers, given):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
-def test_gradients_of_the_scan_are_torchs(ours, theirs):
+def test_recurrent_scan_gradients_equal_torch_layer(ours, theirs):
     own, official = layers_of(ours, theirs, 2)
     x_BTF, direction_BTH = torch.randn(B, T, F), torch.randn(B, T, H)
-    (recurrent_layers.scanned(own, x_BTF)[0] * direction_BTH).sum().backward()
+    (recurrent_layers.scan_recurrent_layer(own, x_BTF)[0] * direction_BTH).sum().backward()
     (official(x_BTF)[0] * direction_BTH).sum().backward()
     for (name, one), other in zip(own.named_parameters(), official.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_dropout_stands_between_layers_in_training_only():
+def test_recurrent_scan_dropout_applies_between_layers_in_training_only():
     own, x_BTF = recurrent_layers.LSTMLayer(F, H, 2, dropout=0.5), torch.randn(B, T, F)
     first, second = recurrent_layers.LSTMLayer(F, H), recurrent_layers.LSTMLayer(H, H)
     for number, layer in enumerate((first, second)):
         layer.load_state_dict({f"{name}_l0": getattr(own, f"{name}_l{number}").data for name in recurrent_layers.NAMES})
     torch.manual_seed(1)
-    dropped_BTH, _ = recurrent_layers.scanned(own, x_BTF)
+    dropped_BTH, _ = recurrent_layers.scan_recurrent_layer(own, x_BTF)
     torch.manual_seed(1)
     between_TBH = nn.functional.dropout(first(x_BTF)[0].transpose(0, 1).contiguous(), 0.5)
     torch.testing.assert_close(dropped_BTH, second(between_TBH.transpose(0, 1))[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(recurrent_layers.scanned(own.eval(), x_BTF)[0], own(x_BTF)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        recurrent_layers.scan_recurrent_layer(own.eval(), x_BTF)[0], own(x_BTF)[0], atol=1e-5, rtol=1e-5
+    )
 
 
-def test_the_plain_scan_is_what_a_scan_means():
-    carry, sums = recurrent_layers.plain_scan(
+def test_plain_scan_of_running_sum_returns_carry_and_outputs():
+    carry, sums = recurrent_layers.scan_recurrent_steps(
         lambda carry, now: ((carry[0] + now,), carry[0]), (torch.zeros(()),), torch.arange(4.0)
     )
     assert carry[0] == 6 and sums.tolist() == [0, 0, 1, 3]
 
 
-@pytest.mark.parametrize("step", [recurrent_layers.lstm_step, recurrent_layers.gru_step])
-def test_steps_see_nothing_but_their_arguments(step):
+@pytest.mark.parametrize("step", [recurrent_layers.lstm_recurrent_step, recurrent_layers.gru_recurrent_step])
+def test_recurrent_steps_have_no_closure_and_no_defaults(step):
     """A scan traces its step once and gives no gradient to what the step closes over."""
     assert step.__closure__ is None and step.__defaults__ is None

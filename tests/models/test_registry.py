@@ -4,38 +4,41 @@ import sys
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.models.registry import available_models, load_model, locate, spec_of
+from ml_factory.models.registry import available_models, find_model_spec, load_model, resolve_registry_entry
 
 
-def test_names_families_and_notebooks():
+def test_available_models_have_expected_families_and_notebooks():
     families = {"tabular": [], "sequence": [], "advanced": []}
     for name in available_models():
-        families[spec_of(name).family].append(name)
-        assert spec_of(name).notebook[:2] == {"tabular": "02", "sequence": "03", "advanced": "04"}[spec_of(name).family]
-        assert spec_of(name).windowed is (spec_of(name).family != "tabular")
+        families[find_model_spec(name).family].append(name)
+        assert (
+            find_model_spec(name).notebook[:2]
+            == {"tabular": "02", "sequence": "03", "advanced": "04"}[find_model_spec(name).family]
+        )
+        assert find_model_spec(name).windowed is (find_model_spec(name).family != "tabular")
     assert {"xgboost", "lightgbm", "catboost"} <= set(families["tabular"])
     assert families["sequence"] == ["lstm", "gru", "tcn"]
     assert families["advanced"] == ["patchtst", "itransformer", "tft"]
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_every_dotted_name_leads_somewhere(name):
-    spec = spec_of(name)
-    assert isinstance(locate(spec.estimator), type)
-    assert spec.network is None or isinstance(locate(spec.network), type)
+def test_locate_of_every_model_spec_returns_types(name):
+    spec = find_model_spec(name)
+    assert isinstance(resolve_registry_entry(spec.estimator), type)
+    assert spec.network is None or isinstance(resolve_registry_entry(spec.network), type)
 
 
-def test_a_misspelt_model_is_suggested():
+def test_spec_of_misspelt_name_error_suggests_model():
     with pytest.raises(SettingsError, match="did you mean 'xgboost'"):
-        spec_of("xgbost")
+        find_model_spec("xgbost")
     with pytest.raises(SettingsError, match="one of your own is known once register_model has run"):
-        spec_of("mine")  # whose letters are nearest to those of "linear"
+        find_model_spec("mine")  # whose letters are nearest to those of "linear"
     with pytest.raises(CheckpointError, match="Not a model's state"):
         load_model({"weights": {}})
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_only_the_model_asked_for_is_loaded(name):
+def test_build_model_imports_only_modules_of_that_model(name):
     code = (
         "import sys; from ml_factory.models.registry import available_models, build_model; available_models();"
         "assert not {'torch', 'xgboost', 'lightgbm', 'catboost'} & set(sys.modules);"
@@ -49,5 +52,5 @@ def test_only_the_model_asked_for_is_loaded(name):
 
 
 def modules_of(name: str) -> set[str]:
-    spec = spec_of(name)
+    spec = find_model_spec(name)
     return {dotted.partition(":")[0] for dotted in (spec.network, spec.estimator) if dotted}

@@ -10,8 +10,15 @@ from torch import nn
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
-from ml_factory.models.multi_timeframe_network import several_frames
-from ml_factory.models.registry import available_models, build_model, check_model, load_model, register_model, spec_of
+from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network
+from ml_factory.models.registry import (
+    available_models,
+    build_model,
+    check_model,
+    find_model_spec,
+    load_model,
+    register_model,
+)
 from ml_factory.models.sequence import GRU, LSTM
 
 
@@ -37,9 +44,9 @@ def clean(monkeypatch):
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
 
 
-def test_it_is_a_model_like_the_others(tmp_path):
+def test_register_model_custom_network_trains_and_loads_like_built_in(tmp_path):
     spec = register_model("mine", Mine, family="sequence")
-    assert available_models()[-1] == "mine" and spec_of("mine") is spec and spec.notebook == "03_train_sequence"
+    assert available_models()[-1] == "mine" and find_model_spec("mine") is spec and spec.notebook == "03_train_sequence"
     x_NTF, y = np.random.default_rng(0).normal(size=(64, 8, 3)).astype(np.float32), np.arange(64) % 3 - 1
     model = build_model("mine", lookback=8, width=4, epochs=2, device="cpu", threads=1)
     model.fit(x_NTF, y)
@@ -47,11 +54,11 @@ def test_it_is_a_model_like_the_others(tmp_path):
     np.testing.assert_array_equal(again.predict_proba(x_NTF), model.predict_proba(x_NTF))
 
 
-def test_a_decorator_does_the_same_and_gives_the_class_back():
-    assert register_model("mine", check=False)(Mine) is Mine and spec_of("mine").family == "advanced"
+def test_register_model_as_decorator_registers_and_returns_class():
+    assert register_model("mine", check=False)(Mine) is Mine and find_model_spec("mine").family == "advanced"
 
 
-def test_every_shipped_model_kind_passes():
+def test_check_model_of_shipped_booster_and_network_passes():
     """A booster and a network; the others are held to more in test_model_contract and test_networks."""
     assert len(check_model("xgboost")) == 3 and len(check_model("tcn")) == 7
 
@@ -76,19 +83,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("complaint", BROKEN)
-def test_what_breaks_the_contract_is_told_and_not_registered(complaint):
+def test_register_model_breaking_contract_raises_and_is_not_registered(complaint):
     broken = type("Broken", (Mine,), BROKEN[complaint])
-    with pytest.raises(SettingsError, match="violates the contract") as told:
+    with pytest.raises(SettingsError, match="violates the contract") as reported:
         register_model("mine", broken)
-    assert complaint in str(told.value) and "mine" not in available_models()
+    assert complaint in str(reported.value) and "mine" not in available_models()
 
 
-def test_another_network_of_the_same_name_is_another_run():
+def test_register_model_changed_network_has_other_signature():
     first = register_model("mine", Mine, check=False).signature
     assert register_model("mine", Mine, check=False).signature == first != ""
     other = type("Mine", (Mine,), {"forward": lambda self, x_BTF: Mine.forward(self, 2 * x_BTF)})
     assert register_model("mine", other, check=False).signature != first
-    assert registry.signature_of("lstm") == "" == registry.signature_of("stack")
+    assert registry.registered_source_hash("lstm") == "" == registry.registered_source_hash("stack")
 
 
 class Same(nn.Module):
@@ -114,17 +121,20 @@ def _behind(layer: type) -> type:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda: several_frames(LSTM, ((1, 2),)), lambda: several_frames(GRU, ((1, 2),))),
-        (lambda: several_frames(LSTM, ((1, 2),)), lambda: several_frames(LSTM, ((2, 2),))),
+        (lambda: build_multi_timeframe_network(LSTM, ((1, 2),)), lambda: build_multi_timeframe_network(GRU, ((1, 2),))),
+        (
+            lambda: build_multi_timeframe_network(LSTM, ((1, 2),)),
+            lambda: build_multi_timeframe_network(LSTM, ((2, 2),)),
+        ),
         (lambda: _behind(Same), lambda: _behind(Bent)),
     ],
     ids=["the network behind", "a number closed over", "a layer beside it"],
 )
-def test_what_a_network_is_built_from_makes_another_run(one, other):
+def test_network_signature_depends_on_wrapped_network_and_arguments(one, other):
     assert user_code_hash(one()) == user_code_hash(one()) != user_code_hash(other())
 
 
-def test_names_that_cannot_be_are_refused():
+def test_register_model_invalid_name_or_family_raises_settings_error():
     for name in ("xgboost", "Mine", "", "a b"):
         with pytest.raises(SettingsError, match=r"\[name\]"):
             register_model(name, Mine, check=False)

@@ -9,7 +9,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.models.sequence import LSTM, TCN, RecurrentSpec, TCNSpec
 
 
-def test_the_forward_pass_is_the_papers_equations():
+def test_lstm_forward_equals_paper_equations():
     torch.manual_seed(0)
     network = LSTM(5, 9, 3, RecurrentSpec(hidden=4)).eval()
     weights = dict(network.rnn.named_parameters())
@@ -25,7 +25,7 @@ def test_the_forward_pass_is_the_papers_equations():
         torch.testing.assert_close(network(x_BTF), network.head(h_BH), atol=1e-5, rtol=1e-5)
 
 
-def test_forget_gates_start_open_in_every_layer():
+def test_lstm_forget_gate_bias_starts_at_1_in_every_layer():
     network = LSTM(5, 9, 3, RecurrentSpec(hidden=4, layers=2))
     for layer in (0, 1):
         bias = getattr(network.rnn, f"bias_ih_l{layer}")
@@ -33,7 +33,7 @@ def test_forget_gates_start_open_in_every_layer():
 
 
 @pytest.mark.parametrize("settings", [{"hidden": 0}, {"layers": 1.5}, {"dropout": 1.0}])
-def test_settings_check_themselves(settings):
+def test_recurrent_spec_invalid_values_raise_settings_error(settings):
     with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
         RecurrentSpec(**settings)
 
@@ -56,7 +56,7 @@ def as_published(network: TCN, x_BTF: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("lookback", [1, 2, 7, 32, 45])
 @pytest.mark.parametrize(("kernel", "levels"), [(1, 2), (2, 0), (3, 0), (3, 5), (5, 1)])
-def test_steps_that_the_last_one_does_not_read_are_left_out_and_nothing_else(lookback, kernel, levels):
+def test_tcn_output_and_gradients_equal_published_tcn(lookback, kernel, levels):
     torch.manual_seed(0)
     network = TCN(6, lookback, 3, TCNSpec(width=8, kernel=kernel, levels=levels)).double().eval()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_steps_that_the_last_one_does_not_read_are_left_out_and_nothing_else(loo
 
 
 @pytest.mark.parametrize(("kernel", "lookback"), [(2, 16), (3, 2), (3, 5), (3, 13), (3, 14), (3, 32), (5, 96)])
-def test_a_tcn_sees_its_whole_window_with_no_level_more_than_that_takes(kernel, lookback):
+def test_tcn_depth_is_smallest_that_covers_window(kernel, lookback):
     def felt(levels: int) -> torch.Tensor:
         torch.manual_seed(0)
         network = TCN(4, lookback, 3, TCNSpec(width=16, kernel=kernel, levels=levels)).double().eval()

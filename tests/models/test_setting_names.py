@@ -9,10 +9,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import checkpoint
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.registry import available_models, build_model, locate, own_settings, spec_of
-from ml_factory.models.setting_names import NETWORK_NAMES, read_settings
+from ml_factory.models.registry import (
+    available_models,
+    build_model,
+    find_model_spec,
+    registered_model_settings,
+    resolve_registry_entry,
+)
+from ml_factory.models.setting_names import NETWORK_NAMES, parse_named_settings
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters
-from ml_factory.settings import run_spec
+from ml_factory.settings import make_run_settings
 from ml_factory.training import recompute
 
 LINE = (
@@ -33,37 +39,42 @@ def weights_of(model) -> torch.Tensor:
     return torch.cat([value.flatten() for value in model.network.state_dict().values()])
 
 
-def test_the_guides_line_is_read_and_mapped_once():
-    given = read_settings(LINE)
+def test_read_settings_of_guide_names_maps_to_own_settings():
+    given = parse_named_settings(LINE)
     assert given == {
         "batch_size": 64, "gradient_accumulation_steps": 4, "mixed_precision": "bf16", "gradient_checkpointing": True,
         "learning_rate": 1e-4, "num_epochs": 5,
     }  # fmt: skip
     own = {"batch": 256, "accumulate": 4, "precision": "bf16", "recompute": True, "lr": 1e-4, "epochs": 5}
-    for name in (name for name in available_models() if spec_of(name).windowed):
-        assert own_settings(name, given) == own
+    for name in (name for name in available_models() if find_model_spec(name).windowed):
+        assert registered_model_settings(name, given) == own
         built = build_model(name, **given)
         assert {key: getattr(built.settings, key) for key in own} == own
     asked = {"symbol": "A", "horizon": 5, "task": "train", "seed": 0, "quick": True, "data": "x"}
-    assert run_spec(model="lstm", settings=given, **asked) == run_spec(model="lstm", settings=own, **asked)
-    assert read_settings(" a = [1, 2] ,b='x', c=None") == {"a": [1, 2], "b": "x", "c": None} and read_settings("") == {}
+    assert make_run_settings(model="lstm", settings=given, **asked) == make_run_settings(
+        model="lstm", settings=own, **asked
+    )
+    assert (
+        parse_named_settings(" a = [1, 2] ,b='x', c=None") == {"a": [1, 2], "b": "x", "c": None}
+        and parse_named_settings("") == {}
+    )
 
 
-def test_no_network_of_ours_means_something_else_by_these_names():
+def test_network_names_do_not_clash_with_network_spec_fields():
     for name in available_models():
-        spec = spec_of(name)
-        theirs = locate(spec.network).Spec if spec.windowed else None
+        spec = find_model_spec(name)
+        theirs = resolve_registry_entry(spec.network).Spec if spec.windowed else None
         assert theirs is None or not set(NETWORK_NAMES) & set(theirs.__dataclass_fields__)
 
 
-def test_num_epochs_of_a_booster_is_its_blocks():
-    assert own_settings("xgboost", {"num_epochs": 5}) == {"rounds": 50}
+def test_own_settings_num_epochs_of_booster_becomes_rounds():
+    assert registered_model_settings("xgboost", {"num_epochs": 5}) == {"rounds": 50}
     model, result = fitted("linear", X[:, 0], Y, num_epochs=3, block=2)
     assert model.settings.rounds == 6 and [one["epoch"] for one in result.history] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "said"),
+    ("name", "given", "printed"),
     [
         ("xgboost", {"batch_size": 64}, "Unknown setting .*batch_size.*class_weight, column_sample, depth"),
         ("linear", {"learning_rate": 0.1}, "Unknown setting .*block, class_weight, clip"),
@@ -77,12 +88,12 @@ def test_num_epochs_of_a_booster_is_its_blocks():
         ("xgboost", {"num_epochs": "many"}, "num_epochs.*integer >= 1"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_answered_with_what_there_is(name, given, said):
-    with pytest.raises(SettingsError, match=said):
+def test_build_model_unsupported_setting_error_lists_available_settings(name, given, printed):
+    with pytest.raises(SettingsError, match=printed):
         build_model(name, **given)
 
 
-def test_gradient_accumulation_descends_like_one_large_batch():
+def test_gradient_accumulation_steps_gives_weights_of_large_batch():
     large, _ = fitted(batch_size=128)
     parts, _ = fitted(batch_size=32, gradient_accumulation_steps=4)
     other, _ = fitted(batch_size=32)
@@ -91,14 +102,14 @@ def test_gradient_accumulation_descends_like_one_large_batch():
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-def test_mixed_precision_is_the_number_format_of_the_steps(precision):
+def test_mixed_precision_setting_selects_autocast_dtype(precision):
     seen = set()
 
-    def told(module, inputs):
+    def reported(module, inputs):
         if module.training:
             seen.add(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32)
 
-    hook = register_module_forward_pre_hook(told)
+    hook = register_module_forward_pre_hook(reported)
     try:
         _, result = fitted(mixed_precision=precision, num_epochs=1, device="cpu")
     finally:
@@ -107,7 +118,7 @@ def test_mixed_precision_is_the_number_format_of_the_steps(precision):
     assert np.isfinite(result.history[0]["train_loss"])
 
 
-def test_gradient_checkpointing_computes_again_and_changes_no_number(monkeypatch):
+def test_gradient_checkpointing_recomputes_and_keeps_weights(monkeypatch):
     small = {"lookback": 16, "threads": 1, "num_epochs": 1, "batch_size": 64}
     x = RNG.normal(size=(128, 16, 2)).astype(np.float32)
     calls = []
@@ -122,7 +133,7 @@ def test_gradient_checkpointing_computes_again_and_changes_no_number(monkeypatch
     assert torch.allclose(weights_of(again), weights_of(plain), atol=1e-6)
 
 
-def test_class_weight_balanced_weighs_the_classes_of_a_network_as_those_of_a_booster():
+def test_class_weight_balanced_of_network_equals_class_sample_weights():
     y = np.where(np.arange(384) % 8 == 0, 1, np.where(np.arange(384) % 8 == 1, 0, -1))
     share = np.array([(y == c).mean() for c in (-1, 0, 1)])
     by_hand = (1 / (3 * share))[y + 1]
@@ -145,19 +156,19 @@ def chosen(**values):
     return check_parameters(shell=types.SimpleNamespace(user_ns={"In": [cell], **values}))
 
 
-def test_settings_parameter_is_checked_for_the_model_it_is_for(capsys):
-    assert chosen(MODEL="lstm", SETTINGS=LINE).settings == read_settings(LINE)
+def test_check_parameters_settings_invalid_for_model_raise_settings_error(capsys):
+    assert chosen(MODEL="lstm", SETTINGS=LINE).settings == parse_named_settings(LINE)
     assert chosen(MODEL="xgboost", SETTINGS="").settings == {}
     assert chosen(MODEL="xgboost", SETTINGS="offset=none").settings == {"offset": "none"}  # the data decide its column
-    for model, text, said in (
+    for model, text, printed in (
         ("xgboost", LINE, "batch_size"), ("lstm", "batch_size", "NAME=VALUE"), ("lstm", "a=1, a=2", "given twice"),
         ("lstm", "seed=3", "Not a setting of the model"), ("lstm", "learning_rate=-1", "positive"),
     ):  # fmt: skip
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(SettingsError, match=printed):
             chosen(MODEL=model, SETTINGS=text)
 
 
-def test_settings_parameter_of_a_stack_is_for_its_networks_unless_a_model_is_named(capsys):
+def test_check_parameters_stack_settings_apply_to_networks_or_named_model(capsys):
     found = chosen(BASE_MODELS="xgboost,lstm,patchtst", SETTINGS="batch_size=64, xgboost.depth=4").settings
     assert found == {"lstm": {"batch_size": 64}, "patchtst": {"batch_size": 64}, "xgboost": {"depth": 4}}
     assert chosen(BASE_MODELS="xgboost,linear", SETTINGS="num_epochs=3").settings["linear"] == {"num_epochs": 3}

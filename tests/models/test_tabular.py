@@ -11,9 +11,9 @@ import xgboost as xgb
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.hardware import gpu_present
 from ml_factory.models import tabular, tabular_catboost
-from ml_factory.models.registry import build_model, spec_of
-from ml_factory.models.tabular import BoosterSpec, patience_end
-from ml_factory.models.tabular_data import BinnedData, Rows, apply_class_weights
+from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.models.tabular import TabularBoosterSpec, early_stopping_round
+from ml_factory.models.tabular_data import BinnedData, TabularRows, apply_tabular_class_weights
 from ml_factory.models.xgboost_trees import booster_of
 from ml_factory.seeding import derive_seed
 
@@ -36,7 +36,7 @@ def fit(name, data, **settings):
     return model, result
 
 
-def test_without_sampling_blocks_are_plain_xgboost(data):
+def test_xgboost_blocks_without_sampling_equal_plain_xgboost(data):
     x, y, w = data
     model, _ = fit("xgboost", data, patience=0)
     params = {"objective": "multi:softprob", "num_class": 3, "eta": 0.1, "max_depth": 3, "tree_method": "hist"}
@@ -46,7 +46,7 @@ def test_without_sampling_blocks_are_plain_xgboost(data):
     np.testing.assert_allclose(model.predict_proba(x), plain.inplace_predict(x), atol=1e-6)
 
 
-def test_without_sampling_blocks_are_plain_lightgbm(data):
+def test_lightgbm_blocks_without_sampling_equal_plain_lightgbm(data):
     x, y, w = data
     model, _ = fit("lightgbm", data, patience=0)
     params = {"objective": "multiclass", "num_class": 3, "learning_rate": 0.1, "max_depth": 3, "num_leaves": 8}
@@ -56,7 +56,7 @@ def test_without_sampling_blocks_are_plain_lightgbm(data):
     np.testing.assert_allclose(model.predict_proba(x), plain.predict(x), atol=1e-9)
 
 
-def test_with_sampling_blocks_are_plain_catboost_all_at_once(data, tmp_path):
+def test_catboost_blocks_with_sampling_equal_one_run_bitwise(data, tmp_path):
     """CatBoost's snapshot carries its generator, so that blocks of 10 are bit for bit one run of 20."""
     x, y, w = data
     model, _ = fit("catboost", data, row_sample=0.7, column_sample=0.7, seed=4, patience=0)
@@ -70,7 +70,7 @@ def test_with_sampling_blocks_are_plain_catboost_all_at_once(data, tmp_path):
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_the_best_round_is_the_one_of_least_validation_loss(name, data):
+def test_booster_best_round_has_least_validation_loss(name, data):
     x, y, w = data
     settings = {"rounds": 60, "learning_rate": 0.5, "row_sample": 0.8, "column_sample": 0.8}
     model, result = fit(name, data, patience=7, block=5, **settings)
@@ -89,7 +89,7 @@ def test_the_best_round_is_the_one_of_least_validation_loss(name, data):
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_every_block_has_its_own_seed(name, data):
+def test_booster_blocks_with_sampling_use_different_seeds(name, data):
     sampled = {"row_sample": 0.6, "column_sample": 0.6, "patience": 0}
     p = [fit(name, data, block=block, **sampled)[0].predict_proba(data[0]) for block in (10, 5)]
     assert np.abs(p[0] - p[1]).max() > 1e-4
@@ -97,7 +97,7 @@ def test_every_block_has_its_own_seed(name, data):
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_nan_is_missing_and_infinity_refused(name, data):
+def test_booster_nan_is_missing_value_and_infinity_raises_error(name, data):
     x, y, w = data
     holes = x.copy()
     holes[::3, 0] = np.nan
@@ -108,7 +108,7 @@ def test_nan_is_missing_and_infinity_refused(name, data):
         model.predict_proba(holes)
 
 
-def test_catboost_leaves_no_files_behind(data, tmp_path, monkeypatch):
+def test_catboost_fit_leaves_no_files(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
@@ -120,12 +120,12 @@ def test_catboost_leaves_no_files_behind(data, tmp_path, monkeypatch):
     ("settings", "field"),
     [({"rounds": 0}, "rounds"), ({"depth": 2.5}, "depth"), ({"row_sample": 0.0}, "row_sample"), ({"l2": -1.0}, "l2")],
 )
-def test_settings_check_themselves(settings, field):
+def test_booster_spec_invalid_values_raise_settings_error(settings, field):
     with pytest.raises(SettingsError, match=rf"\[{field}\]"):
-        BoosterSpec(**settings)
+        TabularBoosterSpec(**settings)
 
 
-def test_catboost_goes_on_from_the_snapshot_in_the_checkpoint(data, monkeypatch):
+def test_catboost_restore_from_snapshot_trains_only_remaining_rounds(data, monkeypatch):
     """Started from nothing it would end the same, only later: so count the rounds it really trains."""
     x, y, w = data
     model, trained = build_model("catboost", **PLAIN), []
@@ -139,35 +139,35 @@ def test_catboost_goes_on_from_the_snapshot_in_the_checkpoint(data, monkeypatch)
     def grower(rows):
         return model._open(model.settings, rows, None, model._bin(model.settings, rows, None))
 
-    first = grower(Rows(x, y + 1, w))
+    first = grower(TabularRows(x, y + 1, w))
     first.grow(0, 12, seed=0)
     part = first.part()
     first.close()
     trained.clear()
-    second = grower(Rows(x, y + 1, w))
+    second = grower(TabularRows(x, y + 1, w))
     second.restore(part, 12)
     second.grow(12, 15, seed=0)
     assert trained == [13, 14, 15]
     second.close()
-    third = grower(Rows(x[::-1].copy(), y + 1, w))
+    third = grower(TabularRows(x[::-1].copy(), y + 1, w))
     third.restore(part, 12)
     with pytest.raises(CheckpointError, match="cannot go on from the snapshot"):
         third.grow(12, 15, seed=0)
     third.close()
 
 
-def test_catboost_takes_more_rounds_than_it_chooses_its_settings_by(data):
+def test_catboost_210_rounds_train_in_blocks_without_snapshot_error(data):
     """A training told 200 rounds has other settings than one told 190, and would refuse its snapshot."""
     _, result = fit("catboost", data, rounds=210, patience=0, learning_rate=0.01)
     assert len(result.history) == 21
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_scores_kept_by_blocks_are_those_of_the_whole_model_to_the_bit(name, data):
+def test_booster_block_scores_equal_whole_model_scores_bitwise(name, data):
     """What blocks start from, what a restored grower starts from, and what the finished model says of the rows."""
     x, y, w = data
     model = build_model(name, **{**PLAIN, "row_sample": 0.7, "column_sample": 0.7, "learning_rate": 0.3})
-    rows = [Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:])]
+    rows = [TabularRows(x[:450], y[:450] + 1, w[:450]), TabularRows(x[450:], y[450:] + 1, w[450:])]
 
     def grower():
         return model._open(model.settings, *rows, model._bin(model.settings, *rows))
@@ -180,14 +180,14 @@ def test_scores_kept_by_blocks_are_those_of_the_whole_model_to_the_bit(name, dat
     for one, other in zip(*kept, strict=True):
         np.testing.assert_array_equal(one, other)
     if name == "xgboost":
-        said = booster_of(first.model(40), x.shape[1], 1).predict(xgb.DMatrix(x), output_margin=True)
+        printed = booster_of(first.model(40), x.shape[1], 1).predict(xgb.DMatrix(x), output_margin=True)
     else:
-        said = lgb.Booster(model_str=first.model(40).decode()).predict(x, raw_score=True)
-    np.testing.assert_array_equal(np.concatenate(kept[0]), said)
+        printed = lgb.Booster(model_str=first.model(40).decode()).predict(x, raw_score=True)
+    np.testing.assert_array_equal(np.concatenate(kept[0]), printed)
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_patience_counts_across_blocks(name, data):
+def test_booster_patience_counts_rounds_across_blocks(name, data):
     """Without sampling, trees do not depend on blocks; nor does where training would have stopped."""
     best = [
         fit(name, data, rounds=80, learning_rate=0.5, patience=7, block=block)[1].best_round for block in (80, 10, 4, 1)
@@ -195,15 +195,15 @@ def test_patience_counts_across_blocks(name, data):
     assert len(set(best)) == 1 and best[0] < 60
 
 
-def test_where_patience_ends():
-    assert patience_end([3, 2, 2.5, 2.6, 1], 2) == 4  # the better fifth round came too late
-    assert patience_end([3, 2, 2.5, 1.9, 2.0], 2) is None
-    assert patience_end([3, 2, 2, 2], 2) == 4  # no better is no better
-    assert patience_end([3, 4, 5, 6], 0) is None and patience_end([], 3) is None
+def test_patience_end_equals_hand_computed_rounds():
+    assert early_stopping_round([3, 2, 2.5, 2.6, 1], 2) == 4  # the better fifth round came too late
+    assert early_stopping_round([3, 2, 2.5, 1.9, 2.0], 2) is None
+    assert early_stopping_round([3, 2, 2, 2], 2) == 4  # no better is no better
+    assert early_stopping_round([3, 4, 5, 6], 0) is None and early_stopping_round([], 3) is None
 
 
 @pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
-def test_bins_are_built_once_a_fold_and_change_nothing(name, data):
+def test_binned_data_is_built_once_per_fold_and_keeps_predictions(name, data):
     x, y, w = data
     settings = {"rounds": 12, "threads": 1}
     trials = [{"seed": 1}, {"seed": 2}, {"seed": 1, "l2": 5.0}]
@@ -211,20 +211,20 @@ def test_bins_are_built_once_a_fold_and_change_nothing(name, data):
         trials.append({"depth": 2, "min_leaf": 60.0, "row_sample": 0.5})
     shared = BinnedData()
 
-    def said(trial, binned, rows=slice(450)):
+    def printed(trial, binned, rows=slice(450)):
         model = build_model(name, **settings, **trial)
         model.fit(x[rows], y[rows], w[rows], validation=(x[450:], y[450:], w[450:]), binned=binned)
         return model.predict_proba(x)
 
     for trial in trials:
-        np.testing.assert_array_equal(said(trial, shared), said(trial, None))
+        np.testing.assert_array_equal(printed(trial, shared), printed(trial, None))
     assert shared.builds == 1
     other = slice(0, 440)  # another fold
-    np.testing.assert_array_equal(said(trials[0], shared, other), said(trials[0], None, other))
+    np.testing.assert_array_equal(printed(trials[0], shared, other), printed(trials[0], None, other))
     assert shared.builds == 2
 
 
-def test_bins_serve_one_fit_at_a_time(data):
+def test_binned_data_leased_to_other_fit_raises_error(data):
     x, y, w = data
     shared, model = BinnedData(), build_model("lightgbm", **PLAIN)
     with shared.lease("lightgbm", {}, list), pytest.raises(FactoryError, match="Another fit has these rows"):
@@ -232,24 +232,28 @@ def test_bins_serve_one_fit_at_a_time(data):
     model.fit(x, y, w, binned=shared)
 
 
-def test_balanced_classes_weigh_the_same_by_training_rows_alone():
-    train = Rows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6]))
-    valid = Rows(np.zeros((3, 1)), np.array([0, 1, 2]), np.ones(3))
-    balanced, judged = apply_class_weights(train, valid, "balanced")
+def test_apply_class_weights_balanced_uses_training_rows_only():
+    train = TabularRows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6]))
+    valid = TabularRows(np.zeros((3, 1)), np.array([0, 1, 2]), np.ones(3))
+    balanced, assessed = apply_tabular_class_weights(train, valid, "balanced")
     # Total weight 12, so 4 a class: classes weigh 4, 2 and 6.
     np.testing.assert_allclose(balanced.weight, [1, 1, 2, 2, 2, 4])
-    np.testing.assert_allclose(judged.weight, [1, 2, 4 / 6])
-    assert apply_class_weights(train, valid, "none") == (train, valid)
-    absent, judged = apply_class_weights(Rows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced")
+    np.testing.assert_allclose(assessed.weight, [1, 2, 4 / 6])
+    assert apply_tabular_class_weights(train, valid, "none") == (train, valid)
+    absent, assessed = apply_tabular_class_weights(
+        TabularRows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced"
+    )
     np.testing.assert_allclose(absent.weight, [0.75, 0.75, 1.5, 1.5, 1.5])
-    np.testing.assert_allclose(judged.weight, [0.75, 1.5, 1])
+    np.testing.assert_allclose(assessed.weight, [0.75, 1.5, 1])
 
 
 @pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
-def test_class_weights_are_sample_weights(name, data):
+def test_class_weight_balanced_equals_sample_weights(name, data):
     x, y, w = data
     w = np.where(y == 0, w / 5, w)
-    rows = apply_class_weights(Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:]), "balanced")
+    rows = apply_tabular_class_weights(
+        TabularRows(x[:450], y[:450] + 1, w[:450]), TabularRows(x[450:], y[450:] + 1, w[450:]), "balanced"
+    )
     p = []
     for how, weight in (("none", np.concatenate([part.weight for part in rows])), ("balanced", w), ("none", w)):
         model = build_model(name, rounds=20, threads=1, class_weight=how)
@@ -261,23 +265,23 @@ def test_class_weights_are_sample_weights(name, data):
         build_model(name, class_weight="even")
 
 
-def test_a_gpu_is_taken_where_there_is_one_and_marked(monkeypatch):
+def test_booster_with_gpu_present_uses_gpu_for_xgboost_only(monkeypatch):
     models = {name: build_model(name) for name in BOOSTERS}
     monkeypatch.setattr(tabular, "gpu_present", lambda: False)
     assert not any(model._on_gpu(model.settings) for model in models.values())
     monkeypatch.setattr(tabular, "gpu_present", lambda: True)
     assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost"]
-    assert [name for name in models if spec_of(name).on_graphics({})] == ["xgboost"]
+    assert [name for name in models if find_model_spec(name).uses_gpu({})] == ["xgboost"]
     assert models["xgboost"]._promises(models["xgboost"].settings) == [
         "device: xgboost on a GPU is not promised to the bit"
     ]
-    assert "does not sample columns" in models["catboost"]._promises(BoosterSpec(device="cuda"))[1]
-    assert not models["xgboost"]._on_gpu(BoosterSpec(device="cpu"))
+    assert "does not sample columns" in models["catboost"]._promises(TabularBoosterSpec(device="cuda"))[1]
+    assert not models["xgboost"]._on_gpu(TabularBoosterSpec(device="cpu"))
     with pytest.raises(SettingsError, match=r"\[device\]"):
-        BoosterSpec(device="tpu")
+        TabularBoosterSpec(device="tpu")
 
 
-def test_a_gpu_is_there_when_its_device_file_is_and_it_is_not_hidden(tmp_path, monkeypatch):
+def test_gpu_present_needs_device_file_and_visible_devices(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()  # a driver without a card
     assert not gpu_present(tmp_path)
@@ -289,7 +293,7 @@ def test_a_gpu_is_there_when_its_device_file_is_and_it_is_not_hidden(tmp_path, m
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_without_a_gpu_the_default_device_gives_the_bits_of_the_cpu(name, data, monkeypatch):
+def test_booster_default_device_without_gpu_equals_cpu_bitwise(name, data, monkeypatch):
     x, y, w = data
     monkeypatch.setattr(tabular, "gpu_present", lambda: False)
     saved, states = [], []
@@ -302,14 +306,14 @@ def test_without_a_gpu_the_default_device_gives_the_bits_of_the_cpu(name, data, 
     np.testing.assert_equal(states[0], states[1])
 
 
-def test_a_gpu_that_is_not_there_is_told(data):
+def test_booster_cuda_without_gpu_error_suggests_cpu(data):
     x, y, w = data
     with pytest.raises(FactoryError, match="device='cpu'"):
         build_model("lightgbm", device="cuda", threads=1).fit(x, y, w)
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_where_no_split_is_worth_it_rounds_go_on(name, data):
+def test_booster_without_useful_split_trains_all_rounds(name, data):
     x, y, w = data
     model = build_model(name, rounds=30, patience=0, min_leaf=1000.0, threads=1)
     result = model.fit(x, y, w, validation=(x, y, w))
@@ -321,19 +325,19 @@ def test_where_no_split_is_worth_it_rounds_go_on(name, data):
 class Curves:
     """A callback that writes down what it is told."""
 
-    def __init__(self, told):
-        self.told = told
+    def __init__(self, reported):
+        self.reported = reported
 
     def remember(self, history):
-        self.told.append([epoch["epoch"] for epoch in history])
+        self.reported.append([epoch["epoch"] for epoch in history])
 
     def __call__(self, epoch, metrics):
-        self.told.append(epoch)
+        self.reported.append(epoch)
 
 
-def test_callbacks_that_want_to_are_told_of_the_blocks_before_this_session(data):
+def test_booster_resumed_fit_callback_receives_earlier_history(data):
     x, y, w = data
-    kept, told = [], []
+    kept, reported = [], []
     checkpoints = types.SimpleNamespace(
         load=lambda: {"state": kept[0]} if kept else None,
         due=lambda: True,
@@ -341,6 +345,6 @@ def test_callbacks_that_want_to_are_told_of_the_blocks_before_this_session(data)
     )
     for _ in range(2):
         build_model("linear", rounds=30, block=10, threads=1, patience=0).fit(
-            x, y, w, validation=(x, y, w), callbacks=(Curves(told),), checkpoints=checkpoints
+            x, y, w, validation=(x, y, w), callbacks=(Curves(reported),), checkpoints=checkpoints
         )
-    assert told == [1, 2, 3, [1], 2, 3]
+    assert reported == [1, 2, 3, [1], 2, 3]

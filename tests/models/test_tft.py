@@ -7,9 +7,14 @@ from torch.nn import functional
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import tft_layers
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.tft import TFT, TFTSpec
-from ml_factory.models.tft_layers import EPS, GRN, InterpretableAttention, VariableSelection
+from ml_factory.models.tft_layers import (
+    EPS,
+    GatedResidualNetwork,
+    InterpretableMultiHeadAttention,
+    VariableSelectionNetwork,
+)
 
 B, T, V, D = 3, 7, 5, 8
 
@@ -17,7 +22,7 @@ B, T, V, D = 3, 7, 5, 8
 class Literal(nn.Module):
     """Section 4.2 as it stands: an embedding and a gated residual network for each variable, in a loop."""
 
-    def __init__(self, ours: VariableSelection):
+    def __init__(self, ours: VariableSelectionNetwork):
         super().__init__()
         self.ours = ours
 
@@ -30,14 +35,16 @@ class Literal(nn.Module):
             inner = functional.elu(functional.linear(one, ours.outer_VDD[v], ours.outer_VD[v]))
             inner = functional.linear(inner, ours.inner_VDD[v], ours.inner_VD[v])
             passed, door = functional.linear(inner, ours.gate_VGD[v], ours.gate_VG[v]).chunk(2, dim=-1)
-            said = functional.layer_norm(one + passed * door.sigmoid(), (D,), ours.norm_VD[v], ours.bias_VD[v], eps=EPS)
-            chosen_BTD = chosen_BTD + weight_BTV[..., v : v + 1] * said
+            printed = functional.layer_norm(
+                one + passed * door.sigmoid(), (D,), ours.norm_VD[v], ours.bias_VD[v], eps=EPS
+            )
+            chosen_BTD = chosen_BTD + weight_BTV[..., v : v + 1] * printed
         return chosen_BTD, weight_BTV
 
 
 def selection(context=0):
     torch.manual_seed(0)
-    ours = VariableSelection(V, D, context, dropout=0.0, each_dropout=0.0)
+    ours = VariableSelectionNetwork(V, D, context, dropout=0.0, each_dropout=0.0)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -47,13 +54,13 @@ def selection(context=0):
 @pytest.mark.parametrize("context", [0, D])
 @pytest.mark.parametrize("piece", [10**6, 3 * V * D, 3 * D])
 @pytest.mark.parametrize("alone", [False, True])
-def test_batched_variables_are_one_network_a_variable(context, piece, alone, monkeypatch):
+def test_variable_selection_batched_equals_one_network_per_variable(context, piece, alone, monkeypatch):
     """Outputs and gradients; also when a CPU takes the rows in pieces, and one variable after the other."""
     monkeypatch.setattr(tft_layers, "PIECE", piece)
-    monkeypatch.setattr(tft_layers, "onednn_takes", lambda multiplications: alone)
-    taken, in_rows = [], VariableSelection._in_rows
+    monkeypatch.setattr(tft_layers, "should_use_onednn", lambda multiplications: alone)
+    taken, in_rows = [], VariableSelectionNetwork._in_rows
     monkeypatch.setattr(
-        VariableSelection, "_in_rows", lambda self, *given: taken.append(len(given[1])) or in_rows(self, *given)
+        VariableSelectionNetwork, "_in_rows", lambda self, *given: taken.append(len(given[1])) or in_rows(self, *given)
     )
     ours, x_BTV = selection(context), torch.randn(B, T, V)
     context_B1D = torch.randn(B, 1, D) if context else None
@@ -69,23 +76,23 @@ def test_batched_variables_are_one_network_a_variable(context, piece, alone, mon
     assert taken == ([1] * V if alone else [V])
 
 
-def test_dropout_inside_the_variables_leaves_the_mean_and_is_off_in_evaluation():
+def test_variable_selection_dropout_is_off_in_evaluation():
     plain, x_BTV = selection(), torch.randn(B, T, V)
-    dropping = VariableSelection(V, D, 0, dropout=0.0, each_dropout=0.5)
+    dropping = VariableSelectionNetwork(V, D, 0, dropout=0.0, each_dropout=0.5)
     dropping.load_state_dict(plain.state_dict())
     assert not torch.allclose(dropping(x_BTV)[0], plain(x_BTV)[0], atol=1e-3)
     torch.testing.assert_close(dropping.eval()(x_BTV)[0], plain(x_BTV)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_one_variable_is_chosen_whole():
-    chosen_BTD, weight_BTV = VariableSelection(1, D, 0, 0.0, 0.0)(torch.randn(B, T, 1))
+def test_variable_selection_of_one_variable_has_weight_1():
+    chosen_BTD, weight_BTV = VariableSelectionNetwork(1, D, 0, 0.0, 0.0)(torch.randn(B, T, 1))
     assert (weight_BTV == 1).all() and chosen_BTD.shape == (B, T, D)
 
 
-def test_the_gated_residual_network_by_hand():
+def test_gated_residual_network_equals_paper_equations():
     """Equations 2 to 5 with a context, in NumPy's terms."""
     torch.manual_seed(0)
-    grn = GRN(4, D, outputs=3, context=2)
+    grn = GatedResidualNetwork(4, D, outputs=3, context=2)
     x, c = torch.randn(6, 4), torch.randn(6, 2)
     eta2 = functional.elu(x @ grn.outer.weight.T + grn.outer.bias + c @ grn.context.weight.T)
     eta1 = eta2 @ grn.inner.weight.T + grn.inner.bias
@@ -96,9 +103,9 @@ def test_the_gated_residual_network_by_hand():
     torch.testing.assert_close(grn(x, c), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_attention_sees_itself_and_what_was_before():
+def test_interpretable_attention_is_causal():
     torch.manual_seed(0)
-    layer, x_BUD = InterpretableAttention(D, 2, positions=9, asking=4), torch.randn(B, 9, D)
+    layer, x_BUD = InterpretableMultiHeadAttention(D, 2, positions=9, asking=4), torch.randn(B, 9, D)
     before, share_BSU = layer(x_BUD)
     assert torch.allclose(share_BSU.sum(-1), torch.ones(B, 4))
     assert (share_BSU[:, 1, :7] > 0).all() and (share_BSU[:, 1, 7:] == 0).all()
@@ -107,9 +114,9 @@ def test_attention_sees_itself_and_what_was_before():
     assert torch.equal(after[:, :2], before[:, :2]) and not torch.allclose(after[:, 2], before[:, 2])
 
 
-def test_a_step_ahead_does_not_read_later_known_inputs():
+def test_tft_forecast_step_ignores_known_inputs_of_later_steps():
     torch.manual_seed(0)
-    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"))).eval()
+    network = TFT(V, T, ForecastTask(4), TFTSpec(width=D, known=("k0", "k1"))).eval()
     x_BTF, known_BSK = torch.randn(B, T, V), torch.randn(B, 4, 2)
     before = network(x_BTF, known_BSK)
     known_BSK[:, 2:] += 3
@@ -126,10 +133,10 @@ def test_a_step_ahead_does_not_read_later_known_inputs():
         ("decoded", {"enrich", "attention", "attended", "feed"}),
     ],
 )
-def test_what_a_closed_gate_leaves_out_is_what_the_paper_has_behind_it(gate, silent):
+def test_tft_closed_gate_blocks_gradient_to_skipped_layers(gate, silent):
     """Figure 2: each gate can skip its part, the last one all that comes after the LSTMs."""
     torch.manual_seed(0)
-    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"))).double().eval()
+    network = TFT(V, T, ForecastTask(4), TFTSpec(width=D, known=("k0", "k1"))).double().eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # else norms with bias 0 hide a part
@@ -146,27 +153,27 @@ def test_what_a_closed_gate_leaves_out_is_what_the_paper_has_behind_it(gate, sil
     assert felt == parts - silent and gate in felt
 
 
-def test_what_it_looked_at_is_told():
-    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"), static=("s0", "s1", "s2")))
-    told = network.explain(torch.randn(B, T, V), torch.randn(B, 4, 2), torch.randn(B, 3))
+def test_tft_explain_returns_shares_that_sum_to_1():
+    network = TFT(V, T, ForecastTask(4), TFTSpec(width=D, known=("k0", "k1"), static=("s0", "s1", "s2")))
+    reported = network.explain(torch.randn(B, T, V), torch.randn(B, 4, 2), torch.randn(B, 3))
     shapes = {"past_BTF": (B, T, V), "future_BSK": (B, 4, 2), "static_BV": (B, 3), "attention_BSU": (B, 4, T + 4)}
     for name, shape in shapes.items():
-        share = getattr(told, name)
+        share = getattr(reported, name)
         assert share.shape == shape and not share.requires_grad, name
         torch.testing.assert_close(share.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=1e-5)
-    told = TFT(V, T, 3, TFTSpec(width=D)).explain(torch.randn(B, T, V))
-    assert told.future_BSK is None and told.static_BV is None and told.attention_BSU.shape == (B, 1, T)
+    reported = TFT(V, T, 3, TFTSpec(width=D)).explain(torch.randn(B, T, V))
+    assert reported.future_BSK is None and reported.static_BV is None and reported.attention_BSU.shape == (B, 1, T)
 
 
 @pytest.mark.parametrize(
     "settings", [{"width": 0}, {"heads": 3}, {"static": ("s", "s")}, {"known": 2}, {"ahead": -1}, {"each_dropout": 1.0}]
 )
-def test_settings_check_themselves(settings):
+def test_tft_spec_invalid_values_raise_settings_error(settings):
     with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
         TFTSpec(**settings)
 
 
-def test_a_classifier_reads_what_is_known_of_the_steps_ahead():
+def test_tft_classifier_uses_known_and_static_inputs():
     torch.manual_seed(0)
     network = TFT(V, T, 3, TFTSpec(width=D, known=("clock",), static=("symbol",), ahead=4)).eval()
     x_BTF, known_BSK, static_BV = torch.randn(B, T, V), torch.randn(B, 4, 1), torch.randn(B, 1)

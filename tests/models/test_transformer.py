@@ -16,7 +16,7 @@ NETWORKS = [
 
 
 @pytest.mark.parametrize(("kind", "spec"), NETWORKS)
-def test_every_parameter_feels_the_loss(kind, spec):
+def test_transformer_gradient_reaches_every_parameter(kind, spec):
     torch.manual_seed(0)
     network = kind(6, 16, 3, spec)
     logits_BC = network(torch.randn(9, 16, 6))
@@ -27,7 +27,7 @@ def test_every_parameter_feels_the_loss(kind, spec):
 
 
 @pytest.mark.parametrize(("kind", "spec"), NETWORKS)
-def test_one_batch_can_be_learned_by_heart(kind, spec):
+def test_transformer_overfits_one_batch(kind, spec):
     torch.manual_seed(0)
     network = kind(6, 16, 3, spec).train()
     x_BTF, y_B = torch.randn(24, 16, 6), torch.arange(24) % 3
@@ -40,7 +40,7 @@ def test_one_batch_can_be_learned_by_heart(kind, spec):
 
 
 @pytest.mark.parametrize("instance_norm", [True, False])
-def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
+def test_patchtst_swapped_channels_give_same_logits(instance_norm):
     """Exchange two channels and their parts of the head: the same logits."""
     torch.manual_seed(0)
     network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=instance_norm)).eval()
@@ -51,7 +51,7 @@ def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
     torch.testing.assert_close(network(x_BTF[:, :, swap]), before, atol=1e-5, rtol=1e-5)
 
 
-def test_with_instance_norm_scale_and_level_reach_only_the_head():
+def test_patchtst_with_instance_norm_level_and_scale_reach_head_only():
     torch.manual_seed(0)
     network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, read=4)).eval()
     x_BTF = torch.randn(5, 16, 4)
@@ -63,7 +63,7 @@ def test_with_instance_norm_scale_and_level_reach_only_the_head():
 
 @pytest.mark.parametrize(("kind", "small"), [(PatchTST, {"patch": 4, "stride": 4}), (ITransformer, {})])
 @pytest.mark.parametrize("instance_norm", [True, False])
-def test_classes_read_a_few_numbers_of_each_code_through_one_map(kind, small, instance_norm):
+def test_transformer_read_head_equals_equivalent_full_head(kind, small, instance_norm):
     """As a head that reads the whole code, and whose part for a channel is that channel's weights times the map."""
     torch.manual_seed(0)
     few = kind(4, 16, 3, kind.Spec(**small, instance_norm=instance_norm, read=2)).eval()
@@ -80,7 +80,7 @@ def test_classes_read_a_few_numbers_of_each_code_through_one_map(kind, small, in
     torch.testing.assert_close(few(x_BTF), whole(x_BTF), atol=1e-5, rtol=1e-5)
 
 
-def test_settings_check_themselves():
+def test_transformer_specs_invalid_values_raise_settings_error():
     with pytest.raises(SettingsError, match="divisor of 16"):
         PatchTSTSpec(heads=3)
     with pytest.raises(SettingsError, match="shorter than a patch"):

@@ -8,21 +8,21 @@ import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, FileError, SettingsError, WorkspaceError
 from ml_factory.storage import artifact_registry as registry_module
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import encode_state
 
 
 @pytest.fixture
 def registry(tmp_path):
-    return Registry(tmp_path / "models")
+    return ArtifactRegistry(tmp_path / "models")
 
 
 def put(registry, value, horizon=20, name="xgboost", symbol="ES", kind="model"):
     return registry.register(symbol, kind, name, {"value": np.full(3, value)}, {"horizon": horizon, "value": value})
 
 
-def test_register_find_load(registry, tmp_path):
+def test_registry_register_find_and_load_return_same_artifact(registry, tmp_path):
     artifact = put(registry, 1)
     assert artifact.path == tmp_path / "models/ES" / f"model-xgboost-{artifact.hash[:12]}"
     found = registry.find("ES", 20, "xgboost")
@@ -33,7 +33,7 @@ def test_register_find_load(registry, tmp_path):
     assert registry.find("ES") == registry.find("ES", value=1, kind="model") == artifact
 
 
-def test_the_newest_is_the_highest_sequence_whatever_the_clock_says(registry):
+def test_registry_find_returns_highest_sequence_regardless_of_mtime(registry):
     artifacts = [put(registry, value) for value in (3, 1, 2)]
     assert [one.sequence for one in artifacts] == [1, 2, 3]
     for number, artifact in enumerate(artifacts):
@@ -44,12 +44,12 @@ def test_the_newest_is_the_highest_sequence_whatever_the_clock_says(registry):
     assert registry.find("ES", 20) == again and len(registry.list("ES")) == 3
 
 
-def test_facts_come_back_as_json_holds_them(registry):
+def test_registry_facts_are_returned_as_json_values(registry):
     registry.register("ES", "model", "lstm", {}, {"loss": np.float64("nan"), "rows": np.int64(5), "frames": (15, 30)})
     assert registry.find("ES").facts == {"loss": None, "rows": 5, "frames": [15, 30]}
 
 
-def test_an_interrupted_registration_does_not_exist(registry):
+def test_registry_find_ignores_interrupted_registration(registry):
     whole = put(registry, 1)
     half = whole.path.with_name("model-xgboost-0123456789ab")
     half.mkdir()
@@ -57,7 +57,7 @@ def test_an_interrupted_registration_does_not_exist(registry):
     assert registry.find("ES") == whole
 
 
-def test_damage_is_named(registry, caplog):
+def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplog):
     old, new = put(registry, 1), put(registry, 2)
     assert new.is_intact()
     (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
@@ -83,7 +83,7 @@ def test_damage_is_named(registry, caplog):
         assert len(caplog.records) == 1 and new.path.name in caplog.text
 
 
-def test_names_that_cannot_be_folders(registry):
+def test_registry_register_with_invalid_names_raises(registry):
     for kind, name in (("../model", "x"), ("model", "a/b"), ("model", ""), ("mo-del", "x")):
         with pytest.raises(SettingsError, match="folder"):
             registry.register("ES", kind, name, {})
@@ -91,13 +91,13 @@ def test_names_that_cannot_be_folders(registry):
         registry.register("es", "model", "x", {})
 
 
-def test_processes_that_register_at_once_get_different_sequences(registry, tmp_path, spawn):
+def test_registry_concurrent_registrations_get_distinct_sequences(registry, tmp_path, spawn):
     code = """
 import sys
 from ml_factory.storage import artifact_registry as registry_module
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 for i in range(8):
-    Registry(sys.argv[1]).register("ES", "model", "m" + sys.argv[2], {"i": i})
+    ArtifactRegistry(sys.argv[1]).register("ES", "model", "m" + sys.argv[2], {"i": i})
 """
     processes = [spawn(code, tmp_path / "models", number) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
@@ -111,7 +111,7 @@ def observed(registry, artifact):
     return [(one.depth, one.kind, one.name, one.hash[:8], one.available) for one in registry.lineage(artifact)]
 
 
-def test_the_lineage_of_a_stack_of_a_stack(registry):
+def test_registry_lineage_of_nested_stack_matches_hand_built_tree(registry):
     """By hand: a pool on (a, b), b itself on a; a is registered twice with other content, and only one is meant."""
     a = registry.register("ES", "model", "lstm", {"v": 1}, {}, {"run": "train-1", "data": "d" * 64})
     registry.register("ES", "model", "lstm", {"v": 2}, {}, {"run": "train-9", "data": "e" * 64})
@@ -133,7 +133,7 @@ def test_the_lineage_of_a_stack_of_a_stack(registry):
     assert registry.lineage(registry.find("ES", kind="stack")) == registry.lineage(top)  # as read from the disk
 
 
-def test_a_lineage_says_what_is_gone_or_torn_and_never_goes_round(registry):
+def test_registry_lineage_marks_absent_and_torn_artifacts_and_breaks_cycles(registry):
     base = registry.register("ES", "model", "lstm", {"v": 1})
     top = registry.register("ES", "stack", "stack", {"v": 2}, {}, {"models": {"lstm": base.hash, "gru": "f" * 64}})
     (base.path / "state.safetensors").write_bytes(b"torn")
@@ -143,7 +143,7 @@ def test_a_lineage_says_what_is_gone_or_torn_and_never_goes_round(registry):
     assert [line[0] for line in observed(registry, top)] == [0, 1, 2, 1]
 
 
-def test_an_artifact_of_the_first_version_has_the_lineage_its_facts_tell(registry):
+def test_registry_artifact_of_version_1_derives_lineage_from_facts(registry):
     base = put(registry, 1)
     run = {"settings": {"base_models": ["xgboost"], "bases": [base.hash]}}
     top = registry.register("ES", "stack", "stack", {}, {"run_id": "stack-1", "data": "d" * 64, "run": run})
@@ -155,8 +155,8 @@ def test_an_artifact_of_the_first_version_has_the_lineage_its_facts_tell(registr
     assert [one.kind for one in registry.lineage(found)] == ["stack", "run", "data", "model"]
 
 
-def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
-    there = Registry(tmp_path / "elsewhere").register(
+def test_import_artifact_accepts_whole_copy_and_rejects_altered_record(registry, tmp_path):
+    there = ArtifactRegistry(tmp_path / "elsewhere").register(
         "ES", "model", "gru", {"v": 1}, {"horizon": 5}, {"data": "d" * 64}
     )
     put(registry, 1)
@@ -171,9 +171,9 @@ def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
     assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()
 
 
-def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
+def test_registry_register_with_lost_write_raises_and_lists_no_artifact(tmp_path, monkeypatch):
     """A write reports success and stores nothing: the checkpoints behind the artifact must not be released for it."""
-    registry, dropped = Registry(tmp_path), [2]
+    registry, dropped = ArtifactRegistry(tmp_path), [2]
     write = files.write
 
     def forgetful(path, data):
@@ -190,7 +190,7 @@ def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
     assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).is_intact()
 
 
-def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatch, caplog):
+def test_registry_on_full_drive_retries_local_fallback_once_a_minute(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     now, offered = [1000.0], []
@@ -200,10 +200,10 @@ def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatc
         offered.append(folder)
         raise FileError("No space left")
 
-    registry = Registry(tmp_path / "drive" / "models")
+    registry = ArtifactRegistry(tmp_path / "drive" / "models")
     kept = put(registry.local_fallback, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "import_artifact", full)
+        patch.setattr(ArtifactRegistry, "import_artifact", full)
         for moment in (1000.0, 1001.0, 1059.0, 1060.5):
             now[0] = moment
             assert registry.find("ES").hash == kept.hash and not registry.is_persisted(registry.find("ES"))

@@ -14,7 +14,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint, to_json_value
 
 
-def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path):
+def test_a_file_is_replaced_whole_and_nothing_stays_other_it(tmp_path):
     file = tmp_path / "deep" / "a.bin"
     for data in (b"old", b"new and longer", b""):
         files.write(file, data)
@@ -37,7 +37,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_a_full_disk_is_said_in_words_and_leaves_the_old_file(tmp_path, disk_full_beyond):
+def test_a_full_disk_is_output_in_words_and_leaves_the_old_file(tmp_path, disk_full_beyond):
     file = tmp_path / "a.bin"
     file.write_bytes(b"old")
     with (

@@ -21,7 +21,7 @@ def machines(gcs_bucket, tmp_path):  # noqa: F811
     return BucketMirror(gcs_bucket, tmp_path / "one"), BucketMirror(gcs_bucket, tmp_path / "two")
 
 
-def test_what_one_machine_pushes_another_pulls_once(machines):
+def test_bucket_mirror_pushed_files_are_pulled_once_by_other_machine(machines):
     one, two = machines
     write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 20_000)
     write(one, "models/MES/a/artifact.json", b'{"hash": "x"}')
@@ -35,7 +35,7 @@ def test_what_one_machine_pushes_another_pulls_once(machines):
     assert not any(step.pulled or step.pushed or step.removed for step in again)
 
 
-def test_only_the_places_asked_for_move(machines):
+def test_bucket_mirror_push_and_pull_move_given_prefix_only(machines):
     one, two = machines
     for symbol in ("MES", "MGC"):
         write(one, f"data/processed/{symbol}/part.npy", symbol.encode())
@@ -46,7 +46,7 @@ def test_only_the_places_asked_for_move(machines):
     assert two.pull("data/processed/MGC/").pulled == ("data/processed/MGC/part.npy",)
 
 
-def test_a_change_on_either_side_reaches_the_other_and_a_removal_too(machines):
+def test_bucket_mirror_propagates_changes_and_removals(machines):
     one, two = machines
     write(one, "results/a.json", b"1")
     write(one, "results/b.npy", b"2")
@@ -62,7 +62,7 @@ def test_a_change_on_either_side_reaches_the_other_and_a_removal_too(machines):
     assert not (one.folder / "results/b.npy").exists()
 
 
-def test_what_was_changed_here_is_not_overwritten_by_what_came_from_elsewhere(machines):
+def test_bucket_mirror_pull_keeps_locally_changed_file(machines):
     one, two = machines
     write(one, "results/a.json", b"first")
     one.push()
@@ -74,7 +74,7 @@ def test_what_was_changed_here_is_not_overwritten_by_what_came_from_elsewhere(ma
     assert (two.folder / "results/a.json").read_bytes() == b"mine, not pushed yet"
 
 
-def test_a_machine_that_dies_while_pushing_names_nothing_that_is_not_there(machines, monkeypatch):
+def test_bucket_mirror_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch):
     one, two = machines
     for part in range(3):
         write(one, f"set/part-{part}.npy", bytes(1000 + part))
@@ -101,7 +101,7 @@ def test_a_machine_that_dies_while_pushing_names_nothing_that_is_not_there(machi
     assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
 
 
-def test_a_copy_that_arrives_damaged_replaces_nothing(machines, monkeypatch):
+def test_bucket_mirror_pull_of_damaged_copy_raises_and_keeps_file(machines, monkeypatch):
     one, two = machines
     write(one, "results/a.npy", b"good" * 100)
     one.push()
@@ -122,7 +122,7 @@ def test_a_copy_that_arrives_damaged_replaces_nothing(machines, monkeypatch):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_is_written_over_while_it_is_fetched_comes_as_it_is_then(machines, monkeypatch, times):
+def test_bucket_mirror_pull_of_file_changed_in_transfer_gets_newest_content(machines, monkeypatch, times):
     """A lease beats while another machine pulls."""
     one, two = machines
     beats = iter(range(times))
@@ -141,7 +141,7 @@ def test_what_is_written_over_while_it_is_fetched_comes_as_it_is_then(machines, 
     assert two.pull().pulled == ()
 
 
-def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path, monkeypatch):
+def test_bucket_mirror_pull_skips_names_outside_workspace(machines, tmp_path, monkeypatch):
     """GCS allows any name; the emulator does not, so its listing is patched to return what the real one might."""
     one, two = machines
     write(one, "kept.npy", b"1")
@@ -154,7 +154,7 @@ def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
-def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machines, monkeypatch, caplog):
+def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, monkeypatch, caplog):
     one, two = machines
     write(one, "checkpoints/slot-1.ckpt", b"first")
     began, may_go_on, send = threading.Event(), threading.Event(), one._send
@@ -186,7 +186,7 @@ def _refuse():
     raise WorkspaceError("no right to write")
 
 
-def test_a_slot_written_over_on_its_way_up_does_not_hold_up_the_others(machines, monkeypatch):
+def test_bucket_mirror_push_skips_slot_overwritten_in_transfer(machines, monkeypatch):
     one, two = machines
     for name in ("a", "b", "c"):
         write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
@@ -206,7 +206,7 @@ def test_a_slot_written_over_on_its_way_up_does_not_hold_up_the_others(machines,
     assert (two.folder / "checkpoints/slot-b.ckpt").read_bytes() == b"longer than before"
 
 
-def test_locks_and_half_written_files_stay_here(machines):
+def test_bucket_mirror_push_skips_locks_and_temporary_files(machines):
     one, _ = machines
     for name in ("models/MES/.registry.lock", "checkpoints/r/p/owner.lock", "raw/.MES.parquet.12-3.tmp"):
         write(one, name, b"x")
@@ -214,12 +214,12 @@ def test_locks_and_half_written_files_stay_here(machines):
 
 
 @pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x", "bucket/x"])
-def test_what_is_no_bucket_is_refused(url, tmp_path):
+def test_bucket_mirror_with_invalid_url_raises(url, tmp_path):
     with pytest.raises(SettingsError, match="not the address of a bucket"):
         BucketMirror(url, tmp_path)
 
 
-def test_a_bucket_that_is_not_there_is_one_clear_line(machines, tmp_path):
+def test_bucket_mirror_with_absent_bucket_raises_with_address(machines, tmp_path):
     mirror = BucketMirror("gs://absent/mine", tmp_path / "three")
     write(mirror, "a.npy", b"1")
     with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):

@@ -15,7 +15,7 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FileError, UnresponsiveMountError
 from ml_factory.storage import mounts
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mounts import mount_of
@@ -74,11 +74,11 @@ def test_every_operation_does_there_what_it_does_here(drive, tmp_path):
             files.write(file / "below a file", b"")
 
 
-def test_this_process_asks_nothing_of_a_mount_itself(drive, untouched):
+def test_this_process_requests_nothing_of_a_mount_itself(drive, untouched):
     files.write_json(drive / "a" / "b.json", {"x": 1})
     assert files.read_json(drive / "a" / "b.json") == {"x": 1}
     assert files.names(drive / "a") == ["b.json"] and files.is_folder(drive / "a")
-    registry = Registry(drive / "models")
+    registry = ArtifactRegistry(drive / "models")
     artifact = registry.register("DEMO", "model", "toy", {"a": np.ones(3)}, {"horizon": 5})
     assert registry.find("DEMO", 5).hash == artifact.hash and artifact.is_intact()
     assert artifact.load_state()["a"].tolist() == [1, 1, 1]
@@ -98,7 +98,7 @@ def test_links_lead_onto_a_mount_and_are_not_followed_inside(drive, tmp_path, un
     assert files.read(drive / "x" / "y" / "z") == b"1"
 
 
-def test_a_mount_that_hangs_is_said_to_be_silent_and_asked_briefly_until_it_answers(drive):
+def test_a_mount_that_hangs_is_output_to_be_silent_and_requested_briefly_until_it_answers(drive):
     files.write_json(drive / "whole.json", [])
     os.mkfifo(drive / "hangs")
     with pytest.raises(UnresponsiveMountError, match="no answer for 3 s"):
@@ -110,8 +110,8 @@ def test_a_mount_that_hangs_is_said_to_be_silent_and_asked_briefly_until_it_answ
         files.sha256(drive / "hangs")
 
 
-def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
-    registry = Registry(drive / "models")
+def test_a_registry_that_is_not_received_of_is_no_empty_one(drive):
+    registry = ArtifactRegistry(drive / "models")
     artifact = registry.register("DEMO", "model", "toy", {"a": 1}, {"horizon": 5})
     state = artifact.path / "state.safetensors"
     state.unlink()
@@ -126,7 +126,7 @@ def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
             query("DEMO")
 
 
-def test_threads_ask_one_mount_at_once(drive):
+def test_threads_query_one_mount_at_once(drive):
     os.mkfifo(drive / "hangs")
     files.write_json(drive / "whole.json", [1])
     received = []
@@ -184,7 +184,7 @@ def test_a_process_ends_while_its_question_hangs(drive, spawn):
     assert process.wait(60) == 0
 
 
-def test_a_child_made_by_fork_asks_by_a_child_of_its_own(drive, spawn):
+def test_a_child_made_by_fork_requests_by_a_child_of_its_own(drive, spawn):
     code = """
 import os, sys
 from ml_factory.storage.files import files

@@ -42,7 +42,7 @@ def test_mounts_are_named_by_the_files_object_alone():
     assert found == {"ml_factory/storage/mounts.py", "ml_factory/storage/files.py"}
 
 
-def test_nobody_catches_an_unresponsive_mount_only_to_raise_it_again():
+def test_no_process_catches_an_unresponsive_mount_only_to_raise_it_again():
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ExceptHandler) and "UnresponsiveMountError" in ast.unparse(node.type or node):

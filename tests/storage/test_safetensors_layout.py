@@ -11,15 +11,15 @@ from safetensors.numpy import load
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
-from ml_factory.storage.safetensors_layout import Layout, NonFiniteError, TensorEntry
-from ml_factory.storage.serialization import decode_state, encode_state, plan_layout
+from ml_factory.storage.safetensors_layout import NonFiniteError, SafetensorsLayout, TensorEntry
+from ml_factory.storage.serialization import decode_state, encode_state, plan_state_layout
 
 NAN, INF = float("nan"), float("inf")
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("bBhHiIqQefd?"), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
-def test_the_library_reads_what_was_laid_out(kinds):
+def test_encode_state_is_read_by_safetensors_library(kinds):
     state = {str(i): np.arange(np.prod(shape, dtype=int)).astype(kind).reshape(shape)
              for i, (kind, shape) in enumerate(kinds)}  # fmt: skip
     read = load(encode_state(state))
@@ -34,28 +34,28 @@ def test_the_library_reads_what_was_laid_out(kinds):
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("at", [0, 131_071, 131_072, 299_999])
-def test_a_tensor_that_is_not_finite_is_refused_by_name(bad, dtype, at):
+def test_staging_buffer_copy_of_non_finite_tensor_raises_with_name(bad, dtype, at):
     weights = torch.linspace(-3, 3, 300_000).to(dtype)
     state = {"step": 3, "network": {"good": torch.ones(3), "w": weights}}
-    StagingBuffer().copy(plan_layout(state, finite=True))
+    StagingBuffer().copy(plan_state_layout(state, finite=True))
     weights[at] = bad
     with pytest.raises(NonFiniteError, match=r"\['network'\]\['w'\]"):
-        StagingBuffer().copy(plan_layout(state, finite=True))
+        StagingBuffer().copy(plan_state_layout(state, finite=True))
     decode_state(encode_state(state))  # a finished artifact is not asked
 
 
-def test_numbers_whose_squares_overflow_are_finite_all_the_same():
+def test_staging_buffer_copy_accepts_finite_values_with_overflowing_squares():
     huge = {"network": torch.full((1000,), 3e38), "optimizer": {"v": np.full(10, 1e300)}}
-    StagingBuffer().copy(plan_layout(huge, finite=True))
+    StagingBuffer().copy(plan_state_layout(huge, finite=True))
 
 
 @pytest.mark.parametrize("name", ["weights", "optimizer", "ema"])
-def test_arrays_that_training_changes_are_looked_at_too(name):
+def test_staging_buffer_copy_of_non_finite_training_array_raises(name):
     with pytest.raises(NonFiniteError, match=name):
-        StagingBuffer().copy(plan_layout({name: [{"m": np.array([1.0, NAN])}]}, finite=True))
+        StagingBuffer().copy(plan_state_layout({name: [{"m": np.array([1.0, NAN])}]}, finite=True))
 
 
-def test_nan_and_infinity_elsewhere_are_kept_as_they_are(tmp_path):
+def test_checkpoint_manager_keeps_nan_and_infinity_outside_weights(tmp_path):
     state = {
         "memory": {"best_loss": INF, "history": [{"val_loss": NAN}]},
         "p": [np.array([[NAN, 0.5], [INF, 1]])],
@@ -69,7 +69,7 @@ def test_nan_and_infinity_elsewhere_are_kept_as_they_are(tmp_path):
     assert torch.equal(found["network"]["attention_mask"], state["network"]["attention_mask"])
 
 
-def test_a_refused_state_leaves_the_checkpoint_before_it(tmp_path):
+def test_checkpoint_manager_refusing_non_finite_state_keeps_last_checkpoint(tmp_path):
     with CheckpointManager(tmp_path, run="r") as manager:
         manager.save_checkpoint("p", {"network": torch.ones(3)}, force=True)
         with pytest.raises(NonFiniteError, match="1 of"):
@@ -77,14 +77,14 @@ def test_a_refused_state_leaves_the_checkpoint_before_it(tmp_path):
         assert torch.equal(manager.load_latest_checkpoint("p")["state"]["network"], torch.ones(3))
 
 
-def test_the_buffer_is_reused_and_grows():
+def test_staging_buffer_is_reused_and_grows_for_larger_state():
     staging = StagingBuffer()
-    first = staging.copy(plan_layout({"a": np.ones(1000)}))
+    first = staging.copy(plan_state_layout({"a": np.ones(1000)}))
     place = np.frombuffer(first, np.uint8).ctypes.data
-    again = staging.copy(plan_layout({"a": np.zeros(1000)}))
+    again = staging.copy(plan_state_layout({"a": np.zeros(1000)}))
     assert np.frombuffer(again, np.uint8).ctypes.data == place
     assert not decode_state(bytes(again))["a"].any()
-    large = staging.copy(plan_layout({"a": np.arange(100_000)}))
+    large = staging.copy(plan_state_layout({"a": np.arange(100_000)}))
     assert decode_state(bytes(large))["a"][-1] == 99_999
     head = bytes(large[8 : 8 + int.from_bytes(large[:8], "little")])
     assert (8 + len(head)) % 64 == 0 and set(json.loads(head)) == {"['a']", "tree"}
@@ -97,17 +97,18 @@ def test_tensors_of_a_device_give_the_bytes_of_tensors_in_memory(monkeypatch, dt
     given = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
     floats = dtype if dtype == "float32" else ""
     layouts = [
-        Layout({"['w']": TensorEntry(data, dtype, (2, 3), floats)}) for data in (given.reshape(-1), given.numpy())
+        SafetensorsLayout({"['w']": TensorEntry(data, dtype, (2, 3), floats)})
+        for data in (given.reshape(-1), given.numpy())
     ]
     files = [bytearray(layout.size) for layout in layouts]
     for layout, file in zip(layouts, files, strict=True):
         layout.fill(memoryview(file))
     assert files[0] == files[1] and np.array_equal(load(bytes(files[0]))["['w']"], given.numpy())
-    assert layouts[0].on_device and not layouts[1].on_device
+    assert layouts[0].is_on_device and not layouts[1].is_on_device
 
 
 def test_a_tensor_of_a_device_that_is_not_finite_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    layout = Layout({"['w']": TensorEntry(torch.tensor([1.0, INF]), "float32", (2,), "float32")})
+    layout = SafetensorsLayout({"['w']": TensorEntry(torch.tensor([1.0, INF]), "float32", (2,), "float32")})
     with pytest.raises(NonFiniteError, match=r"state\['w'\]"):
         layout.fill(memoryview(bytearray(layout.size)))

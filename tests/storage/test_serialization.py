@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.serialization import decode_state, encode_state, load_state, save_state
+from ml_factory.storage.serialization import decode_state, encode_state, read_state_file, write_state_file
 
 
 def same(a, b) -> bool:
@@ -66,19 +66,19 @@ trees = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.text(max_size=3), trees, max_size=4))
-def test_round_trip_is_exact_and_bytes_are_canonical(state):
+def test_encode_state_round_trip_is_exact_and_bytes_are_canonical(state):
     data = encode_state(state)
     back = decode_state(data)
     assert same(state, back)
     assert encode_state(back) == data
 
 
-def test_tags_of_the_format_are_ordinary_keys_of_a_state():
+def test_encode_state_with_format_tags_as_keys_round_trips():
     state = {"dict": {"array": ["0", "<f4", []]}, "tree": 1, "0": {"int": "0x1"}, "": {"tensor": None}}
     assert same(state, decode_state(encode_state(state)))
 
 
-def test_numpy_scalars_strides_and_order():
+def test_encode_state_round_trips_numpy_scalars_strides_and_order():
     base = np.arange(24.0).reshape(4, 6)
     state = {
         "s": np.float32(2.5),
@@ -109,22 +109,22 @@ def test_numpy_scalars_strides_and_order():
     ],
 )
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_tensors(dtype, shape):
+def test_encode_state_round_trips_tensors_of_each_dtype_and_shape(dtype, shape):
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
     back = decode_state(encode_state({"t": tensor}))["t"]
     assert same(tensor, back)
     back.zero_()
 
 
-def test_an_optimizer_and_a_model_come_back(tmp_path):
+def test_save_state_round_trips_torch_model_and_optimizer(tmp_path):
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "parameter": model.weight}
     assert isinstance(state["model"], OrderedDict)
-    save_state(tmp_path / "s", state)
-    back = load_state(tmp_path / "s")
+    write_state_file(tmp_path / "s", state)
+    back = read_state_file(tmp_path / "s")
     assert same(dict(state["model"]), back["model"])
     assert same(state["optimizer"], back["optimizer"])
     other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
@@ -134,7 +134,7 @@ def test_an_optimizer_and_a_model_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("view", [lambda t: t.T, lambda t: t[:, 1:], lambda t: t.conj(), lambda t: t.imag])
-def test_views_of_tensors(view):
+def test_encode_state_round_trips_tensor_views(view):
     tensor = view(torch.arange(6).reshape(2, 3).to(torch.complex64) * (1 + 2j))
     back = decode_state(encode_state({"t": tensor}))["t"]
     assert torch.equal(tensor.resolve_conj().resolve_neg(), back)
@@ -158,13 +158,13 @@ class _Text(str):
         (torch.eye(2).to_sparse(), "sparse"),
     ],
 )
-def test_anything_else_is_refused_by_name_and_place(value, name):
+def test_encode_state_of_unsupported_type_raises_with_type_and_path(value, name):
     with pytest.raises(CheckpointError) as caught:
         encode_state({"ok": 1, "deep": [0, {"x": value}]})
     assert name in str(caught.value) and "state['deep'][1]['x']" in str(caught.value)
 
 
-def test_a_state_that_holds_itself_and_one_that_is_no_dict():
+def test_encode_state_of_self_reference_or_non_dict_raises():
     loop = {}
     loop["again"] = [loop]
     with pytest.raises(CheckpointError, match="hold itself"):
@@ -173,7 +173,7 @@ def test_a_state_that_holds_itself_and_one_that_is_no_dict():
         encode_state([1])
 
 
-def test_damaged_bytes_are_refused_at_every_cut():
+def test_decode_state_of_bytes_truncated_anywhere_raises():
     data = encode_state({"a": np.arange(5), "b": "text", "t": torch.ones(3)})
     for size in range(len(data)):
         with pytest.raises(CheckpointError):
@@ -187,15 +187,15 @@ class _Bomb:
         return (exec, ("raise SystemExit('code ran')",))
 
 
-def test_pickles_and_files_of_others_are_refused(tmp_path):
+def test_decode_state_of_pickle_or_foreign_file_raises(tmp_path):
     for data in (pickle.dumps(_Bomb()), b"", b"PK\x03\x04", save({"a": np.zeros(2)}), b"{}" * 100):
         with pytest.raises(CheckpointError):
             decode_state(data)
     with pytest.raises(WorkspaceError, match="absent"):
-        load_state(tmp_path / "absent")
+        read_state_file(tmp_path / "absent")
     (tmp_path / "torn").write_bytes(encode_state({"a": 1})[:-1])
     with pytest.raises(CheckpointError, match="torn"):
-        load_state(tmp_path / "torn")
+        read_state_file(tmp_path / "torn")
 
 
 def with_tree(text: str) -> bytes:
@@ -221,7 +221,7 @@ def with_tree(text: str) -> bytes:
         '{"version":1,"state":' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
 )
-def test_hostile_trees_are_refused(tree):
+def test_decode_state_of_hostile_tree_raises(tree):
     assert set(load(with_tree(tree))) == {"0", "tree"}
     with pytest.raises(CheckpointError):
         decode_state(with_tree(tree))
@@ -232,6 +232,6 @@ def test_arrays_under_numbers_as_earlier_versions_wrote_them_are_read():
     assert same(decode_state(data), {"a": np.zeros(1, np.float32)})
 
 
-def test_a_later_version_is_named():
+def test_decode_state_of_later_version_raises_with_version():
     with pytest.raises(CheckpointError, match=r"later version.*version 2.*update"):
         decode_state(with_tree('{"version":2,"state":{"dict":{}}}'))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import workspace as module
-from ml_factory.storage.workspace import Workspace, check_symbol, legal_symbol
+from ml_factory.storage.workspace import Workspace, check_symbol, nearest_legal_symbol
 
 
-def test_folders_are_made_and_named_as_in_the_contract(tmp_path):
+def test_workspace_creates_documented_folders_and_paths(tmp_path):
     workspace = Workspace(tmp_path / "w")
     made = {str(path.relative_to(workspace.root)) for path in workspace.root.rglob("*")}
     assert made == {"data", "data/raw", "data/processed", "models", "checkpoints", "results"}
@@ -20,18 +20,18 @@ def test_folders_are_made_and_named_as_in_the_contract(tmp_path):
     assert Workspace(workspace) == Workspace(str(workspace.root)) == workspace
 
 
-def test_default_rule(tmp_path, monkeypatch):
+def test_workspace_default_root_follows_environment_then_checkout(tmp_path, monkeypatch):
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
     monkeypatch.setenv("ML_FACTORY_ROOT", str(tmp_path / "given"))
     assert Workspace("").root == Workspace(None).root == tmp_path / "given"
     monkeypatch.delenv("ML_FACTORY_ROOT")
-    assert module.default_root() == Path(module.__file__).resolve().parents[2] / "workspace"
+    assert module.default_workspace_root() == Path(module.__file__).resolve().parents[2] / "workspace"
     monkeypatch.setattr(module, "_CHECKOUT", tmp_path)  # installed without a checkout
     monkeypatch.chdir(tmp_path)
-    assert module.default_root() == tmp_path / "workspace"
+    assert module.default_workspace_root() == tmp_path / "workspace"
 
 
-def test_on_colab_the_root_is_on_drive_and_an_unmounted_drive_is_never_papered_over(tmp_path, monkeypatch):
+def test_workspace_on_colab_uses_drive_and_raises_if_drive_is_not_mounted(tmp_path, monkeypatch):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
     monkeypatch.delenv("ML_FACTORY_ROOT", raising=False)
     monkeypatch.setattr(module, "COLAB_ROOT", tmp_path / "MyDrive" / "ml_factory")
@@ -42,14 +42,14 @@ def test_on_colab_the_root_is_on_drive_and_an_unmounted_drive_is_never_papered_o
     assert Workspace().root == tmp_path / "MyDrive" / "ml_factory"
 
 
-def test_roots_that_cannot_be(tmp_path):
+def test_workspace_with_file_as_root_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkspaceError, match="cannot be made"):
         Workspace(tmp_path / "file")
 
 
 @pytest.mark.parametrize("symbol", ["MES", "6E", "BTC-USDT", "BRK.B", "A_1", "X" * 32])
-def test_legal_symbols(symbol):
+def test_check_symbol_returns_legal_symbol(symbol):
     assert check_symbol(symbol) == symbol
 
 
@@ -69,15 +69,15 @@ def test_legal_symbols(symbol):
         ("///", "such as 'MES'"),
     ],
 )
-def test_illegal_symbols_get_a_legal_proposal(symbol, proposal):
+def test_check_symbol_of_illegal_symbol_raises_with_legal_proposal(symbol, proposal):
     with pytest.raises(SettingsError) as caught:
         check_symbol(symbol)
     assert proposal in caught.value.next_step
 
 
 @given(st.text(max_size=60))
-def test_whatever_is_proposed_is_legal_and_stays_inside(text):
-    proposal = legal_symbol(text)
+def test_legal_symbol_of_any_text_is_legal_folder_name(text):
+    proposal = nearest_legal_symbol(text)
     if proposal:
         assert check_symbol(proposal) == proposal
         assert Path("/root", proposal).resolve().parent == Path("/root")

@@ -5,20 +5,20 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.data.resample import ResampledBars
+from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 
 MINUTE = 60_000_000_000
 FAR = 1 << 62
 
 
-def frame(bars: list[tuple], segment: list[int] | None = None, minutes: int = 5, start: int = 0) -> Frame:
+def frame(bars: list[tuple], segment: list[int] | None = None, minutes: int = 5, start: int = 0) -> ResampledBars:
     """Bars (open, high, low, close) one after the other."""
     values = np.array(bars, float).T
     starts = start + np.arange(len(bars), dtype=np.int64) * minutes * MINUTE
     segment = np.zeros(len(bars), np.int32) if segment is None else np.array(segment, np.int32)
-    return Frame(minutes, starts, starts + minutes * MINUTE, *values, None, segment, segment)
+    return ResampledBars(minutes, starts, starts + minutes * MINUTE, *values, None, segment, segment)
 
 
 @lru_cache(maxsize=16)
@@ -39,8 +39,8 @@ def gappy(seed: int, tick: float | None, days: int = 4) -> pd.DataFrame:
     return wild
 
 
-def close_of(base: Frame, market: MarketSpec) -> np.ndarray:
-    return sessions_of(base.known_at - 1, market.calendar).close_ns
+def close_of(base: ResampledBars, market: MarketSpec) -> np.ndarray:
+    return assign_sessions(base.known_at - 1, market.calendar).close_ns
 
 
 def assert_same_bits(whole: pd.DataFrame, other: pd.DataFrame, cut: int) -> int:

@@ -5,10 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.targets.barrier_kernels import BARRIERS, block_extremes, mean_share, scan
-from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
+from ml_factory.targets.barrier_kernels import (
+    BARRIERS,
+    average_uniqueness_kernel,
+    barrier_exit_kernel,
+    block_extremes_kernel,
+)
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels, triple_barrier_prices
 
 MINUTE = 60_000_000_000
 
@@ -42,7 +47,7 @@ def stepped(bars: np.ndarray, i: int, end: int, up: float, down: float) -> tuple
 
 @pytest.mark.parametrize("jump", [0.0, 4.0])
 @pytest.mark.parametrize("width", [0.002, 0.03, 0.3, 3.0])
-def test_a_stride_sees_what_steps_see(width, jump):
+def test_scan_by_blocks_equals_bar_by_bar_scan(width, jump):
     """From single bars to lives of 9,000 bars, over every level of blocks and from every offset into them."""
     n, horizon = 20_000, 9_000
     bars = market(n, seed=3, jump=jump)
@@ -58,7 +63,7 @@ def test_a_stride_sees_what_steps_see(width, jump):
     up, down = bars[3] * np.exp(width * ups), bars[3] * np.exp(-width * downs)
     none = (np.empty(0, np.int64), np.empty(0, np.int64))
     found = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64), *np.empty((3, len(entry)))
-    scan(tuple(bars), entry, end, (up, down), 0.0, horizon, (*bars[:3], *none), found)
+    barrier_exit_kernel(tuple(bars), entry, end, (up, down), 0.0, horizon, (*bars[:3], *none), found)
     for r, i in enumerate(entry):
         barrier, j, price, worst, best = stepped(bars, i, end[r], up[i], down[i])
         name = BARRIERS[found[0][r]]
@@ -67,10 +72,10 @@ def test_a_stride_sees_what_steps_see(width, jump):
         assert np.array_equal([values[r] for values in found[2:]], logs, equal_nan=True)  # the same bits
 
 
-def test_blocks_are_the_extremes_of_their_bars():
+def test_block_extremes_equal_numpy_extremes():
     n = 5_000
     _, high, low, _ = market(n, seed=1)
-    blocks, begins = block_extremes(high, low)
+    blocks, begins = block_extremes_kernel(high, low)
     for level, width in enumerate((8, 64, 512, 4096), start=1):
         whole = n // width
         rows = blocks[begins[level] : begins[level + 1]]
@@ -79,7 +84,7 @@ def test_blocks_are_the_extremes_of_their_bars():
         assert (rows[:, 1] == low[: whole * width].reshape(whole, width).min(axis=1)).all()
 
 
-def test_shares_equal_plain_sums_on_lives_of_any_length():
+def test_mean_share_equals_plain_sums_for_any_label_length():
     n, rng = 3_000, np.random.default_rng(2)
     start = np.sort(rng.integers(0, n, 2_000))
     end = np.minimum(start + rng.integers(0, 10 ** rng.integers(0, 4, 2_000)), n - 1)
@@ -87,41 +92,41 @@ def test_shares_equal_plain_sums_on_lives_of_any_length():
     for first, last in zip(start, end, strict=True):
         alive[first : last + 1] += 1
     wanted = [np.mean(1 / alive[first : last + 1]) for first, last in zip(start, end, strict=True)]
-    np.testing.assert_allclose(mean_share(start, end, n), wanted, rtol=1e-13)
+    np.testing.assert_allclose(average_uniqueness_kernel(start, end, n), wanted, rtol=1e-13)
 
 
-def test_a_lone_label_is_all_its_own():
+def test_mean_share_of_label_without_overlap_is_exactly_1():
     """Rounding inside a block never lifts a share above 1."""
     start = np.sort(np.random.default_rng(0).choice(5_000, 1_500, replace=False))
     crowd = np.arange(0, 5_000, 3)
-    shares = mean_share(np.r_[start, crowd], np.r_[start, crowd + 1], 5_002)
+    shares = average_uniqueness_kernel(np.r_[start, crowd], np.r_[start, crowd + 1], 5_002)
     assert shares.max() == 1.0 and shares.min() > 0.3
 
 
-def test_a_session_shorter_than_the_horizon_is_named():
+def test_triple_barrier_label_cut_by_session_end_has_session_barrier():
     bars = market(400, seed=5)
     start = np.arange(400, dtype=np.int64) * MINUTE
     segment = np.repeat(np.arange(4, dtype=np.int32), 100)
-    base = Frame(1, start, start + MINUTE, *bars, None, segment, segment)
+    base = ResampledBars(1, start, start + MINUTE, *bars, None, segment, segment)
     spec = LabelSpec(horizon=60, k_up=50.0, k_down=50.0, sigma_span=5)
-    table = triple_barrier(base, None, spec, MarketSpec("X", "24h", None, False), session_close=start + MINUTE)
+    table = triple_barrier_labels(base, None, spec, MarketSpec("X", "24h", None, False), session_close=start + MINUTE)
     left = 99 - table["entry_bar"] % 100
     assert ((left >= 60) == (table["barrier"] == "vertical")).all() and set(table["barrier"]) == {"vertical", "session"}
 
 
 @pytest.mark.parametrize("tick", [0.25, None])
-def test_barriers_after_a_10000_fold_bar_are_positive_prices(tick):
+def test_barriers_of_bars_after_10000_fold_price_stay_positive(tick):
     """One bar 10,000 times too high: the volatility after it puts the lower barrier under the first tick."""
     open_, high, low, close = np.round(market(400, seed=5) / 0.25) * 0.25
     for prices in (open_, high, low, close):
         prices[200] *= 10_000.0
     start = np.arange(400) * MINUTE
     marks = np.zeros(400, np.int32)
-    base = Frame(1, start, start + MINUTE, open_, high, low, close, None, marks, marks)
-    up, down = barriers_of(base, LabelSpec(200), MarketSpec("X", "24h", tick, False))
+    base = ResampledBars(1, start, start + MINUTE, open_, high, low, close, None, marks, marks)
+    up, down = triple_barrier_prices(base, LabelSpec(200), MarketSpec("X", "24h", tick, False))
     known = ~np.isnan(up)
     assert known[100:].all() and (down[known] > 0).all() and np.isfinite(up[known]).all()
     assert down[201] < 0.25 < 0.25 * np.floor(down[150] / 0.25)  # under one tick after the jump, far above it before
     assert (down[known] < close[known]).all() and (up[known] > close[known]).all()
-    labels = triple_barrier(base, None, LabelSpec(200), MarketSpec("X", "24h", tick, False))
+    labels = triple_barrier_labels(base, None, LabelSpec(200), MarketSpec("X", "24h", tick, False))
     assert np.isfinite(labels[["up", "down"]].to_numpy()).all() and len(labels) > 50

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import linregress
 
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.fixed_horizon import direction, forward_return
+from ml_factory.targets.fixed_horizon import fixed_horizon_labels, fixed_horizon_return
 from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.meta_labels import meta_labels
 from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.trend_scanning import strongest_trend, trend_scanning
+from ml_factory.targets.trend_scanning import strongest_trend, trend_scanning_labels
 from ml_factory.targets.weights import training_weights
 from tests.targets.markets import FAR, absurd, assert_same_bits, close_of, frame, gappy
 
@@ -26,7 +26,7 @@ MES = MarketSpec("MES", "cme", 0.25, False)
 SPEC = LabelSpec(horizon=12, sigma_span=40)
 
 
-def momentum_sides(base: Frame) -> pd.Series:
+def momentum_sides(base: ResampledBars) -> pd.Series:
     """A primary model's sides: the sign of the last four bars, none when they cancel."""
     move = np.zeros(len(base))
     move[4:] = np.sign(base.close[4:] - base.close[:-4])
@@ -34,24 +34,24 @@ def momentum_sides(base: Frame) -> pd.Series:
 
 
 ASKED = {
-    "forward_return": lambda base, minute_bars, spec: forward_return(base, spec, MES),
-    "direction": lambda base, minute_bars, spec: direction(base, spec, MES),
-    "trend_scanning": lambda base, minute_bars, spec: trend_scanning(base, spec, MES, shortest=3),
+    "forward_return": lambda base, minute_bars, spec: fixed_horizon_return(base, spec, MES),
+    "direction": lambda base, minute_bars, spec: fixed_horizon_labels(base, spec, MES),
+    "trend_scanning": lambda base, minute_bars, spec: trend_scanning_labels(base, spec, MES, shortest=3),
     "meta_labels": lambda base, minute_bars, spec: meta_labels(base, minute_bars, momentum_sides(base), spec, MES),
 }
 
 
 def ask(name: str, bars: pd.DataFrame, spec: LabelSpec = SPEC) -> pd.DataFrame:
-    return ASKED[name](base_frame(bars, MES, 5), base_frame(bars, MES, 1), spec)
+    return ASKED[name](resample_bars(bars, MES, 5), resample_bars(bars, MES, 1), spec)
 
 
 # ---- what they say -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("session_end", ["session", "drop"])
-def test_forward_returns_row_by_row(session_end):
-    base = base_frame(gappy(4, 0.25), MES, 5)
-    found = forward_return(base, replace(SPEC, session_end=session_end), MES)
+def test_forward_return_equals_row_by_row_reference(session_end):
+    base = resample_bars(gappy(4, 0.25), MES, 5)
+    found = fixed_horizon_return(base, replace(SPEC, session_end=session_end), MES)
     wanted, close_at = [], close_of(base, MES)
     for i in range(len(base)):
         life = [j for j in range(i + 1, min(i + 13, len(base))) if base.segment[j] == base.segment[i]]
@@ -76,10 +76,13 @@ def test_forward_returns_row_by_row(session_end):
     assert session_end == "drop" or {"vertical", "session"} == set(found["barrier"])
 
 
-def test_a_direction_is_the_sign_outside_the_band():
-    base = base_frame(gappy(4, 0.25), MES, 5)
-    found, plain = direction(base, SPEC, MES, band=0.3), forward_return(base, SPEC, MES).set_index("entry_bar")
-    band = triple_barrier(base, None, replace(SPEC, k_up=0.3, k_down=0.3), MES).set_index("entry_bar")
+def test_direction_label_is_sign_of_return_outside_band():
+    base = resample_bars(gappy(4, 0.25), MES, 5)
+    found, plain = (
+        fixed_horizon_labels(base, SPEC, MES, band=0.3),
+        fixed_horizon_return(base, SPEC, MES).set_index("entry_bar"),
+    )
+    band = triple_barrier_labels(base, None, replace(SPEC, k_up=0.3, k_down=0.3), MES).set_index("entry_bar")
     assert (found["ret"].to_numpy() == plain.loc[found["entry_bar"], "ret"].to_numpy()).all()
     both = np.intersect1d(found["entry_bar"], band.index)
     kept = found.set_index("entry_bar").loc[both]
@@ -91,16 +94,16 @@ def test_a_direction_is_the_sign_outside_the_band():
     assert on_edge.any() and (found.loc[on_edge, "label"] == 1).all()
 
 
-def test_a_band_of_043_leaves_a_third_of_normal_returns_neutral():
+def test_direction_default_band_leaves_a_third_of_normal_returns_neutral():
     close = 100 * np.exp(np.cumsum(np.random.default_rng(0).standard_normal(60_000) * 1e-3))
     base = frame(np.repeat(close[:, None], 4, axis=1).tolist())
-    found = direction(
+    found = fixed_horizon_labels(
         base, LabelSpec(horizon=1), MarketSpec("X", "24h", None, False), session_close=np.full(60_000, FAR)
     )
     assert (found["label"] == 0).mean() == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_the_strongest_trend_is_that_of_a_plain_regression():
+def test_strongest_trend_equals_scipy_linregress():
     rng = np.random.default_rng(1)
     close = 100 * np.exp(np.cumsum(rng.standard_normal(400) * 1e-3))
     entry = np.arange(0, 370)
@@ -114,7 +117,7 @@ def test_the_strongest_trend_is_that_of_a_plain_regression():
         assert t_value[r] == pytest.approx(t_values[best], rel=1e-9)
 
 
-def test_a_nearly_perfect_line_keeps_its_digits():
+def test_strongest_trend_of_nearly_straight_line_equals_exact_t_value():
     """Residuals a millionth of the trend: differences of running sums would have lost them."""
     from fractions import Fraction
 
@@ -131,24 +134,24 @@ def test_a_nearly_perfect_line_keeps_its_digits():
     assert t_value[0] == pytest.approx(wanted, rel=1e-6) and wanted > 1e5
 
 
-def test_trends_by_hand():
+def test_trend_scanning_equals_hand_computed_labels():
     up = [100 * 1.001 ** max(k, 0) for k in range(-3, 30)]  # three bars that stand still, then a straight rise
     base = frame([(price,) * 4 for price in up])
     still = frame([(100.0,) * 4] * 33)
     market, close = MarketSpec("X", "24h", None, False), np.full(33, FAR)
-    found = trend_scanning(base, LabelSpec(horizon=8), market, shortest=3, session_close=close)
+    found = trend_scanning_labels(base, LabelSpec(horizon=8), market, shortest=3, session_close=close)
     assert found["entry_bar"].tolist() == list(range(25)) and (found["label"] == 1).all()
     assert (pd.DatetimeIndex(found["label_end"]).asi8 == base.known_at[8:33]).all()
-    flat = trend_scanning(still, LabelSpec(horizon=8), market, shortest=3, session_close=close)
+    flat = trend_scanning_labels(still, LabelSpec(horizon=8), market, shortest=3, session_close=close)
     assert (flat["label"] == 0).all() and (flat["t_value"] == 0).all()
-    strict = trend_scanning(base, LabelSpec(horizon=8), market, shortest=3, least_t=1e300, session_close=close)
+    strict = trend_scanning_labels(base, LabelSpec(horizon=8), market, shortest=3, least_t=1e300, session_close=close)
     assert (strict.loc[np.isfinite(strict["t_value"]), "label"] == 0).all()
 
 
-def test_a_trend_is_proven_when_the_longest_is_known():
-    base = base_frame(gappy(4, 0.25), MES, 5)
-    found = trend_scanning(base, SPEC, MES, shortest=3)
-    plain = forward_return(base, SPEC, MES).set_index("entry_bar").loc[found["entry_bar"]]
+def test_trend_scanning_label_end_is_that_of_longest_trend():
+    base = resample_bars(gappy(4, 0.25), MES, 5)
+    found = trend_scanning_labels(base, SPEC, MES, shortest=3)
+    plain = fixed_horizon_return(base, SPEC, MES).set_index("entry_bar").loc[found["entry_bar"]]
     for name in ("label_end", "exit_bar", "barrier"):
         assert (found[name].to_numpy() == plain[name].to_numpy()).all(), name
     end = found["entry_bar"] + found["trend_bars"]
@@ -162,14 +165,14 @@ def test_a_trend_is_proven_when_the_longest_is_known():
 
 
 @pytest.mark.parametrize(("up", "down"), [(0.5, 0.5), (1.2, 0.4)])
-def test_meta_labels_are_bets_on_the_barriers_of_their_side(up, down):
+def test_meta_labels_equal_triple_barrier_labels_of_same_side(up, down):
     bars = gappy(4, 0.25)
-    base, minute_bars = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
+    base, minute_bars = resample_bars(bars, MES, 5), resample_bars(bars, MES, 1)
     spec = replace(SPEC, k_up=up, k_down=down)
     side = momentum_sides(base)
     found = meta_labels(base, minute_bars, side, spec, MES)
-    long = triple_barrier(base, minute_bars, spec, MES)
-    short = triple_barrier(base, minute_bars, replace(spec, k_up=down, k_down=up), MES)
+    long = triple_barrier_labels(base, minute_bars, spec, MES)
+    short = triple_barrier_labels(base, minute_bars, replace(spec, k_up=down, k_down=up), MES)
     for sign, plain in ((1, long), (-1, short)):
         bets = found[found["side"] == sign]
         same = plain.loc[bets.index]
@@ -185,9 +188,9 @@ def test_meta_labels_are_bets_on_the_barriers_of_their_side(up, down):
     assert taken["label"].mean() > 0.9 and (out.drop(taken.index)["label"] == 0).all()
 
 
-def test_bets_do_not_crowd_with_rows_that_are_none():
+def test_meta_labels_uniqueness_ignores_rows_with_side_0():
     bars = gappy(4, 0.25)
-    base, side = base_frame(bars, MES, 5), momentum_sides(base_frame(bars, MES, 5))
+    base, side = resample_bars(bars, MES, 5), momentum_sides(resample_bars(bars, MES, 5))
     side.iloc[np.arange(len(side)) % 15 > 0] = 0
     found = meta_labels(base, None, side, SPEC, MES)
     assert (found["uniqueness"] == 1).mean() > 0.9 and len(found) > 20
@@ -197,7 +200,7 @@ def test_bets_do_not_crowd_with_rows_that_are_none():
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_columns_that_splits_and_weights_ask_for(name):
+def test_label_tables_have_columns_for_splits_and_weights(name):
     found = ask(name, gappy(1, 0.25))
     assert found.index.name == "known_at" and found.index.is_unique and found.index.is_monotonic_increasing
     assert (found["label_end"] > found.index).all() and found["uniqueness"].between(0, 1).all()
@@ -211,7 +214,7 @@ def test_the_columns_that_splits_and_weights_ask_for(name):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(ASKED)), end=st.sampled_from(SESSION_ENDS))
-def test_nothing_that_follows_the_proof_changes_a_row(data, name, end):
+def test_label_tables_with_later_bars_changed_keep_finished_rows(data, name, end):
     bars = gappy(data.draw(st.integers(0, 2)), 0.25, days=3)
     cut = data.draw(st.integers(700, len(bars) - 1))
     spec = replace(SPEC, session_end=end, horizon=data.draw(st.integers(3, 30)))
@@ -222,21 +225,21 @@ def test_nothing_that_follows_the_proof_changes_a_row(data, name, end):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_too_few_bars_make_an_empty_table(name):
+def test_label_tables_of_no_bars_are_empty(name):
     assert ask(name, gappy(1, 0.25).iloc[:0]).empty
 
 
-def test_what_cannot_be_asked_is_refused():
-    base = base_frame(gappy(1, 0.25), MES, 5)
+def test_fixed_horizon_labels_invalid_arguments_raise_settings_error():
+    base = resample_bars(gappy(1, 0.25), MES, 5)
     for shortest in (1, 13, 2.0, True):
         with pytest.raises(SettingsError, match="shortest"):
-            trend_scanning(base, SPEC, MES, shortest=shortest)
+            trend_scanning_labels(base, SPEC, MES, shortest=shortest)
     for least_t in (-1, math.nan, "2"):
         with pytest.raises(SettingsError, match="least_t"):
-            trend_scanning(base, SPEC, MES, least_t=least_t)
+            trend_scanning_labels(base, SPEC, MES, least_t=least_t)
     for band in (0.0, -1, math.inf, True):
         with pytest.raises(SettingsError, match="band"):
-            direction(base, SPEC, MES, band=band)
+            fixed_horizon_labels(base, SPEC, MES, band=band)
     side = momentum_sides(base)
     with pytest.raises(SettingsError, match="A side is -1, 0 or 1"):
         meta_labels(base, None, side * 0.5, SPEC, MES)
@@ -246,7 +249,7 @@ def test_what_cannot_be_asked_is_refused():
         meta_labels(base, None, pd.concat([side, side]), SPEC, MES)
 
 
-def test_of_equal_trends_the_shortest_wins():
+def test_strongest_trend_of_equal_t_values_is_shortest():
     still = np.full(40, 100.0)
     chosen, t_value = strongest_trend(still, np.arange(20), np.arange(20) + 12, 4)
     assert (chosen == np.arange(20) + 4).all() and (t_value == 0).all()  # each horizon has t = 0
@@ -262,14 +265,14 @@ def test_of_equal_trends_the_shortest_wins():
     assert ties >= 5
 
 
-def test_a_trend_of_just_the_least_t_is_one_and_a_row_needs_the_shortest_ahead():
-    base = base_frame(gappy(4, 0.25), MES, 5)
-    found = trend_scanning(base, SPEC, MES, shortest=3)
+def test_trend_scanning_t_value_equal_to_least_t_counts_as_trend():
+    base = resample_bars(gappy(4, 0.25), MES, 5)
+    found = trend_scanning_labels(base, SPEC, MES, shortest=3)
     least = float(np.abs(found["t_value"]).median())
     edge = found[np.abs(found["t_value"]) == least]
     if not len(edge):
         least = float(np.abs(found["t_value"]).iloc[7])
-    again = trend_scanning(base, SPEC, MES, shortest=3, least_t=least)
+    again = trend_scanning_labels(base, SPEC, MES, shortest=3, least_t=least)
     strong = np.abs(found["t_value"]) >= least
     assert (np.abs(found["t_value"]) == least).any()
     assert (again["label"].to_numpy() == np.where(strong, found["label"], 0)).all()

@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import market_for, sessions_of
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import assign_sessions, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError
-from ml_factory.targets.label_table import usable_rows
+from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
@@ -18,8 +18,8 @@ SPEC = LabelSpec(5, sigma_span=30)
 
 def labels_of(bars: pd.DataFrame, symbol: str = "FOO", **given) -> pd.DataFrame:
     """Labels as `prepare` makes them of a file with these bars: the facts are those of this very file."""
-    market = market_for(symbol, bars, **given)
-    return make_labels(base_frame(bars, market, 5), None, SPEC, market)
+    market = resolve_market_spec(symbol, bars, **given)
+    return make_labels(resample_bars(bars, market, 5), None, SPEC, market)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,16 @@ def bars() -> pd.DataFrame:
     return made
 
 
-def test_rows_of_the_first_twenty_sessions_are_marked_where_facts_are_inferred(bars):
+def test_make_labels_inferred_market_marks_rows_of_first_20_sessions(bars):
     labels = labels_of(bars)
-    session = sessions_of(labels.index.as_unit("ns").asi8 - 1, "cme").id
-    first = np.unique(sessions_of(bars.index.as_unit("ns").asi8, "cme").id)[:20]
+    session = assign_sessions(labels.index.as_unit("ns").asi8 - 1, "cme").id
+    first = np.unique(assign_sessions(bars.index.as_unit("ns").asi8, "cme").id)[:20]
     np.testing.assert_array_equal(labels["inferred"] == 1, np.isin(session, first))
     for known in (labels_of(bars, "MES"), labels_of(bars, calendar="cme", tick=0.125)):
-        assert "inferred" not in known and len(usable_rows(known)) == len(known)
+        assert "inferred" not in known and len(usable_label_rows(known)) == len(known)
 
 
-def test_no_part_of_the_split_holds_a_marked_row(bars):
+def test_holdout_excludes_rows_marked_inferred(bars):
     labels = labels_of(bars)
     inferred, parts = np.flatnonzero(labels["inferred"] == 1), chronological_split(labels, SplitSpec())
     assert len(inferred) > 2_000 and not any(np.isin(rows, inferred).any() for rows in parts.values())
@@ -49,9 +49,9 @@ def test_no_part_of_the_split_holds_a_marked_row(bars):
         np.testing.assert_array_equal(parts[name], rows + len(inferred))
 
 
-def test_rows_known_by_a_cut_after_them_are_the_same_whatever_follows(bars):
+def test_make_labels_inferred_market_with_later_bars_keeps_finished_rows(bars):
     """The promise of the labels, with the facts inferred anew from each shortened file."""
-    whole, sessions = labels_of(bars), sessions_of(bars.index.as_unit("ns").asi8, "cme").id
+    whole, sessions = labels_of(bars), assign_sessions(bars.index.as_unit("ns").asi8, "cme").id
     begin = int(np.searchsorted(sessions, np.unique(sessions)[20]))  # the first bar of the 21st session
     for stop in (begin + 1, begin + 700, len(bars) - 900):
         cut = bars.index[stop - 1] + pd.Timedelta("1min")
@@ -61,7 +61,7 @@ def test_rows_known_by_a_cut_after_them_are_the_same_whatever_follows(bars):
         pd.testing.assert_frame_equal(proven[0][other], proven[1][other], check_exact=True)
 
 
-def test_a_file_of_twenty_sessions_names_the_facts_to_give(bars):
+def test_holdout_of_only_inferred_rows_error_names_market_options(bars):
     labels = labels_of(bars.iloc[:20_000])
     assert labels["inferred"].all()
     with pytest.raises(BarsError, match="--calendar, --tick"):

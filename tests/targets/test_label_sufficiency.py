@@ -5,7 +5,11 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fits, longest_session
+from ml_factory.targets.label_sufficiency import (
+    check_class_sufficiency,
+    check_horizon_fits_session,
+    longest_session_bars,
+)
 
 SIDES, BETS = {"short": -1, "neutral": 0, "long": 1}, {"pass": 0, "act": 1}
 
@@ -19,9 +23,9 @@ def question(y, ambiguous=()):
 SPLITS = {"train": np.arange(4), "validation": np.arange(4, 6), "test": np.arange(6, 8)}
 
 
-def test_every_class_in_training_and_two_in_each_other_part_pass():
-    check_classes(question([-1, 0, 1, 1, 0, 1, -1, 0]), SPLITS, SIDES)
-    check_classes(question([0, 1, 1, 1, 0, 1, 1, 0]), SPLITS, BETS)
+def test_check_classes_all_in_training_and_two_in_other_parts_pass():
+    check_class_sufficiency(question([-1, 0, 1, 1, 0, 1, -1, 0]), SPLITS, SIDES)
+    check_class_sufficiency(question([0, 1, 1, 1, 0, 1, 1, 0]), SPLITS, BETS)
 
 
 @pytest.mark.parametrize(
@@ -34,22 +38,22 @@ def test_every_class_in_training_and_two_in_each_other_part_pass():
         (question([0, 1, 1, 1, 0, 1, 1, 1]), BETS, "test rows.*pass 0, act 2"),
     ],
 )
-def test_absent_classes_are_refused_by_part(labels, classes, words):
+def test_check_classes_absent_class_error_names_part(labels, classes, words):
     with pytest.raises(FactoryError, match=f"(?s){words}"):
-        check_classes(labels, SPLITS, classes)
+        check_class_sufficiency(labels, SPLITS, classes)
 
 
 @pytest.mark.parametrize(
     ("calendar", "minutes", "bars"), [("cme", 5, 276), ("us_equity", 5, 78), ("24h", 1, 1440), ("fx", 5, 288)]
 )
-def test_longest_session_is_the_exchange_s_day(calendar, minutes, bars):
+def test_longest_session_equals_exchange_trading_day(calendar, minutes, bars):
     start = pd.DatetimeIndex(["2024-03-04 15:00", "2024-03-04 16:00"]).as_unit("ns").asi8
-    assert longest_session(start, calendar, minutes) == bars
+    assert longest_session_bars(start, calendar, minutes) == bars
 
 
-def test_horizon_of_all_bars_of_a_session_is_refused_and_one_less_passes():
-    check_horizon_fits(77, "session", 78)
-    check_horizon_fits(5000, "span", 78)
+def test_check_horizon_fits_horizon_of_full_session_raises_error():
+    check_horizon_fits_session(77, "session", 78)
+    check_horizon_fits_session(5000, "span", 78)
     for session_end in ("session", "drop"):
         with pytest.raises(FactoryError, match="longest session has 78"):
-            check_horizon_fits(78, session_end, 78)
+            check_horizon_fits_session(78, session_end, 78)

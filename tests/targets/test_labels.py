@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import Frame, base_frame, segments_between_rolls
-from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
+from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier
+from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
 from tests.targets.markets import FAR, MINUTE, absurd, assert_same_bits, close_of, frame, gappy
 
 BITCOIN = MarketSpec("BTC", "24h", None, False)
@@ -23,7 +23,7 @@ BITCOIN = MarketSpec("BTC", "24h", None, False)
 # ---- the twin: one row at a time, minute by minute, nothing shared with the library but the frames -----------------
 
 
-def twin_sigma(base: Frame, span: int) -> list[float]:
+def reference_sigma(base: ResampledBars, span: int) -> list[float]:
     """Root of the weighted mean of squared returns up to each row, by its definition."""
     sigmas, seen = [], []
     ages = (1 - 2 / (span + 1)) ** np.arange(20 * span)[::-1]
@@ -37,7 +37,9 @@ def twin_sigma(base: Frame, span: int) -> list[float]:
     return sigmas
 
 
-def twin_barriers(base: Frame, i: int, sigma: float, spec: LabelSpec, tick: float | None) -> tuple[float, float]:
+def reference_barriers(
+    base: ResampledBars, i: int, sigma: float, spec: LabelSpec, tick: float | None
+) -> tuple[float, float]:
     close, scale = float(base.close[i]), sigma * spec.horizon**0.5
     least = math.log((close + max(1.0, spec.cost_ticks) * (tick or 0.0)) / close)
     up = close * math.exp(max(spec.k_up * scale, least))
@@ -48,7 +50,7 @@ def twin_barriers(base: Frame, i: int, sigma: float, spec: LabelSpec, tick: floa
     return up, down
 
 
-def twin_exit(path, up, down):
+def reference_exit(path, up, down):
     """Walk (bar, open, high, low) until a barrier is met: (barrier, price, step) or None."""
     for step, (_, open_, high, low) in enumerate(path):
         if open_ >= up or open_ <= down:
@@ -62,11 +64,11 @@ def twin_exit(path, up, down):
     return None
 
 
-def twin(
-    base: Frame, minute_bars: Frame | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray
+def reference(
+    base: ResampledBars, minute_bars: ResampledBars | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray
 ) -> list[dict]:
-    """The rows of `triple_barrier`. Every label walks ALL its minutes, not only those of the touching bar."""
-    n, sigmas, rows = len(base), twin_sigma(base, spec.sigma_span), []
+    """The rows of `triple_barrier_labels`. Every label walks ALL its minutes, not only those of the touching bar."""
+    n, sigmas, rows = len(base), reference_sigma(base, spec.sigma_span), []
     spans, segment = spec.session_end == "span", base.segment
     if spans:  # one number a contract
         segment = np.zeros(n) if base.chain is None else np.unique(base.chain, return_inverse=True)[1]
@@ -80,7 +82,7 @@ def twin(
     for i in range(n):
         if math.isnan(sigmas[i]) or i + 1 >= n or segment[i + 1] != segment[i]:
             continue
-        up, down = twin_barriers(base, i, sigmas[i], spec, market.tick)
+        up, down = reference_barriers(base, i, sigmas[i], spec, market.tick)
         if not down < base.close[i] < up:
             continue
         end, left = i, True
@@ -89,7 +91,7 @@ def twin(
             end += left
         path = [(j, *minute) for j in range(i + 1, end + 1) for minute in minutes[j]]
         slack = 1e-6 * (market.tick or 0.0)
-        hit = twin_exit(path, up - slack, down + slack)
+        hit = reference_exit(path, up - slack, down + slack)
         if hit is not None:
             barrier, price, step = hit
             price = up if price == up - slack else down if price == down + slack else price
@@ -128,7 +130,7 @@ def twin(
     return [row for row in rows if row["label_end"] is not None]
 
 
-def assert_equal_to_twin(found: pd.DataFrame, rows: list[dict]) -> None:
+def assert_equal_to_reference(found: pd.DataFrame, rows: list[dict]) -> None:
     wanted = pd.DataFrame(rows)
     assert len(found) == len(wanted) > 0
     assert found.index.as_unit("ns").asi8.tolist() == wanted["known_at"].tolist()
@@ -140,7 +142,7 @@ def assert_equal_to_twin(found: pd.DataFrame, rows: list[dict]) -> None:
 
 
 def labels_of(bars: pd.DataFrame, market: MarketSpec, spec: LabelSpec, minutes: int = 5) -> pd.DataFrame:
-    return triple_barrier(base_frame(bars, market, minutes), base_frame(bars, market, 1), spec, market)
+    return triple_barrier_labels(resample_bars(bars, market, minutes), resample_bars(bars, market, 1), spec, market)
 
 
 CALM = [(100.0, 100.1, 99.9, 100.0), (100.0, 100.15, 99.95, 100.1)] * 15
@@ -163,11 +165,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_by_hand(name):
+def test_triple_barrier_equals_hand_computed_label(name):
     path, barrier, last_bar, price = CASES[name]
     calm = [(100.0, 100.25, 99.75, 100.0)] * 30
     base = frame(calm + path + [(100, 100, 100, 100)] * 4)
-    row = triple_barrier(base, None, HAND, TICKED, session_close=np.full(len(base), FAR)).loc[
+    row = triple_barrier_labels(base, None, HAND, TICKED, session_close=np.full(len(base), FAR)).loc[
         pd.Timestamp(30 * 5 * MINUTE, tz="UTC")
     ]
     assert row["barrier"] == barrier
@@ -180,7 +182,7 @@ def test_by_hand(name):
         assert row["ret"] == pytest.approx(math.log(price / 100), abs=1e-15)
 
 
-def test_minutes_settle_what_a_bar_leaves_open():
+def test_triple_barrier_minute_bars_decide_bar_that_touches_both_barriers():
     calm = [(100.0, 100.25, 99.75, 100.0)] * 30
     base = frame([*calm, (100, 101.5, 98.5, 100), (100, 100, 100, 100)])
     inside = {  # the five minutes of bar 30
@@ -190,7 +192,7 @@ def test_minutes_settle_what_a_bar_leaves_open():
     }
     for barrier, minutes in inside.items():
         minute_bars = frame(minutes, minutes=1, start=30 * 5 * MINUTE)
-        row = triple_barrier(base, minute_bars, HAND, TICKED, session_close=np.full(len(base), FAR)).iloc[-1]
+        row = triple_barrier_labels(base, minute_bars, HAND, TICKED, session_close=np.full(len(base), FAR)).iloc[-1]
         assert (row["barrier"], row["label_end"].value) == (barrier, 31 * 5 * MINUTE)
         left_at = {"lower": 0.99, "upper": 1.0125, "ambiguous": math.nan}[barrier]
         assert row["ret"] == pytest.approx(math.log(left_at), nan_ok=True)
@@ -198,7 +200,7 @@ def test_minutes_settle_what_a_bar_leaves_open():
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_the_first_minute_of_a_new_contract_is_not_of_the_old_ones_bar(shown):
+def test_triple_barrier_roll_inside_bucket_ignores_minutes_of_new_contract(shown):
     """The roll is two minutes into a bucket: what is left of the old contract there is known at minute 3, a minute of
     the new one later. In its second minute the price reaches 101; the new contract opens at 98.
 
@@ -215,28 +217,32 @@ def test_the_first_minute_of_a_new_contract_is_not_of_the_old_ones_bar(shown):
     ]
     bars = pd.DataFrame(path, minutes, ["open", "high", "low", "close"], float)
     bars = bars.assign(contract=["A"] * (5 * 30 + 2) + ["B"] * 3, chain=1.0)
-    base = base_frame(bars, TICKED, 5)
+    base = resample_bars(bars, TICKED, 5)
     assert ((base.known_at[-2:] - base.start[-2:]) // MINUTE).tolist() == [3, 3]  # they share a minute
-    minute_bars = base_frame(bars if shown else bars.drop(minutes[151]), TICKED, 1)
-    row = triple_barrier(base, minute_bars, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
+    minute_bars = resample_bars(bars if shown else bars.drop(minutes[151]), TICKED, 1)
+    row = triple_barrier_labels(base, minute_bars, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
     assert (row["barrier"], row["exit_bar"], row["label_end"]) == ("upper", 30, minutes[153])
     assert row["ret"] == pytest.approx(math.log(1.01)) and row["mae"] == pytest.approx(math.log(0.9975))
 
 
-def test_a_label_stops_with_its_segment_and_is_believed_when_proven():
+def test_triple_barrier_label_ends_at_segment_end_with_proven_label_end():
     calm = [(100.0, 100.25, 99.75, 100.0)] * 40
     base = frame(calm, segment=[0] * 32 + [1] * 8)
     close = np.full(40, FAR)
-    row = triple_barrier(base, None, HAND, TICKED, session_close=close).loc[pd.Timestamp(30 * 5 * MINUTE, tz="UTC")]
+    row = triple_barrier_labels(base, None, HAND, TICKED, session_close=close).loc[
+        pd.Timestamp(30 * 5 * MINUTE, tz="UTC")
+    ]
     assert (row["barrier"], row["label"], row["exit_bar"]) == ("session", 0, 31)
     assert row["label_end"].value == 33 * 5 * MINUTE  # the next bar that exists says the segment is over
     close[:32] = 32 * 5 * MINUTE
-    row = triple_barrier(base, None, HAND, TICKED, session_close=close).loc[pd.Timestamp(30 * 5 * MINUTE, tz="UTC")]
+    row = triple_barrier_labels(base, None, HAND, TICKED, session_close=close).loc[
+        pd.Timestamp(30 * 5 * MINUTE, tz="UTC")
+    ]
     assert row["label_end"].value == 32 * 5 * MINUTE  # here the calendar says so, one bar earlier
-    late = triple_barrier(base, None, HAND, TICKED, session_close=close)
+    late = triple_barrier_labels(base, None, HAND, TICKED, session_close=close)
     assert late["entry_bar"].tolist()[-1] == 36  # 37, 38 wait for bars to come; 39, 31 have none to ask about
     assert 31 not in late["entry_bar"].tolist()
-    dropped = triple_barrier(base, None, replace(HAND, session_end="drop"), TICKED, session_close=close)
+    dropped = triple_barrier_labels(base, None, replace(HAND, session_end="drop"), TICKED, session_close=close)
     assert dropped["entry_bar"].tolist() == [*range(20, 29), *range(32, 37)]
     assert set(dropped["barrier"]) == {"vertical"}
 
@@ -256,7 +262,7 @@ def rolls(bars: pd.DataFrame, at: pd.DatetimeIndex, adjusted: bool = False) -> p
 
 @pytest.mark.parametrize("adjusted", [True, False])
 @pytest.mark.parametrize("minute", [0, 2, 4])
-def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjusted, minute):
+def test_triple_barrier_with_span_crosses_sessions_but_not_unadjusted_rolls(adjusted, minute):
     """minute : of the bucket, at which the contract rolls inside it; at the last one its old part is left out."""
     market = MarketSpec("MES", "cme", None, False)
     for seed, horizon in ((1, 3), (2, 40)):
@@ -264,13 +270,13 @@ def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjus
         at = bars.index[[int(0.4 * len(bars)), int(0.7 * len(bars))]]  # in mid-session
         at = at.floor("5min") + pd.Timedelta(minutes=minute)
         bars = rolls(bars, at, adjusted)
-        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end="span")
-        found, close = triple_barrier(base, minute_bars, spec, market), close_of(base, market)
-        assert_equal_to_twin(found, twin(base, minute_bars, spec, market, close))
+        found, close = triple_barrier_labels(base, minute_bars, spec, market), close_of(base, market)
+        assert_equal_to_reference(found, reference(base, minute_bars, spec, market, close))
         stays = replace(spec, session_end="session")
-        inside = triple_barrier(base, minute_bars, stays, market)
-        assert_equal_to_twin(inside, twin(base, minute_bars, stays, market, close))
+        inside = triple_barrier_labels(base, minute_bars, stays, market)
+        assert_equal_to_reference(inside, reference(base, minute_bars, stays, market, close))
 
         def crossed(labels, marks):
             return marks[labels["exit_bar"]] != marks[labels["entry_bar"]]
@@ -292,18 +298,18 @@ def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjus
 
 @pytest.mark.parametrize("session_end", ["session", "drop"])
 @pytest.mark.parametrize("tick", [0.25, 0.01, None])
-def test_equal_to_the_twin_on_wild_synthetic_bars(tick, session_end):
+def test_triple_barrier_on_synthetic_bars_equals_reference(tick, session_end):
     for seed, horizon in ((1, 3), (2, 24)):
         market = MarketSpec("MES", "cme", tick, False)
         bars = gappy(seed, tick)
-        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end=session_end)
-        found = triple_barrier(base, minute_bars, spec, market)
-        assert_equal_to_twin(found, twin(base, minute_bars, spec, market, close_of(base, market)))
+        found = triple_barrier_labels(base, minute_bars, spec, market)
+        assert_equal_to_reference(found, reference(base, minute_bars, spec, market, close_of(base, market)))
         clear = found.dropna(subset="ret")
         assert clear["ret"].between(clear["mae"] - 1e-15, clear["mfe"] + 1e-15).all()
-        coarse = triple_barrier(base, None, spec, market)
-        assert_equal_to_twin(coarse, twin(base, None, spec, market, close_of(base, market)))
+        coarse = triple_barrier_labels(base, None, spec, market)
+        assert_equal_to_reference(coarse, reference(base, None, spec, market, close_of(base, market)))
         if session_end == "session":
             assert set(found["barrier"]) >= {"upper", "lower", "vertical", "session"}
             assert (coarse["barrier"] == "ambiguous").sum() > (found["barrier"] == "ambiguous").sum()
@@ -319,27 +325,27 @@ def after_the_early_close() -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("minutes", [30, 60])
-def test_an_early_close_inside_a_bucket(minutes):
+def test_triple_barrier_early_close_inside_bucket_equals_reference(minutes):
     bars, market, spec = after_the_early_close(), MarketSpec("MES", "cme", 0.25, False), LabelSpec(6, sigma_span=30)
-    base, minute_bars = base_frame(bars, market, minutes), base_frame(bars, market, 1)
+    base, minute_bars = resample_bars(bars, market, minutes), resample_bars(bars, market, 1)
     shared = np.flatnonzero(base.start == pd.Timestamp("2024-12-24 18:15", tz="UTC").value) - 1
     assert len(shared) == 1  # the close cuts one bucket in two
-    whole = triple_barrier(base, minute_bars, spec, market)
-    assert_equal_to_twin(whole, twin(base, minute_bars, spec, market, close_of(base, market)))
+    whole = triple_barrier_labels(base, minute_bars, spec, market)
+    assert_equal_to_reference(whole, reference(base, minute_bars, spec, market, close_of(base, market)))
     for known in base.known_at[shared[0] - 3 : shared[0] + 10]:
         cut = int(np.searchsorted(bars.index.as_unit("ns").asi8, known))
         assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec, minutes), int(known))
 
 
 @pytest.mark.soak
-def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
+def test_triple_barrier_on_100000_real_bars_equals_reference(shared_data):
     raw = pd.read_parquet(shared_data / "bars" / "BTCUSD_1m.parquet").set_index("timestamp").iloc[:100_000]
     for market, minutes, horizon in ((BITCOIN, 1, 20), (replace(BITCOIN, tick=0.01), 5, 20)):
-        base = base_frame(raw, market, minutes)
-        minute_bars = base_frame(raw, market, 1) if minutes > 1 else None
+        base = resample_bars(raw, market, minutes)
+        minute_bars = resample_bars(raw, market, 1) if minutes > 1 else None
         spec = LabelSpec(horizon=horizon)
-        rows = twin(base, minute_bars, spec, market, close_of(base, market))
-        assert_equal_to_twin(triple_barrier(base, minute_bars, spec, market), rows)
+        rows = reference(base, minute_bars, spec, market, close_of(base, market))
+        assert_equal_to_reference(triple_barrier_labels(base, minute_bars, spec, market), rows)
 
 
 # ---- nothing to come changes what is proven --------------------------------------------------------------------
@@ -347,7 +353,7 @@ def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(SESSION_ENDS), minute_bars=st.booleans())
-def test_proven_labels_do_not_see_what_follows(data, horizon, end, minute_bars):
+def test_triple_barrier_with_later_bars_changed_keeps_finished_labels(data, horizon, end, minute_bars):
     seed = data.draw(st.integers(0, 3))
     market = MarketSpec("MES", "cme", 0.25, False)
     bars = gappy(seed, 0.25, days=3)
@@ -357,20 +363,20 @@ def test_proven_labels_do_not_see_what_follows(data, horizon, end, minute_bars):
 
     def judge(some):
         some = rolls(some, at)
-        minutes = base_frame(some, market, 1) if minute_bars else None
-        return triple_barrier(base_frame(some, market, 5), minutes, spec, market)
+        minutes = resample_bars(some, market, 1) if minute_bars else None
+        return triple_barrier_labels(resample_bars(some, market, 5), minutes, spec, market)
 
     whole, known = judge(bars), bars.index.as_unit("ns").asi8[cut - 1] + MINUTE
     assert_same_bits(whole, judge(bars.iloc[:cut]), known)
     assert_same_bits(whole, judge(absurd(bars, cut, np.random.default_rng(cut))), known)
 
 
-def test_proven_real_labels_do_not_see_what_follows(shared_data):
+def test_triple_barrier_real_bars_with_later_bars_changed_keep_labels(shared_data):
     bars = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
     bars = bars[["open", "high", "low", "close"]].iloc[:60_000]
     market, spec = MarketSpec("ES", "cme", 0.25, False), LabelSpec()
     whole, rng = labels_of(bars, market, spec), np.random.default_rng(7)
-    session = sessions_of(bars.index.as_unit("ns").asi8, "cme").id
+    session = assign_sessions(bars.index.as_unit("ns").asi8, "cme").id
     silent = np.flatnonzero(np.diff(bars.index.as_unit("ns").asi8) > MINUTE) + 1
     cuts = [36_000, *rng.integers(2_000, len(bars), 12), *(np.flatnonzero(np.diff(session))[5:15] + 1), *silent[-10:]]
     for cut in map(int, cuts):
@@ -379,7 +385,7 @@ def test_proven_real_labels_do_not_see_what_follows(shared_data):
         assert_same_bits(whole, labels_of(absurd(bars, cut, rng), market, spec), known)
 
 
-def test_every_label_is_proven_as_soon_as_its_end_is_known():
+def test_triple_barrier_label_is_available_at_label_end():
     """A label_end later than needed would purge rows for nothing: at label_end the row is there."""
     bars, market, spec = gappy(3, 0.25, days=3), MarketSpec("MES", "cme", 0.25, False), LabelSpec(sigma_span=40)
     whole = labels_of(bars, market, spec)
@@ -396,7 +402,7 @@ def test_every_label_is_proven_as_soon_as_its_end_is_known():
 # ---- no lean ---------------------------------------------------------------------------------------------------
 
 
-def test_a_mirrored_market_has_mirrored_labels():
+def test_triple_barrier_mirrored_prices_give_opposite_labels():
     bars = gappy(11, None, days=5)
     mirrored = pd.DataFrame(
         {"open": 1 / bars["open"], "high": 1 / bars["low"], "low": 1 / bars["high"], "close": 1 / bars["close"]}
@@ -407,26 +413,30 @@ def test_a_mirrored_market_has_mirrored_labels():
     pd.testing.assert_series_equal(one["mfe"], -two["mae"], check_names=False, atol=1e-12)
 
 
-def walks(count: int, bars: int, minutes: int, steps: int, rng: np.random.Generator) -> tuple[Frame, Frame]:
+def walks(
+    count: int, bars: int, minutes: int, steps: int, rng: np.random.Generator
+) -> tuple[ResampledBars, ResampledBars]:
     """`count` log-driftless walks, each a segment: bars of `minutes` minutes of `steps` steps; and the minutes."""
     moves = rng.standard_normal((count, bars * minutes * steps), dtype=np.float32) * np.float32(2e-4)
     path = np.exp(np.cumsum(moves, axis=1, dtype=np.float64)) * 100
     opens = np.concatenate([np.full((count, 1), 100.0), path[:, :-1]], axis=1)
 
-    def bucket(length: int, minute: int) -> Frame:
+    def bucket(length: int, minute: int) -> ResampledBars:
         # every bar's path begins at its open, so extremes include it
         paths, first = path.reshape(-1, length), opens.reshape(-1, length)[:, 0]
         n = len(paths)
         start = np.arange(n, dtype=np.int64) * minute * MINUTE
         walk = np.repeat(np.arange(count, dtype=np.int32), n // count)
         high, low = np.maximum(paths.max(axis=1), first), np.minimum(paths.min(axis=1), first)
-        return Frame(minute, start, start + minute * MINUTE, first, high, low, paths[:, -1].copy(), None, walk, walk)
+        return ResampledBars(
+            minute, start, start + minute * MINUTE, first, high, low, paths[:, -1].copy(), None, walk, walk
+        )
 
     return bucket(minutes * steps, minutes), bucket(steps, 1)
 
 
 @pytest.mark.soak
-def test_driftless_walks_do_not_lean():
+def test_triple_barrier_driftless_walks_have_balanced_labels():
     """2,000 walks with true paths inside the bars, in pools of 100: |long - short| below 1 %, and within 3 standard
     errors. The error is that of the walks' own means, which nothing ties together."""
     rng, horizons = np.random.default_rng(42), (5, 20, 60)
@@ -435,7 +445,7 @@ def test_driftless_walks_do_not_lean():
         base, minute_bars = walks(100, 3_000, 5, 3, rng)
         for horizon in horizons:
             spec = LabelSpec(horizon=horizon, session_end="drop")
-            labels = triple_barrier(base, minute_bars, spec, BITCOIN, session_close=np.full(len(base), FAR))
+            labels = triple_barrier_labels(base, minute_bars, spec, BITCOIN, session_close=np.full(len(base), FAR))
             each = base.segment[labels["entry_bar"]]
             rows, net = np.bincount(each, minlength=100), np.bincount(each, labels["label"], minlength=100)
             leans[horizon] += (net / rows).tolist()
@@ -447,20 +457,20 @@ def test_driftless_walks_do_not_lean():
         assert 0.10 < np.mean(shares[horizon]) < 0.50
 
 
-def test_the_neutral_share_of_real_markets_is_usable(shared_data):
+def test_triple_barrier_real_markets_have_10_to_50_percent_neutral_labels(shared_data):
     for symbol, calendar, tick in (("NQ", "cme", 0.25), ("ES", "cme", 0.25), ("BTCUSD", "24h", None)):
         bars = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp")
         market = MarketSpec(symbol, calendar, tick, False)
-        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
         for horizon in (5, 20, 60):
-            labels = triple_barrier(base, minute_bars, LabelSpec(horizon=horizon), market)
+            labels = triple_barrier_labels(base, minute_bars, LabelSpec(horizon=horizon), market)
             assert 0.10 < (labels["label"] == 0).mean() < 0.50, (symbol, horizon)
 
 
 # ---- the table, and what is refused ----------------------------------------------------------------------------
 
 
-def test_the_table_is_as_promised():
+def test_triple_barrier_table_has_documented_columns_and_types():
     labels = labels_of(gappy(1, 0.25), MarketSpec("MES", "cme", 0.25, False), LabelSpec())
     assert labels.index.name == "known_at" and str(labels.index.dtype) == "datetime64[ns, UTC]"
     assert labels.index.is_unique and labels.index.is_monotonic_increasing
@@ -472,46 +482,46 @@ def test_the_table_is_as_promised():
     assert sides == {"upper": [1], "lower": [-1]} | {name: [0] for name in sides if name not in ("upper", "lower")}
 
 
-def test_barriers_stand_on_the_tick_and_beyond_cost():
+def test_triple_barrier_barriers_are_on_tick_and_beyond_cost():
     market = MarketSpec("MES", "cme", 0.25, False)
     bars = gappy(2, 0.25)
-    base = base_frame(bars, market, 5)
-    labels = triple_barrier(base, None, LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=3.0), market)
+    base = resample_bars(bars, market, 5)
+    labels = triple_barrier_labels(base, None, LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=3.0), market)
     close = base.close[labels["entry_bar"]]
     for price in (close * np.exp(labels["up"]), close * np.exp(-labels["down"])):
         np.testing.assert_allclose(np.abs(price - close), 0.75, atol=1e-6)
-    off = base_frame(bars * 1.000123, market, 5)
-    loose = triple_barrier(off, None, LabelSpec(), market)["up"] * off.close[0] / 0.25
+    off = resample_bars(bars * 1.000123, market, 5)
+    loose = triple_barrier_labels(off, None, LabelSpec(), market)["up"] * off.close[0] / 0.25
     assert (np.abs(loose - loose.round()) > 0.01).mean() > 0.9
 
 
-def test_no_barrier_is_nearer_than_a_tick_where_nothing_is_paid():
-    base = base_frame(gappy(2, 0.25), MarketSpec("MES", "cme", 0.25, False), 5)
+def test_triple_barrier_without_cost_barriers_are_at_least_one_tick():
+    base = resample_bars(gappy(2, 0.25), MarketSpec("MES", "cme", 0.25, False), 5)
     spec = LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=0.0, round_to_tick=False)
-    labels = triple_barrier(base, None, spec, MarketSpec("MES", "cme", 0.25, False))
+    labels = triple_barrier_labels(base, None, spec, MarketSpec("MES", "cme", 0.25, False))
     close = base.close[labels["entry_bar"]]
     np.testing.assert_allclose(close * np.expm1(labels["up"]), 0.25, rtol=1e-9)
     np.testing.assert_allclose(labels["down"], labels["up"], rtol=1e-9)
 
 
-def test_a_market_that_stands_still_has_no_labels_without_a_tick():
+def test_triple_barrier_constant_prices_without_tick_give_no_labels():
     still = frame([(100.0,) * 4] * 200)
-    assert triple_barrier(still, None, LabelSpec(), BITCOIN, session_close=np.full(200, FAR)).empty
-    with_tick = triple_barrier(still, None, LabelSpec(), TICKED, session_close=np.full(200, FAR))
+    assert triple_barrier_labels(still, None, LabelSpec(), BITCOIN, session_close=np.full(200, FAR)).empty
+    with_tick = triple_barrier_labels(still, None, LabelSpec(), TICKED, session_close=np.full(200, FAR))
     assert len(with_tick) == 80 and set(with_tick["barrier"]) == {"vertical"}
 
 
-def test_too_few_bars_make_an_empty_table():
-    nothing = base_frame(synthetic_bars(days=1).iloc[:0], MarketSpec("MES", "cme", 0.25, False), 5)
+def test_triple_barrier_too_few_bars_give_empty_table():
+    nothing = resample_bars(synthetic_bars(days=1).iloc[:0], MarketSpec("MES", "cme", 0.25, False), 5)
     for base in (nothing, frame([(1.0,) * 4]), frame([(1.0,) * 4] * 50)):
-        labels = triple_barrier(base, None, LabelSpec(), BITCOIN)
+        labels = triple_barrier_labels(base, None, LabelSpec(), BITCOIN)
         assert labels.empty and labels["label"].dtype == np.int8 and "label_end" in labels
 
 
-def test_negative_prices_are_refused():
+def test_triple_barrier_negative_prices_raise_bars_error():
     base = frame([(1.0, 1.0, -1.0, 1.0)] * 3 + [(-1.0, 1.0, -1.0, -1.0)])
     with pytest.raises(BarsError, match="positive prices"):
-        triple_barrier(base, None, LabelSpec(), BITCOIN)
+        triple_barrier_labels(base, None, LabelSpec(), BITCOIN)
 
 
 @pytest.mark.parametrize(
@@ -519,12 +529,12 @@ def test_negative_prices_are_refused():
     [{"horizon": 0}, {"horizon": "twenty"}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": math.inf},
      {"k_up": math.nan}, {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}, {"round_to_tick": 1}],
 )  # fmt: skip
-def test_settings_say_what_is_wrong(bad):
+def test_label_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         LabelSpec(**bad)
 
 
-def test_uniqueness_of_the_book():
+def test_average_uniqueness_equals_afml_example():
     """AFML, section 4.5.3: three labels on returns 0-2, 2-3, 4-5."""
     shares = average_uniqueness(np.array([0, 2, 4]), np.array([2, 3, 5]), 6)
     np.testing.assert_allclose(shares, [5 / 6, 3 / 4, 1.0], rtol=1e-15)

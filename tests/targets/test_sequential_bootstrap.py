@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ml_factory.errors import SettingsError
 from ml_factory.targets import sequential_bootstrap as sequential_bootstrap_module
 from ml_factory.targets.labels import average_uniqueness
-from ml_factory.targets.sequential_bootstrap import ONE, bootstrap_rows, sequential_bootstrap
+from ml_factory.targets.sequential_bootstrap import ONE, sequential_bootstrap, sequential_bootstrap_rows
 
 THREE = np.array([[0, 2], [2, 3], [4, 5]])  # AFML 4.5.3: returns 0-2, 2-3, 4-5
 
@@ -39,7 +39,7 @@ def drawn_by(monkeypatch, *chances: float) -> list[int]:
         ((0.5, 0.9), (5 / 11, 8 / 11)),
     ],
 )
-def test_the_example_of_the_book(monkeypatch, before, edges):
+def test_sequential_bootstrap_draw_probabilities_equal_afml_example(monkeypatch, before, edges):
     """The chances of the next draw are where the drawn label changes as the uniform number grows."""
     for label, edge in enumerate(edges):
         *first, below = drawn_by(monkeypatch, *before, edge - 1e-9)
@@ -63,7 +63,7 @@ def naive(start: np.ndarray, end: np.ndarray, draws: int, seed: int) -> list[int
     return drawn
 
 
-def test_500_labels_as_the_naive_form_draws_them():
+def test_sequential_bootstrap_of_500_labels_equals_naive_form():
     rng = np.random.default_rng(3)
     start = np.sort(rng.integers(0, 600, 500))
     end = start + rng.integers(0, 40, 500)
@@ -79,14 +79,14 @@ def test_500_labels_as_the_naive_form_draws_them():
     draws=st.integers(1, 60),
     seed=st.integers(0, 99),
 )
-def test_any_labels_as_the_naive_form_draws_them(spans, draws, seed):
+def test_sequential_bootstrap_of_random_labels_equals_naive_form(spans, draws, seed):
     """Also one label alone, labels inside labels, many on one bar, more draws than labels."""
     start, life = np.array(sorted(spans)).T
     drawn = sequential_bootstrap(start + 7, start + life + 7, draws, seed)
     assert drawn.tolist() == naive(start, start + life, draws, seed)
 
 
-def test_what_is_drawn_is_more_unique_than_by_chance():
+def test_sequential_bootstrap_draws_are_more_unique_than_random_draws():
     """As in the Monte Carlo of AFML 4.5.4: labels of random place and life, drawn both ways."""
     rng, better = np.random.default_rng(0), []
     for seed in range(200):
@@ -99,18 +99,18 @@ def test_what_is_drawn_is_more_unique_than_by_chance():
     assert np.mean(better) > 4 * np.std(better) / np.sqrt(len(better))
 
 
-def test_rows_of_a_fold_are_drawn_and_ambiguous_ones_never():
+def test_bootstrap_rows_never_draws_ambiguous_rows():
     first, last = THREE.T
     rows = pd.DataFrame({"barrier": "upper", "entry_bar": first + 99, "exit_bar": last + 100})
     crowd = pd.concat([rows.iloc[:1].assign(barrier="ambiguous"), rows], ignore_index=True)
-    drawn = bootstrap_rows(crowd, draws=50, seed=4)
+    drawn = sequential_bootstrap_rows(crowd, draws=50, seed=4)
     assert (drawn - 1).tolist() == sequential_bootstrap(first, last, 50, 4).tolist()
-    assert set(drawn) == {1, 2, 3} and len(bootstrap_rows(crowd)) == 3
-    assert len(bootstrap_rows(crowd.iloc[:1])) == 0
+    assert set(drawn) == {1, 2, 3} and len(sequential_bootstrap_rows(crowd)) == 3
+    assert len(sequential_bootstrap_rows(crowd.iloc[:1])) == 0
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "draws", "said"),
+    ("start", "end", "draws", "printed"),
     [
         ([3, 2], [4, 4], 1, "label 1 begins earlier"),
         ([2, 3], [4, 2], 1, "label 1 ends before"),
@@ -120,6 +120,6 @@ def test_rows_of_a_fold_are_drawn_and_ambiguous_ones_never():
         ([0], [1 << 23], 1, "at most"),
     ],
 )
-def test_what_cannot_be_drawn_says_so(start, end, draws, said):
-    with pytest.raises(SettingsError, match=said):
+def test_sequential_bootstrap_invalid_spans_raise_settings_error(start, end, draws, printed):
+    with pytest.raises(SettingsError, match=printed):
         sequential_bootstrap(np.array(start), np.array(end), draws)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.splits import SplitSpec, chronological_split, purge, purged_kfold
+from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
 from tests.targets.split_cases import (
     TWELVE,
     any_labels,
@@ -20,7 +20,7 @@ from tests.targets.split_cases import (
 )
 
 
-def test_holdout_of_twelve_rows():
+def test_holdout_12_rows_equal_docstring_example():
     parts = chronological_split(TWELVE, SplitSpec(train=0.5, validation=0.25))
     assert {name: rows.tolist() for name, rows in parts.items()} == {
         "train": [0, 1, 2, 3],
@@ -33,7 +33,7 @@ def test_holdout_of_twelve_rows():
     assert drawn(chronological_split.__doc__, "test") == [""] * 9 + ["9", "10", "11"]
 
 
-def test_purged_folds_of_twelve_rows():
+def test_purged_kfold_12_rows_equal_docstring_example():
     pairs = purged_kfold(TWELVE, folds=3, embargo=1)
     assert as_lists(pairs) == [
         ([7, 8, 9, 10, 11], [0, 1, 2, 3]),
@@ -45,7 +45,7 @@ def test_purged_folds_of_twelve_rows():
 
 @settings(max_examples=300, deadline=None)
 @given(rows=any_labels(), folds=st.integers(2, 6), embargo=st.integers(0, 8))
-def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, embargo):
+def test_purged_kfold_training_rows_equal_purging_rule(rows, folds, embargo):
     times, ends = times_of(rows)
     everything = np.arange(len(rows))
     blocks = np.array_split(everything, folds)
@@ -67,7 +67,7 @@ def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, embargo):
 
 @settings(max_examples=300, deadline=None)
 @given(rows=any_labels(), train=st.floats(0.2, 0.7), validation=st.floats(0.1, 0.29), embargo=st.integers(0, 8))
-def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, validation, embargo):
+def test_holdout_rows_equal_purging_rule(rows, train, validation, embargo):
     times, ends = times_of(rows)
     first, second = int(len(rows) * train), int(len(rows) * (train + validation))
     blocks = [np.arange(first), np.arange(first, second), np.arange(second, len(rows))]
@@ -84,20 +84,20 @@ def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, valida
     assert {name: part.tolist() for name, part in parts.items()} == wanted
 
 
-def test_a_label_that_ends_with_the_first_test_row_is_purged():
+def test_purge_drops_label_that_ends_at_first_test_row():
     """Strictly before: the bar in which the label ends is the bar the test row knows."""
     rows = labels([0, 1, 2, 3], [1, 2, 3, 4])
     times, ends = times_of(rows)
-    assert purge(times, ends, np.arange(2), np.array([2, 3]), 0).tolist() == [0]
+    assert purge_training_rows(times, ends, np.arange(2), np.array([2, 3]), 0).tolist() == [0]
 
 
-def test_the_latest_end_of_a_block_counts_not_the_last_row():
+def test_purge_uses_latest_label_end_of_test_block():
     rows = labels(range(8), [1, 2, 6, 4, 5, 6, 7, 8])
     times, ends = times_of(rows)
-    assert purge(times, ends, np.array([0, 4, 5, 6, 7]), np.array([2, 3]), 0).tolist() == [0, 7]
+    assert purge_training_rows(times, ends, np.array([0, 4, 5, 6, 7]), np.array([2, 3]), 0).tolist() == [0, 7]
 
 
-def test_an_embargo_of_the_window_keeps_windows_clear_of_the_block():
+def test_purged_kfold_embargo_of_lookback_keeps_windows_after_test_labels():
     """With embargo = lookback, the bars of every later training window begin after the block's labels ended."""
     rng = np.random.default_rng(0)
     known_at = np.cumsum(rng.integers(5, 20, 300))
@@ -111,7 +111,7 @@ def test_an_embargo_of_the_window_keeps_windows_clear_of_the_block():
             assert begins > latest
 
 
-def test_fixed_horizons_lose_the_horizon_before_and_the_embargo_too_after():
+def test_purged_kfold_fixed_horizon_drops_horizon_before_and_embargo_after():
     """Labels of a fixed horizon of h rows: h rows go before the block, h + embargo after it."""
     n, horizon, embargo = 100, 7, 5
     rows = fixed_horizon(n, horizon)
@@ -124,12 +124,12 @@ def test_fixed_horizons_lose_the_horizon_before_and_the_embargo_too_after():
 @pytest.mark.parametrize(
     "bad", [{"train": 0.0}, {"train": "most"}, {"train": 0.9, "validation": 0.1}, {"embargo_bars": -1}, {"train": True}]
 )
-def test_a_split_that_cannot_be_says_so(bad):
+def test_split_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         SplitSpec(**bad)
 
 
-def test_too_few_rows_say_so():
+def test_splits_of_too_few_rows_raise_settings_error():
     with pytest.raises(SettingsError, match="row is left"):
         chronological_split(TWELVE.iloc[:2], SplitSpec())
     with pytest.raises(SettingsError, match="row is left"):

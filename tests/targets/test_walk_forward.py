@@ -11,7 +11,7 @@ from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward
 from tests.targets.split_cases import TWELVE, any_labels, as_lists, drawn, fixed_horizon, may_stay, shown, times_of
 
 
-def test_twelve_rows_that_expand():
+def test_walk_forward_expanding_12_rows_equal_docstring_example():
     folds = walk_forward_expanding(TWELVE, 3)
     assert as_lists(folds) == [
         ([0], [3, 4, 5]),
@@ -21,7 +21,7 @@ def test_twelve_rows_that_expand():
     assert as_lists(folds) == [shown(walk_forward_expanding.__doc__, number) for number in range(3)]
 
 
-def test_twelve_rows_that_roll():
+def test_walk_forward_rolling_12_rows_equal_docstring_example():
     folds = walk_forward_rolling(TWELVE, 3, window=3)
     assert as_lists(folds) == [([0], [3, 4, 5]), ([1, 2, 3], [6, 7, 8]), ([4, 5, 6], [9, 10, 11])]
     assert as_lists(folds) == [shown(walk_forward_rolling.__doc__, number) for number in range(3)]
@@ -31,7 +31,7 @@ def test_twelve_rows_that_roll():
 
 @settings(max_examples=300, deadline=None)
 @given(rows=any_labels(), folds=st.integers(1, 6), window=st.integers(1, 40))
-def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, window):
+def test_walk_forward_training_rows_equal_purging_rule(rows, folds, window):
     times, ends = times_of(rows)
     blocks = np.array_split(np.arange(len(rows)), folds + 1)[1:]
     wanted = [[r for r in range(block[0]) if may_stay(times, ends, r, block, 0)] for block in blocks]
@@ -49,7 +49,7 @@ def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, window):
 
 
 @pytest.mark.parametrize(("block", "horizon", "folds"), [(20, 7, 4), (9, 1, 3), (50, 12, 1)])
-def test_equal_to_skfolio(block, horizon, folds):
+def test_walk_forward_folds_equal_skfolio(block, horizon, folds):
     """skfolio fixes the number of rows trained on and drops `purged_size` rows between; ours fixes the blocks.
 
     The same arrays where the first block is its train_size + purged_size and every block its test_size.
@@ -62,7 +62,7 @@ def test_equal_to_skfolio(block, horizon, folds):
     assert as_lists(walk_forward_expanding(rows, folds)) == expanding
 
 
-def test_what_cannot_walk_says_so():
+def test_walk_forward_invalid_arguments_raise_settings_error():
     for folds in (0, 12, True, 2.0, "five"):
         with pytest.raises(SettingsError, match="folds"):
             walk_forward_expanding(TWELVE, folds)

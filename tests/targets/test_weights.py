@@ -4,18 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
-from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.sequential_bootstrap import bootstrap_rows
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
+from ml_factory.targets.sequential_bootstrap import sequential_bootstrap_rows
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,
-    concurrency,
-    effective_rows,
-    time_decay,
+    effective_sample_size,
+    label_concurrency,
+    time_decay_weights,
     training_weights,
 )
 
@@ -26,14 +26,14 @@ def lives(*spans: tuple[int, int], barrier: str = "vertical") -> pd.DataFrame:
     return pd.DataFrame({"barrier": [barrier] * len(spans), "entry_bar": entry - 1, "exit_bar": last})
 
 
-def test_the_example_of_the_book():
+def test_training_weights_equal_afml_uniqueness_example():
     """AFML 4.5.3: labels on returns 0-2, 2-3, 4-5 have average uniqueness 5/6, 3/4, 1."""
     weights = training_weights(lives((0, 2), (2, 3), (4, 5)))
     shares = np.array([5 / 6, 3 / 4, 1])
     np.testing.assert_allclose(weights, shares / shares.mean(), rtol=1e-15)
 
 
-def test_equal_to_the_naive_form():
+def test_average_uniqueness_equals_naive_indicator_matrix():
     rng = np.random.default_rng(0)
     start = np.sort(rng.integers(0, 300, 400))
     end = start + rng.integers(0, 30, 400)
@@ -45,7 +45,7 @@ def test_equal_to_the_naive_form():
     np.testing.assert_allclose(average_uniqueness(start, end, 330), np.nanmean(shares, axis=1), rtol=1e-13)
 
 
-def test_ambiguous_rows_weigh_nothing_and_crowd_nobody():
+def test_training_weights_ambiguous_rows_have_zero_weight_and_no_overlap():
     rows = lives((0, 2), (2, 3), (4, 5))
     crowd = pd.concat([rows, lives((0, 5), (1, 4), barrier="ambiguous")], ignore_index=True)
     weights = training_weights(crowd)
@@ -55,11 +55,11 @@ def test_ambiguous_rows_weigh_nothing_and_crowd_nobody():
     assert (training_weights(crowd.iloc[3:]) == 0).all() and len(training_weights(crowd.iloc[:0])) == 0
 
 
-def test_weights_of_real_shape_have_mean_one_and_see_training_rows_only():
+def test_training_weights_have_mean_1_and_use_training_rows_only():
     bars = synthetic_bars(days=6, kind="null", seed=0)
     market = MarketSpec("MES", "cme", 0.25, True)
-    base = base_frame(bars, market, 5)
-    labels = triple_barrier(base, base_frame(bars, market, 1), LabelSpec(), market)
+    base = resample_bars(bars, market, 5)
+    labels = triple_barrier_labels(base, resample_bars(bars, market, 1), LabelSpec(), market)
     train = labels.iloc[:600]
     weights = training_weights(train)
     assert len(weights) == 600 and np.isclose(weights.mean(), 1) and (weights >= 0).all()
@@ -69,14 +69,14 @@ def test_weights_of_real_shape_have_mean_one_and_see_training_rows_only():
     assert thin.std() < weights.std()  # rows that no longer overlap count alike
 
 
-def test_categorical_and_text_barriers_weigh_the_same():
+def test_training_weights_categorical_barriers_equal_text_barriers():
     rows = lives((0, 2), (2, 3))
     assert (training_weights(rows) == training_weights(rows.astype({"barrier": "category"}))).all()
 
 
-def test_the_indicator_matrix_of_the_book():
+def test_concurrency_equals_afml_example():
     """AFML 4.5.3: one label on each return but the third, where two live."""
-    assert concurrency(np.array([0, 2, 4]), np.array([2, 3, 5]), 6).tolist() == [1, 1, 2, 1, 1, 1]
+    assert label_concurrency(np.array([0, 2, 4]), np.array([2, 3, 5]), 6).tolist() == [1, 1, 2, 1, 1, 1]
 
 
 RETURNS = np.array([np.nan, 0.01, 0.02, -0.06, 0.04, 0.01, -0.03, np.nan])
@@ -89,14 +89,14 @@ RETURNS = np.array([np.nan, 0.01, 0.02, -0.06, 0.04, 0.01, -0.03, np.nan])
         (False, [0.01 + 0.02 - 0.06, -0.06 + 0.04, 0.01 - 0.03]),
     ],
 )
-def test_weights_by_return_by_hand(uniqueness, wanted):
+def test_training_weights_by_return_equal_hand_computed_values(uniqueness, wanted):
     rows = lives((1, 3), (3, 4), (5, 6))
     weights = training_weights(rows, WeightSpec(uniqueness=uniqueness, returns=True), RETURNS)
     wanted = np.abs(wanted)
     np.testing.assert_allclose(weights, wanted * 3 / wanted.sum(), rtol=1e-13, atol=1e-15)
 
 
-def test_weights_by_return_read_only_bars_on_which_the_rows_live():
+def test_training_weights_by_return_use_only_bars_inside_labels():
     rows, spec = lives((1, 3), (5, 6)), WeightSpec(returns=True)
     wanted = training_weights(rows, spec, RETURNS)
     other = RETURNS.copy()
@@ -123,11 +123,11 @@ def test_weights_by_return_read_only_bars_on_which_the_rows_live():
         (-0.5, [0, 0, 0, 1]),  # slope 1/2, -1 + x/2: nothing up to x = 2
     ],
 )
-def test_time_decay_by_hand(oldest, wanted):
-    np.testing.assert_allclose(time_decay(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15)
+def test_time_decay_equals_hand_computed_values(oldest, wanted):
+    np.testing.assert_allclose(time_decay_weights(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15)
 
 
-def test_decay_ages_by_uniqueness_and_multiplies_the_weights():
+def test_training_weights_decay_by_cumulative_uniqueness():
     rows = lives((0, 2), (2, 3), (4, 5))
     shares = np.array([5 / 6, 3 / 4, 1])
     age = np.cumsum(shares)
@@ -137,7 +137,7 @@ def test_decay_ages_by_uniqueness_and_multiplies_the_weights():
     assert (training_weights(rows, WeightSpec(uniqueness=False)) == 1).all()
 
 
-def test_effective_rows_is_kish_with_the_overlap_of_every_pair():
+def test_effective_rows_equals_kish_formula_with_pairwise_overlap():
     rng = np.random.default_rng(1)
     entry = np.sort(rng.integers(0, 80, 60))
     rows = pd.DataFrame({"barrier": "lower", "entry_bar": entry, "exit_bar": entry + rng.integers(1, 15, 60)})
@@ -152,25 +152,27 @@ def test_effective_rows_is_kish_with_the_overlap_of_every_pair():
                 bars = min(one["exit_bar"], other["exit_bar"]) - max(one["entry_bar"], other["entry_bar"])
                 life = (one["exit_bar"] - one["entry_bar"]) * (other["exit_bar"] - other["entry_bar"])
                 pairs += (1 if w is None else w[i] * w[j]) * max(bars, 0) / np.sqrt(life)
-        assert effective_rows(rows, w) == pytest.approx(total**2 / pairs, rel=1e-12)
+        assert effective_sample_size(rows, w) == pytest.approx(total**2 / pairs, rel=1e-12)
 
 
-def test_effective_rows_of_cases_one_can_see():
-    apart, twins = lives((0, 1), (2, 5), (6, 6), (9, 9)), lives((0, 3), (0, 3), (4, 5), (4, 5))
+def test_effective_rows_of_simple_cases_equal_hand_computed_values():
+    apart, references = lives((0, 1), (2, 5), (6, 6), (9, 9)), lives((0, 3), (0, 3), (4, 5), (4, 5))
     weights = np.array([1.0, 2.0, 3.0, 0.0])
-    assert effective_rows(apart) == pytest.approx(4)
-    assert effective_rows(apart, weights) == pytest.approx(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
-    assert effective_rows(twins) == pytest.approx(2)
+    assert effective_sample_size(apart) == pytest.approx(4)
+    assert effective_sample_size(apart, weights) == pytest.approx(
+        weights.sum() ** 2 / (weights**2).sum()
+    )  # Kish (1965)
+    assert effective_sample_size(references) == pytest.approx(2)
     staggered = lives(*((i, i + 19) for i in range(2000)))
     shares = average_uniqueness(np.arange(2000), np.arange(2000) + 19, 2019)
-    assert effective_rows(staggered) == pytest.approx(shares.sum(), rel=0.01)
-    assert effective_rows(apart.iloc[:0]) == 0 == effective_rows(lives((0, 1), barrier="ambiguous"))
+    assert effective_sample_size(staggered) == pytest.approx(shares.sum(), rel=0.01)
+    assert effective_sample_size(apart.iloc[:0]) == 0 == effective_sample_size(lives((0, 1), barrier="ambiguous"))
 
 
-def test_a_bootstrap_counts_rows_as_often_as_they_are_drawn():
+def test_training_weights_with_bootstrap_equal_draw_counts():
     rows = pd.concat([lives((0, 9), (1, 8), (12, 14)), lives((2, 5), barrier="ambiguous")], ignore_index=True)
     weights = training_weights(rows, WeightSpec(uniqueness=False, bootstrap=3))
-    counts = np.bincount(bootstrap_rows(rows, seed=3), minlength=4)
+    counts = np.bincount(sequential_bootstrap_rows(rows, seed=3), minlength=4)
     np.testing.assert_allclose(weights, counts * 4 / 3, rtol=1e-15)
     assert weights[3] == 0 and counts.sum() == 3
     several = {tuple(training_weights(rows, WeightSpec(bootstrap=seed))) for seed in range(8)}
@@ -189,6 +191,6 @@ def test_a_bootstrap_counts_rows_as_often_as_they_are_drawn():
         {"returns": 1},
     ],
 )
-def test_weights_that_cannot_be_say_so(bad):
+def test_weight_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         WeightSpec(**bad)

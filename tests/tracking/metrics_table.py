@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.tracking.run_log import read_steps
+from ml_factory.tracking.run_log import read_log_steps
 
 
 def read_log(folder: str | os.PathLike) -> pd.DataFrame:
@@ -14,7 +14,7 @@ def read_log(folder: str | os.PathLike) -> pd.DataFrame:
     Columns: step (int), time (UTC), attempt (int), then one for each metric, missing values NaN. An empty frame where
     nothing was logged. Raises WorkspaceError when a segment is damaged.
     """
-    rows = read_steps(Path(folder))
+    rows = read_log_steps(Path(folder))
     frame = pd.DataFrame([{key: row[key] for key in ("step", "time", "attempt")} for row in rows])
     if not rows:
         frame = pd.DataFrame({"step": [], "time": [], "attempt": []})

@@ -17,18 +17,23 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import WriterId
+from ml_factory.checkpoints.slot_pool import SlotWriterId
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
-from ml_factory.notebook_suite import find_notebook, run_notebook
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking import restore, wandb_process, wandb_sync
-from ml_factory.tracking.restore import replay, restore_artifact, restore_run, try_restore
+from ml_factory.tracking.restore import (
+    replay,
+    restore_artifact_or_checkpoints,
+    restore_wandb_artifact,
+    try_restore_from_wandb,
+)
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import TAKEN_OVER, Tracker
-from ml_factory.tracking.wandb_process import mirror_mode
+from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_sync import WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.metrics_table import read_log
@@ -53,7 +58,7 @@ def service(tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_models_and_the_stack_come_back_into_an_empty_workspace(
+def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
     prepared, prepared_template, tmp_path, monkeypatch, service
 ):
     store, done = service(), settle(monkeypatch)
@@ -67,9 +72,9 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
     assert first.lineage.drop(columns="available").equals(again.lineage.drop(columns="available"))
     assert again.lineage["kind"].tolist() == ["stack", "run", "data"] + ["model", "run", "data"] * 2
     # Asked for by name, W&B gives the bases although the registry has them; what it lacks, it is said to lack.
-    sequence = max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO"))
+    sequence = max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO"))
     pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True, source="wandb")
-    assert max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
+    assert max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
     assert all(done())
     shutil.rmtree(store)
     with pytest.raises(NotPreparedError, match="W&B has no such model"):
@@ -77,7 +82,7 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
 
 
 @pytest.mark.soak
-def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
+def test_notebook_05_with_wandb_source_restores_base_models_and_stack(
     prepared, prepared_template, tmp_path, monkeypatch, service
 ):
     service()
@@ -87,10 +92,10 @@ def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
     shutil.copytree(prepared_template, tmp_path / "empty")
     given = {"SYMBOL": "DEMO", "HORIZON": "5", "BASE_MODELS": "linear,lightgbm", "FOLDS": "2", "SOURCE": "wandb"}
     given |= {"QUICK": "True", "WORKSPACE": str(tmp_path / "empty")}
-    output = run_notebook(find_notebook("05"), tmp_path / "05.ipynb", given).read_text()
+    output = run_suite_notebook(find_suite_notebook("05"), tmp_path / "05.ipynb", given).read_text()
     for name in ("linear", "lightgbm", "stack"):
         assert f"Found {name} on DEMO, horizon 5: finished before" in output
-    stack = Registry(tmp_path / "empty/models").find("DEMO", 5, "stack", kind="stack")
+    stack = ArtifactRegistry(tmp_path / "empty/models").find("DEMO", 5, "stack", kind="stack")
     assert stack.path.name == first.artifact.name and KEY not in output
 
 
@@ -124,7 +129,7 @@ def keep(snapshot: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
     assert tracker.wait_mirror(60)
 
 
-def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_left(tmp_path, service):
+def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_path, service):
     store = service()
     state = {"weights": np.arange(5.0), "history": [1, 2]}
     (tmp_path / "one").mkdir()
@@ -146,7 +151,9 @@ def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_l
         "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
-        assert try_restore(manager, snapshot_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
+        assert try_restore_from_wandb(
+            manager, snapshot_of(manager, tmp_path / "two"), ArtifactRegistry(tmp_path / "m"), ["model"]
+        )
         found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -158,7 +165,7 @@ def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_l
 
 
 @pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list"])
-def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, service, fault):
+def test_restore_run_of_incomplete_checkpoints_raises_and_leaves_no_file(tmp_path, service, fault):
     store = service()
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         for phase in ("p", "q"):
@@ -182,12 +189,12 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
     (version / "parts.json").write_text(json.dumps(parts))
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
         with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
-            restore_run(manager, snapshot_of(manager, tmp_path / "f"))
+            restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
 
 
 @pytest.mark.soak
-def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
+def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, service):
     store = service()
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         for number in range(6):
@@ -199,12 +206,12 @@ def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
         assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
         keep(snapshot_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
     with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
-        assert restore_run(manager, snapshot_of(manager, tmp_path)) == "checkpoints"
+        assert restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path)) == "checkpoints"
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
 @pytest.mark.parametrize(("between", "sent"), [(600.0, 1), (0.0, 2)])
-def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, service, monkeypatch, between, sent):
+def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, monkeypatch, between, sent):
     store = service()
     found = importlib.util.spec_from_file_location("stand_in_for_wandb", tmp_path / "service/wandb.py")
     found.loader.exec_module(wandb := importlib.util.module_from_spec(found))
@@ -223,19 +230,19 @@ def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, servi
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
         spec |= {"attempt": [1, "0" * 8], "snapshot": snapshot_of(manager, tmp_path).to_dict()}
         allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
-        WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
+        WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow_log(over)
     assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
     assert allowed[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
 
 
-def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_path, service):
+def test_wandb_upload_of_superseded_session_keeps_newer_checkpoints(tmp_path, service):
     store = service()
     with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
         early.save_checkpoint("p", {"who": "early"}, force=True)
         keep(snapshot_of(early, tmp_path), tmp_path)
     shutil.copytree(tmp_path / "early", tmp_path / "late")
     with CheckpointManager(
-        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=WriterId("later"))
+        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=SlotWriterId("later"))
     ) as late:
         assert late.phase("p").load()["state"] == {"who": "early"}
         late.save_checkpoint("p", {"who": "late"}, force=True)
@@ -244,11 +251,11 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         early.save_checkpoint("p", {"who": "does not know"}, force=True)
         keep(snapshot_of(early, tmp_path), tmp_path)
     with CheckpointManager(tmp_path / "empty", run="r", background=False) as manager:
-        restore_run(manager, snapshot_of(manager, tmp_path))
+        restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
     with CheckpointManager(
-        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=WriterId("third"))
+        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=SlotWriterId("third"))
     ) as late:
         late.phase("p").load()
         late.save_checkpoint("p", {"who": "knows"}, force=True)
@@ -257,29 +264,30 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
 
 
 @pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
-def test_a_service_that_does_not_give_costs_its_deadline_once_and_one_line(
-    tmp_path, monkeypatch, service, caplog, answer
-):
+def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, monkeypatch, service, caplog, answer):
     service(answer)
     monkeypatch.setattr(restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
-        assert mirror_mode("auto") == "online"
-        assert try_restore(manager, snapshot_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
+        assert wandb_mirror_mode("auto") == "online"
+        assert (
+            try_restore_from_wandb(manager, snapshot_of(manager, tmp_path), ArtifactRegistry(tmp_path / "m"), ["model"])
+            == ""
+        )
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
-    assert mirror_mode("auto") == "offline"  # nobody waits for it again
+    assert wandb_mirror_mode("auto") == "offline"  # nobody waits for it again
 
 
-def test_what_comes_back_damaged_is_refused(tmp_path, service):
+def test_restore_artifact_of_torn_copy_raises(tmp_path, service):
     folder = service() / "model-r" / "v0"
-    kept = Registry(tmp_path / "a").register("ES", "model", "gru", {"v": 1}, {"run_id": "r"})
+    kept = ArtifactRegistry(tmp_path / "a").register("ES", "model", "gru", {"v": 1}, {"run_id": "r"})
     shutil.copytree(kept.path, folder)
     (folder.parent / "about-v0.json").write_text('{"type": "model", "metadata": {}, "aliases": []}')
-    registry = Registry(tmp_path / "b")
-    assert restore_artifact(registry, "model", "r").hash == kept.hash
+    registry = ArtifactRegistry(tmp_path / "b")
+    assert restore_wandb_artifact(registry, "model", "r").hash == kept.hash
     (folder / "state.safetensors").write_bytes(b"other")
     with pytest.raises(CheckpointError, match="torn"):
-        restore_artifact(registry, "model", "r")
-    assert restore_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
+        restore_wandb_artifact(registry, "model", "r")
+    assert restore_wandb_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
 
 
 # ---------------------------------------------------------------- going back
@@ -316,7 +324,7 @@ class Service:
 
 
 @pytest.mark.parametrize(("known", "rewinds"), [(8, True), (8, False), (3, True), (0, True)])
-def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_path, known, rewinds):
+def test_wandb_sync_after_older_checkpoint_rewinds_and_loses_no_step(tmp_path, known, rewinds):
     """An attempt logged `known` steps to the service; the next one resumes after step 4, with other values."""
     first = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
     for step in range(8):
@@ -329,7 +337,7 @@ def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_pat
     service = Service({step: step for step in range(known)}, rewinds)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
     sync = WandbSync(service, {**spec, "attempt": list(second._attempt), "snapshot": None}, service.begin)
-    sync.follow(lambda: True)
+    sync.follow_log(lambda: True)
     observed = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
     assert observed == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}
     assert list(observed) == sorted(observed)
@@ -347,7 +355,7 @@ def logged_steps(folder, spawn):
 
 
 @pytest.mark.soak
-def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp_path, spawn, capsys, monkeypatch):
+def test_cli_tracking_replay_writes_every_step_to_offline_file(tmp_path, spawn, capsys, monkeypatch):
     pytest.importorskip("wandb")
     log = Workspace(tmp_path / "ws").results / "ES" / "train-x" / "log"
     first = Tracker("train-x", {"lr": 0.1}, log, tmp_path / "l", mirror="off")
@@ -371,7 +379,7 @@ def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp
 
 
 @pytest.mark.soak
-def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypatch, spawn):
+def test_notebook_02_outputs_contain_no_api_key(prepared, tmp_path, monkeypatch, spawn):
     """Workspace, checkpoints' slots, local cache, the offline W&B folder and the executed notebook, with keys in the
     environment, in .netrc and in W&B's own settings; what is searched for is found where it was put."""
     pytest.importorskip("wandb")
@@ -384,7 +392,7 @@ def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypat
     monkeypatch.setenv("NETRC", str(secrets / "netrc"))
     (secrets / "netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {PASSWORD}\n")
     given = {"SYMBOL": "DEMO", "HORIZON": "5", "MODEL": "linear", "QUICK": "True", "WORKSPACE": str(prepared.root)}
-    written = run_notebook(find_notebook("02"), tmp_path / "02.ipynb", given)
+    written = run_suite_notebook(find_suite_notebook("02"), tmp_path / "02.ipynb", given)
     assert "linear on DEMO" in json.dumps(nbformat.read(written, 4))
     [log] = (prepared.results / "DEMO").glob("*/log")
     wanted = read_log(log)["step"].tolist()

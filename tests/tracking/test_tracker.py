@@ -52,7 +52,7 @@ def abandon(tracker: Tracker) -> None:
 # ---------------------------------------------------------------- the record
 
 
-def test_the_record_of_a_run(track, tmp_path):
+def test_tracker_log_holds_steps_metrics_and_summary(track, tmp_path):
     with track() as tracker:
         for step in (1, 2, 3):
             tracker.log(step, {"loss": np.float32(1 / step), "note": "x"})
@@ -70,14 +70,14 @@ def test_the_record_of_a_run(track, tmp_path):
     assert json.loads((tmp_path / "w/run.json").read_text())["settings"] == {"lr": 0.1}
 
 
-def test_an_empty_record(track, tmp_path):
+def test_read_log_without_steps_returns_empty_table(track, tmp_path):
     track().finish()
     log = read_log(tmp_path / "w")
     assert log.empty and log.columns.tolist() == ["step", "time", "attempt"]
     assert read_log(tmp_path / "nowhere").empty
 
 
-def test_an_exception_ends_the_record_as_failed_and_is_not_swallowed(track, tmp_path):
+def test_tracker_on_exception_ends_log_as_failed_and_reraises(track, tmp_path):
     with pytest.raises(ZeroDivisionError), track() as tracker:
         tracker.log(1, {"loss": 1.0})
         _ = 1 / 0
@@ -87,7 +87,7 @@ def test_an_exception_ends_the_record_as_failed_and_is_not_swallowed(track, tmp_
         tracker.log(2, {})
 
 
-def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(track, tmp_path):
+def test_tracker_resumed_attempt_replaces_steps_after_checkpoint(track, tmp_path):
     first = track()
     for step in range(1, 8):
         first.log(step, {"loss": step})
@@ -106,7 +106,7 @@ def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(track, tmp_pa
     assert log["loss"].tolist() == [1, 2, 3, 4, 50, 60] and log["attempt"].tolist() == [1] * 4 + [2] * 2
 
 
-def test_a_lost_local_disk_costs_only_what_was_not_closed(track, tmp_path):
+def test_tracker_after_local_disk_loss_loses_unclosed_segment_only(track, tmp_path):
     first = track()
     for step in range(1, 6):
         first.log(step, {"loss": step})
@@ -127,7 +127,7 @@ attempts_of_steps = st.lists(st.lists(st.integers(0, 9), max_size=5).map(sorted)
 
 
 @given(attempts_of_steps)
-def test_merge_is_what_replaying_one_record_after_the_other_gives(attempts):
+def test_merge_attempts_equals_replay_in_order(attempts):
     """The brute-force twin: play everything in order; a new attempt first forgets all from its first step on."""
     truth, numbered, value = {}, [], 0
     for number, its_steps in enumerate(attempts, start=1):
@@ -141,11 +141,11 @@ def test_merge_is_what_replaying_one_record_after_the_other_gives(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = run_log.merge_attempts({run_log.Attempt(number): lines for number, lines in reversed(numbered)})
+    rows = run_log.merge_log_attempts({run_log.LogAttempt(number): lines for number, lines in reversed(numbered)})
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 
-def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(track, tmp_path):
+def test_read_log_skips_torn_last_line_and_raises_on_other_damage(track, tmp_path):
     tracker = track()
     for step in (1, 2):
         tracker.log(step, {"loss": 1.0})
@@ -160,7 +160,7 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(track, tmp_p
         read_log(tmp_path / "w")
 
 
-def test_a_workspace_that_refuses_is_caught_up_with(track, tmp_path, caplog):
+def test_tracker_with_unwritable_workspace_uploads_segments_later(track, tmp_path, caplog):
     tracker = track()
     (tmp_path / "w").rename(tmp_path / "gone")
     (tmp_path / "w").write_text("in the way")
@@ -174,7 +174,7 @@ def test_a_workspace_that_refuses_is_caught_up_with(track, tmp_path, caplog):
     assert steps(tmp_path / "w") == [1, 2]
 
 
-def test_a_full_local_disk_does_not_stop_the_run(track, tmp_path, disk_full_beyond, caplog):
+def test_tracker_on_full_local_disk_warns_once_and_continues(track, tmp_path, disk_full_beyond, caplog):
     tracker = track()
     tracker.log(1, {"loss": 1.0})
     with disk_full_beyond(1):
@@ -235,7 +235,7 @@ def run_once(tracker, count=5):
     return time.monotonic() - started
 
 
-def test_the_mirror_tells_each_step_once_and_in_order(track, fake_wandb):
+def test_wandb_mirror_logs_each_step_once_in_order(track, fake_wandb):
     calls = fake_wandb()
     with track(mirror="auto") as tracker:
         for step in range(1, 30):
@@ -253,7 +253,7 @@ def test_the_mirror_tells_each_step_once_and_in_order(track, fake_wandb):
     assert last == ["finish", 0, {"accuracy": 0.5}]
 
 
-def test_after_a_kill_the_mirror_replays_what_is_valid(track, fake_wandb):
+def test_wandb_mirror_after_kill_replays_valid_steps(track, fake_wandb):
     first = track()
     for step in range(1, 8):
         first.log(step, {"loss": step})
@@ -272,7 +272,7 @@ def test_after_a_kill_the_mirror_replays_what_is_valid(track, fake_wandb):
     ]
 
 
-def test_the_mirror_ends_by_itself_when_its_run_is_killed(tmp_path, fake_wandb, spawn):
+def test_wandb_mirror_finishes_after_run_process_is_killed(tmp_path, fake_wandb, spawn):
     calls = fake_wandb()
     code = """
 import sys, time
@@ -301,7 +301,9 @@ time.sleep(60)
         ("time.sleep(1000)", "did not answer"),
     ],
 )
-def test_a_broken_client_is_not_noticed(track, fake_wandb, tmp_path, monkeypatch, caplog, code, output):
+def test_tracker_with_broken_wandb_client_logs_all_steps_without_delay(
+    track, fake_wandb, tmp_path, monkeypatch, caplog, code, output
+):
     monkeypatch.setattr(wandb_process, "INIT_SECONDS", 3.0)
     fake_wandb(code)
     tracker = track(mirror="auto")
@@ -311,7 +313,7 @@ def test_a_broken_client_is_not_noticed(track, fake_wandb, tmp_path, monkeypatch
     assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
 
 
-def test_a_break_in_the_middle_is_said_while_the_run_goes_on(track, fake_wandb, caplog):
+def test_tracker_warns_once_if_wandb_client_fails_during_run(track, fake_wandb, caplog):
     fake_wandb("raise RuntimeError('no')")
     tracker = track(mirror="auto")
     deadline = time.monotonic() + 30
@@ -324,7 +326,7 @@ def test_a_break_in_the_middle_is_said_while_the_run_goes_on(track, fake_wandb, 
     assert [record.getMessage().endswith("RuntimeError: no") for record in caplog.records] == [True]
 
 
-def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
+def test_mirror_main_measures_checkpoint_size_under_deadline(tmp_path, monkeypatch):
     """The files may lie on a mount that hangs: who asks for their sizes without one is an orphan for ever."""
     under = []
 
@@ -342,7 +344,7 @@ def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
         def __init__(self, wandb, spec, begin, allow):
             self.allow = allow
 
-        def follow(self, over):
+        def follow_log(self, over):
             assert under[-1] is None
 
         def checkpoints_size(self):
@@ -357,11 +359,11 @@ def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "nice", lambda step: step)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     places = {name: str(tmp_path / name) for name in ("status", "end")}
-    tracker_module.mirror_main(json.dumps({**places, "init_seconds": 5, "finish_seconds": 7, "parent": 0}))
+    tracker_module.run_mirror_process(json.dumps({**places, "init_seconds": 5, "finish_seconds": 7, "parent": 0}))
     assert len(under) == 4
 
 
-def test_a_process_does_not_wait_for_a_hanging_client(tmp_path, fake_wandb, spawn):
+def test_tracker_process_exits_without_waiting_for_hanging_wandb_client(tmp_path, fake_wandb, spawn):
     fake_wandb("time.sleep(1000)")
     code = """
 import sys
@@ -384,7 +386,7 @@ print(tracker._mirror._process.pid, flush=True)
 
 
 @pytest.mark.parametrize("how", ["none", "finder", "folder"])
-def test_an_absent_client_costs_one_line_for_all_runs(track, monkeypatch, caplog, tmp_path, how):
+def test_tracker_without_wandb_package_warns_once_for_all_runs(track, monkeypatch, caplog, tmp_path, how):
     if how == "none":
         monkeypatch.setitem(sys.modules, "wandb", None)
     elif how == "finder":
@@ -421,16 +423,16 @@ def test_an_absent_client_costs_one_line_for_all_runs(track, monkeypatch, caplog
         ("auto", {"NETRC": "machine api.wandb.ai login user password x"}, "online"),
     ],
 )
-def test_the_mode_is_the_least_anyone_asked_for(monkeypatch, tmp_path, mode, env, wanted):
+def test_mirror_mode_is_most_restrictive_of_argument_and_environment(monkeypatch, tmp_path, mode, env, wanted):
     for name, value in env.items():
         if name == "NETRC":
             (tmp_path / "netrc").write_text(value)
         else:
             monkeypatch.setenv(name, value)
-    assert wandb_process.mirror_mode(mode) == wanted
+    assert wandb_process.wandb_mirror_mode(mode) == wanted
 
 
-def test_unknown_modes_are_refused(monkeypatch, track):
+def test_mirror_mode_unknown_value_raises(monkeypatch, track):
     with pytest.raises(SettingsError, match="'offline'"):
         track(mirror="offlin")
     monkeypatch.setenv("ML_FACTORY_WANDB", "of")
@@ -445,7 +447,7 @@ def files_that_hold(text: str, folder: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-def test_the_real_client_offline_and_no_key_in_any_file(tmp_path, monkeypatch, spawn, capfd):
+def test_tracker_with_real_wandb_offline_logs_steps_and_writes_no_key(tmp_path, monkeypatch, spawn, capfd):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("ML_FACTORY_WANDB", "offline")
@@ -463,7 +465,7 @@ def test_the_real_client_offline_and_no_key_in_any_file(tmp_path, monkeypatch, s
 
 
 @pytest.mark.slow
-def test_the_real_client_with_a_key_and_a_closed_port(tmp_path, monkeypatch, caplog):
+def test_tracker_with_real_wandb_and_closed_port_warns_once(tmp_path, monkeypatch, caplog):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ml_factory.tracking import log_upload, wandb_process
-from ml_factory.tracking.run_log import Attempt, segment_name, segments
+from ml_factory.tracking.run_log import LogAttempt, list_log_segments, log_segment_name
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
 
@@ -39,13 +39,13 @@ DEATHS = (3, 6, -12, 15, 22, 23, -36, 38, 47, 58)  # a minus: right after the ch
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_told(monkeypatch):
+def nothing_was_reported(monkeypatch):
     monkeypatch.setattr(wandb_process, "_warned", set())
 
 
 @pytest.mark.soak_except("local disk and newest")
 @pytest.mark.parametrize("lost", ["nothing", "local disk", "local disk and newest segments"])
-def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
+def test_tracker_over_ten_kills_logs_each_step_once_in_order(tmp_path, spawn, lost):
     resumed = []
     for life, dies in enumerate((*DEATHS, 0)):
         process = spawn(KILLED, tmp_path, life, dies)
@@ -54,7 +54,7 @@ def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
         if lost != "nothing" and dies:
             shutil.rmtree(tmp_path / "l")
         if lost.endswith("segments"):
-            for path in list(segments(tmp_path / "w").values())[-2:]:
+            for path in list(list_log_segments(tmp_path / "w").values())[-2:]:
                 path.unlink()
     # By hand from DEATHS: the last multiple of 4 before each.
     assert resumed == [0, 0, 4, 12, 12, 20, 20, 36, 36, 44, 56]
@@ -69,7 +69,7 @@ def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_zombie_and_its_successor_do_not_mix(tmp_path, monkeypatch, seen):
+def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, monkeypatch, seen):
     """Not seen: the cloud showed the second session nothing of the first; both are attempt 1 of their own count."""
 
     def session(name):
@@ -96,18 +96,18 @@ def test_a_zombie_and_its_successor_do_not_mix(tmp_path, monkeypatch, seen):
     log = read_log(tmp_path / "w")
     assert log["step"].tolist() == [1, 2, 3, 4, 5, 6] and log["loss"].tolist() == [1, 2, 30, 40, 50, 60]
     assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"who": "new"}
-    found = [one for one, _ in segments(tmp_path / "w")]
+    found = [one for one, _ in list_log_segments(tmp_path / "w")]
     assert len(found) == 3 and {one.session for one in found} == {"a" * 8, "b" * 8}
 
 
-def test_segments_of_before_sessions_had_names_are_read(tmp_path):
+def test_read_log_reads_segments_without_session_name(tmp_path):
     line = '{"step": %d, "time": 1.0, "metrics": {"loss": %d}}\n'
     (tmp_path / "segment-0001-0000.jsonl").write_text(line % (1, 1) + line % (2, 1))
-    (tmp_path / segment_name(Attempt(2, "0" * 8), 0)).write_text(line % (2, 2))
+    (tmp_path / log_segment_name(LogAttempt(2, "0" * 8), 0)).write_text(line % (2, 2))
     assert read_log(tmp_path)["loss"].tolist() == [1, 2]
 
 
-def test_a_mount_that_hangs_costs_its_patience_and_one_line(tmp_path, monkeypatch, caplog):
+def test_tracker_on_hanging_mount_waits_limited_time_and_warns_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "w"))
     tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
     child = tracker._log_uploader._worker._process

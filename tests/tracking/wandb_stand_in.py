@@ -77,11 +77,11 @@ def versions(store: Path, name: str) -> list[Path]:
 def settle(monkeypatch) -> Callable[[], list[bool]]:
     """Every mirror that `pipeline` starts from here on is waited for."""
     started = []
-    begin = wandb_process.MirrorProcess.start.__func__
+    begin = wandb_process.WandbMirrorProcess.start.__func__
 
     def start(cls, *rest):
         started.append(begin(cls, *rest))
         return started[-1]
 
-    monkeypatch.setattr(wandb_process.MirrorProcess, "start", classmethod(start))
+    monkeypatch.setattr(wandb_process.WandbMirrorProcess, "start", classmethod(start))
     return lambda: [one.wait(120) for one in started]

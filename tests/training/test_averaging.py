@@ -11,7 +11,7 @@ def averaged(network):
     return WeightAverage(list(named), list(named.values()))
 
 
-def test_it_is_the_exponential_average_by_hand():
+def test_weight_average_update_equals_hand_computed_average():
     network = nn.Linear(1, 1, bias=False)
     nn.init.constant_(network.weight, 1.0)
     average = averaged(network)
@@ -22,17 +22,17 @@ def test_it_is_the_exponential_average_by_hand():
     assert network.weight.item() == 7.0
 
 
-def test_inside_the_block_the_network_is_the_average_and_afterwards_itself():
+def test_weight_average_in_place_restores_network_weights_after_error():
     network = nn.Linear(3, 2)
     average, before = averaged(network), network.weight.detach().clone()
     average.values[0].fill_(5.0)
-    with pytest.raises(ZeroDivisionError), average.in_place():
+    with pytest.raises(ZeroDivisionError), average.use_averaged_weights():
         assert (network.weight == 5).all()
         raise ZeroDivisionError
     assert torch.equal(network.weight, before) and network.weight.requires_grad
 
 
-def test_its_state_travels_by_name():
+def test_weight_average_state_loads_by_parameter_name():
     one, other = averaged(nn.Linear(3, 2)), averaged(nn.Linear(3, 2))
     other.load(one.state())
     assert all(map(torch.equal, one.values, other.values))

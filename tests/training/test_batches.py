@@ -6,7 +6,7 @@ import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.training.batches import BatchBuffer, BatchLoader
-from ml_factory.training.device import Cuda, Device, Xla
+from ml_factory.training.device import CudaDevice, Device, XlaDevice
 
 
 class Foreign(Device):
@@ -31,7 +31,7 @@ def parts():
 
 @pytest.mark.parametrize("device", [Device("cpu", 1), Foreign("there", 1)])
 @pytest.mark.parametrize("resident", [True, False])
-def test_every_way_gives_the_same_rows(parts, device, resident):
+def test_batch_loader_resident_or_not_returns_requested_rows(parts, device, resident):
     feed, positions = BatchLoader(device, parts, resident), np.array([3, 0, 43, 3])
     x_BTF, target_B = feed(positions)
     by_hand = np.stack([parts[0].x_NF.numpy()[6 + at - 4 : 6 + at + 1] for at in positions])
@@ -40,9 +40,9 @@ def test_every_way_gives_the_same_rows(parts, device, resident):
     assert len(feed) == 44
 
 
-def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, monkeypatch):
+def test_batch_loader_with_padded_length_returns_requested_rows(parts, monkeypatch):
     placed = []
-    monkeypatch.setattr(Foreign, "padded_length", lambda self, rows: 64)
+    monkeypatch.setattr(Foreign, "padded_row_count", lambda self, rows: 64)
     monkeypatch.setattr(Foreign, "to_device", lambda self, value: placed.append(tuple(value.shape)) or value)
     feed = BatchLoader(Foreign("there", 1), parts)
     assert placed == [(64, 3), (64,), (5,), (64,)] and len(feed) == 44
@@ -52,19 +52,21 @@ def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, mo
     np.testing.assert_array_equal(target_B, parts[1][positions])
 
 
-@pytest.mark.parametrize(("rows", "room"), [(1, 1), (15, 15), (16, 16), (17, 18), (97, 104), (104, 104), (130, 144)])
-def test_xla_has_eight_lengths_for_each_power_of_two(rows, room):
-    assert Xla("xla", 1).padded_length(rows) == room and Device("cpu", 1).padded_length(rows) == rows
+@pytest.mark.parametrize(
+    ("rows", "capacity"), [(1, 1), (15, 15), (16, 16), (17, 18), (97, 104), (104, 104), (130, 144)]
+)
+def test_padded_length_on_xla_has_eight_steps_per_power_of_two(rows, capacity):
+    assert XlaDevice("xla", 1).padded_row_count(rows) == capacity and Device("cpu", 1).padded_row_count(rows) == rows
 
 
-def test_what_does_not_fit_stays_on_the_host(parts):
+def test_batch_loader_data_larger_than_device_memory_stays_on_host(parts):
     assert BatchLoader(Foreign("there", 1), parts).resident  # 952 bytes of 10,000
     small = Foreign("there", 1)
     object.__setattr__(small, "free", 2_000)
     assert not BatchLoader(small, parts).resident
 
 
-def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
+def test_batch_loader_prefetched_batch_is_used_only_for_same_positions(parts):
     feed, gathered = BatchLoader(Device("cpu", 1), parts, resident=False), []
     send = feed._send
     feed._send = lambda positions: gathered.append(positions.tolist()) or send(positions)
@@ -77,18 +79,18 @@ def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
     assert sorted(gathered) == [[1, 2], [1, 2], [2, 3], [5, 6]]
 
 
-def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
-    feed, told = BatchLoader(Device("cpu", 1), parts, resident=False), []
-    feed._prefetch = lambda positions: told.append(positions.tolist())
+def test_batch_loader_batches_prefetches_next_batch(parts):
+    feed, reported = BatchLoader(Device("cpu", 1), parts, resident=False), []
+    feed._prefetch = lambda positions: reported.append(positions.tolist())
     wanted = [np.array([3, 4]), np.array([5, 6]), np.array([7, 8])]
     for number, (_, target_B) in enumerate(feed.batches(wanted)):
-        assert told == [positions.tolist() for positions in wanted[1 : number + 2]]
+        assert reported == [positions.tolist() for positions in wanted[1 : number + 2]]
         np.testing.assert_array_equal(target_B, parts[1][wanted[number]])
     feed._worker.shutdown()
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, resident):
+def test_batch_loader_referenced_batch_or_view_is_not_overwritten(parts, resident):
     feed = BatchLoader(Device("cpu", 1), parts, resident)
     held = [feed(np.array([at, at + 1]))[0] for at in range(5)]
     views = [feed(np.array([at, at + 1]))[0][:, -1:, 1] for at in range(5)]
@@ -98,7 +100,7 @@ def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, r
         np.testing.assert_array_equal(views[at], [rows[4:5, 1], rows[5:, 1]])
 
 
-def test_memory_that_nobody_holds_is_written_again(parts):
+def test_batch_loader_unreferenced_batch_memory_is_reused(parts):
     feed, seen = BatchLoader(Device("cpu", 1), parts), set()
     for at in range(6):
         batch = feed(np.array([at, at + 1]))  # the one before is held until this one is there
@@ -113,7 +115,7 @@ def test_memory_that_nobody_holds_is_written_again(parts):
     torch.testing.assert_close(weight.grad, torch.from_numpy(parts[0][[5, 6]].sum((0, 1))))
 
 
-def test_of_many_batches_that_were_let_go_two_stay():
+def test_batch_buffer_keeps_two_of_many_released_batches():
     memory = BatchBuffer()
     many = [memory.empty(2, 3) for _ in range(9)]
     assert len({one.data_ptr() for one in many}) == 9
@@ -125,7 +127,7 @@ def test_of_many_batches_that_were_let_go_two_stay():
         del one, other
 
 
-def test_memory_of_another_shape_is_let_go():
+def test_batch_buffer_other_shape_releases_kept_memory():
     memory = BatchBuffer()
     first = memory.empty(2, 3)
     first.fill_(7)
@@ -147,7 +149,7 @@ class Queue:
         self.log.append((self.name, "wait", event))
 
 
-def test_cuda_copies_pinned_pages_in_a_queue_of_their_own_and_computing_waits_for_them(parts, monkeypatch):
+def test_cuda_send_copies_pinned_memory_on_own_stream_and_compute_waits(parts, monkeypatch):
     log = []
     copies, computing = Queue("copies", log), Queue("computing", log)
 
@@ -165,7 +167,7 @@ def test_cuda_copies_pinned_pages_in_a_queue_of_their_own_and_computing_waits_fo
         torch.Tensor, "to", lambda part, target, non_blocking: log.append((target, non_blocking)) or part
     )
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, queue: log.append(("held", queue.name)))
-    handed = Cuda("cuda", 1).send([torch.arange(2), torch.arange(3)])
+    handed = CudaDevice("cuda", 1).send([torch.arange(2), torch.arange(3)])
     copied = ["pinned", ("cuda:0", True)]
     assert log == [("copies", "begin"), *copied, *copied, ("copies", "record"), ("copies", "end")]
     log.clear()

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.forecaster import NeuralForecaster
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.heads import Forecast
+from ml_factory.models.heads import ForecastTask
 from ml_factory.models.registry import build_model, check_model, load_model
 from ml_factory.models.tft import TFT
 from ml_factory.storage.serialization import decode_state, encode_state
@@ -25,7 +25,7 @@ def windows(rows=slice(None), known=KNOWN) -> Windows:
     return Windows(X_NF, ROWS[rows], 5, covariates)
 
 
-def test_a_classifier_learns_from_what_is_known_ahead_and_is_saved_with_it():
+def test_tft_classifier_learns_from_covariates_and_saves_covariate_shapes():
     model, fit, held = build_model("tft", **SMALL, **NAMED, epochs=12), slice(150), slice(150, None)
     result = model.fit(windows(fit), Y[fit], validation=(windows(held), Y[held]))
     assert result.history[-1]["val_loss"] < 0.3
@@ -38,7 +38,7 @@ def test_a_classifier_learns_from_what_is_known_ahead_and_is_saved_with_it():
     np.testing.assert_allclose(again.predict_proba(windows(held).take([3, 1])), p[[3, 1]], atol=1e-5)
 
 
-def test_what_is_known_ahead_is_part_of_the_data_a_run_goes_on_with():
+def test_tft_resumed_with_changed_known_inputs_raises_error():
     kept = []
 
     class Box:
@@ -52,7 +52,7 @@ def test_what_is_known_ahead_is_part_of_the_data_a_run_goes_on_with():
         build_model("tft", **SMALL, **NAMED, epochs=1).fit(windows(known=KNOWN + 1), Y, checkpoints=Box())
 
 
-def test_windows_without_them_or_with_others_are_refused():
+def test_tft_fit_with_missing_or_other_covariates_raises_error():
     model = build_model("tft", **SMALL, **NAMED, epochs=1)
     for wrong in (Windows(X_NF, ROWS, 5), windows(known=KNOWN[:, :2]), windows(known=np.repeat(KNOWN, 2, axis=2))):
         with pytest.raises(FactoryError, match="with other covariates"):
@@ -63,23 +63,23 @@ def test_windows_without_them_or_with_others_are_refused():
         build_model("tft", **SMALL, **NAMED, frames=((1, 3),))
 
 
-def test_a_tft_with_them_keeps_the_contract_of_all_models():
+def test_check_model_of_tft_with_covariates_passes():
     assert len(check_model("tft", **NAMED)) == 7
 
 
-def test_a_forecaster_is_given_them_row_by_row():
+def test_neural_forecaster_with_known_inputs_learns_from_known_inputs():
     """The next value of the first channel is what is known of its moment: nothing else tells it."""
     known_NK = RNG.normal(size=(203, 1)).astype(np.float32)
     x_NF = np.concatenate([known_NK[:200], X_NF[:, :1]], axis=1)
     train, held = np.arange(10, 150), np.arange(150, 197)
     settings = {**SMALL, "epochs": 40, "known": ("clock",), "static": ("symbol",)}
-    model, told = NeuralForecaster("tft", TFT, Forecast(3, channels=1), **settings), {"known_NK": known_NK}
+    model, reported = NeuralForecaster("tft", TFT, ForecastTask(3, channels=1), **settings), {"known_NK": known_NK}
     with pytest.raises(FactoryError, match="with other covariates"):
-        model.fit(x_NF, train, validation=held, **told)
-    told["static_V"] = np.ones(1, np.float32)
-    result = model.fit(x_NF, train, validation=held, **told)
+        model.fit(x_NF, train, validation=held, **reported)
+    reported["static_V"] = np.ones(1, np.float32)
+    result = model.fit(x_NF, train, validation=held, **reported)
     assert min(epoch["val_loss"] for epoch in result.history) < 0.1 < 0.5 * x_NF[:, 0].var()
-    y_BSC = model.predict(x_NF, np.array([199]), **told)  # the steps behind the series are known, too
+    y_BSC = model.predict(x_NF, np.array([199]), **reported)  # the steps behind the series are known, too
     assert np.abs(y_BSC[0, :, 0] - known_NK[200:, 0]).mean() < 0.6
     with pytest.raises(FactoryError, match="with other covariates"):
         model.predict(x_NF, held)

@@ -14,7 +14,7 @@ import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model
-from ml_factory.training.device import Cuda, Device, Xla
+from ml_factory.training.device import CudaDevice, Device, XlaDevice
 
 GPU = torch.cuda.is_available()
 SETTINGS = {"epochs": 2, "batch": 32, "lookback": 16, "threads": 1, "precision": "fp32"}
@@ -36,7 +36,7 @@ def stand_in(monkeypatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: asked.append("held"))
-    monkeypatch.setattr(Cuda, "target", property(lambda self: "cpu"))
+    monkeypatch.setattr(CudaDevice, "target", property(lambda self: "cpu"))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return asked
 
@@ -62,28 +62,28 @@ def losses(name: str, market: tuple, **settings) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_learns_as_on_a_cpu(name, gpu, market):
+def test_network_losses_on_cuda_equal_cpu(name, gpu, market):
     np.testing.assert_allclose(
         losses(name, market, device="cuda", dropout=0.0), losses(name, market, device="cpu", dropout=0.0), rtol=gpu[0]
     )
 
 
-def test_rows_that_do_not_fit_are_sent_a_batch_ahead(gpu, market, monkeypatch):
+def test_fit_on_cuda_without_free_memory_prefetches_batches(gpu, market, monkeypatch):
     there = losses("tcn", market, device="cuda")
-    monkeypatch.setattr(Cuda, "free_bytes", lambda self: 0)
+    monkeypatch.setattr(CudaDevice, "free_bytes", lambda self: 0)
     np.testing.assert_array_equal(losses("tcn", market, device="cuda"), there)
     if gpu[1] is not None:
         assert {*gpu[1]} == {"copied", "waited", "held"}
 
 
-def test_a_compiler_may_be_asked_for(gpu, market, monkeypatch):
+def test_fit_on_cuda_with_compile_calls_torch_compile_once(gpu, market, monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda network: asked.append(network) or network)
     assert np.isfinite(losses("lstm", market, device="cuda", compile=True)).all() and len(asked) == 1
 
 
-@pytest.mark.parametrize("kind", [Cuda, Xla])
-def test_every_device_is_asked_as_every_other(kind):
+@pytest.mark.parametrize("kind", [CudaDevice, XlaDevice])
+def test_device_subclasses_have_same_method_signatures(kind):
     for name, of_all in getmembers(Device, isfunction):
         if not name.startswith("__"):
             assert [*signature(getattr(kind, name)).parameters] == [*signature(of_all).parameters], name

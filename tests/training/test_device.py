@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.storage import compile_cache
-from ml_factory.training.device import Cuda, Device, Xla, pick, pinned
+from ml_factory.training.device import CudaDevice, Device, XlaDevice, deterministic_device, pick_device
 from ml_factory.training.spec import TrainSpec
 
 
@@ -26,20 +26,20 @@ def gpu(monkeypatch):
     return facts
 
 
-def test_auto_takes_what_is_there(gpu):
-    assert pick(TrainSpec(threads=1)).kind == "cuda" and pick(TrainSpec(device="cpu")).kind == "cpu"
+def test_pick_auto_uses_cuda_if_present_else_cpu(gpu):
+    assert pick_device(TrainSpec(threads=1)).kind == "cuda" and pick_device(TrainSpec(device="cpu")).kind == "cpu"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     gpu["there"] = False
-    assert pick(TrainSpec(threads=3, precision="fp32")) == Device("cpu", 3)
-    assert pick(TrainSpec()).threads >= 1
+    assert pick_device(TrainSpec(threads=3, precision="fp32")) == Device("cpu", 3)
+    assert pick_device(TrainSpec()).threads >= 1
     for kind in ("cuda", "xla"):
         with pytest.raises(SettingsError, match=f"No {kind.upper()} device found"):
-            pick(TrainSpec(device=kind))
+            pick_device(TrainSpec(device=kind))
 
 
-def test_the_precision_is_the_hardwares_own(gpu, monkeypatch):
+def test_pick_precision_follows_hardware_support(gpu, monkeypatch):
     def chosen(**spec):
-        return pick(TrainSpec(**spec)).precision
+        return pick_device(TrainSpec(**spec)).precision
 
     assert chosen() == "bf16"
     gpu.update(bf16=False, capability=(7, 5))
@@ -51,32 +51,32 @@ def test_the_precision_is_the_hardwares_own(gpu, monkeypatch):
         assert chosen(device="cpu") == ("bf16" if there else "fp32")
 
 
-def test_autocast_is_the_precision_and_evaluation_knows_none():
+def test_device_autocast_uses_precision_dtype():
     layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with Device("cpu", 1, precision).autocast():
             assert layer(x).dtype is dtype
 
 
-def test_out_of_memory_is_told_from_other_errors():
+def test_device_out_of_memory_recognises_memory_errors_only():
     device = Device("cpu", 1)
     texts = "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory: 8 bytes", "RESOURCE_EXHAUSTED: Ran out"
-    assert all(device.out_of_memory(RuntimeError(text)) for text in texts)
-    assert device.out_of_memory(torch.OutOfMemoryError("")) and device.out_of_memory(MemoryError())
-    assert not device.out_of_memory(RuntimeError("shapes do not match"))
-    assert not device.out_of_memory(ValueError("out of memory"))
+    assert all(device.is_out_of_memory_error(RuntimeError(text)) for text in texts)
+    assert device.is_out_of_memory_error(torch.OutOfMemoryError("")) and device.is_out_of_memory_error(MemoryError())
+    assert not device.is_out_of_memory_error(RuntimeError("shapes do not match"))
+    assert not device.is_out_of_memory_error(ValueError("out of memory"))
 
 
-def test_compiled_programs_of_a_gpu_are_kept_where_we_say(tmp_path, monkeypatch):
+def test_cuda_keep_programs_sets_inductor_and_triton_cache_folders(tmp_path, monkeypatch):
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    Cuda("cuda", 1).keep_programs(tmp_path)
+    CudaDevice("cuda", 1).cache_compiled_programs(tmp_path)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
 
 
-def test_compiled_programs_are_brought_for_a_network_on_a_gpu_alone(tmp_path, gpu, monkeypatch):
+def test_compile_cache_is_downloaded_for_cuda_only(tmp_path, gpu, monkeypatch):
     """The workspace's may lie on a mount, and are many."""
     brought = []
     monkeypatch.setattr(compile_cache, "_downloaded", lambda there, process: brought.append(there) or tmp_path / "here")
@@ -85,17 +85,17 @@ def test_compiled_programs_are_brought_for_a_network_on_a_gpu_alone(tmp_path, gp
     for name in ("ML_FACTORY_PROGRAMS", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with open_checkpoints(tmp_path / "drive" / "checkpoints", Run("run", tmp_path / "drive" / "run")):
-        pick(TrainSpec(device="cpu"))
+    with open_run_checkpoints(tmp_path / "drive" / "checkpoints", RunFolder("run", tmp_path / "drive" / "run")):
+        pick_device(TrainSpec(device="cpu"))
     assert brought == []
-    assert pick(TrainSpec(device="cuda")).kind == "cuda"
+    assert pick_device(TrainSpec(device="cuda")).kind == "cuda"
     assert brought == [tmp_path / "drive" / "compiled"]
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "here" / "triton")
 
 
-def test_pinned_gives_everything_back_also_after_an_error():
+def test_pinned_restores_threads_and_rng_state_after_error():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), pinned(Device("cpu", threads + 1)):
+    with pytest.raises(ZeroDivisionError), deterministic_device(Device("cpu", threads + 1)):
         assert torch.get_num_threads() == threads + 1
         torch.rand(1)
         raise ZeroDivisionError
@@ -103,25 +103,25 @@ def test_pinned_gives_everything_back_also_after_an_error():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_step_draws_what_its_seed_says():
+def test_seed_step_same_seed_repeats_random_numbers():
     device = Device("cpu", 1)
     drawn = []
-    with pinned(device):
+    with deterministic_device(device):
         for seed in (1, 1, 2):
             device.seed_step(seed)
             drawn.append(torch.rand(3).tolist())
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_facts_are_plain_and_tell_threads_apart():
+def test_device_facts_are_plain_values_and_differ_by_threads():
     one, two = Device("cpu", 1).facts(), Device("cpu", 2).facts()
     assert {name for name in one if one[name] != two[name]} == {"threads"}
     assert all(type(value) in (str, int) for value in one.values())
 
 
-def test_xla_needs_no_other_compiler(monkeypatch):
+def test_wrap_on_xla_ignores_torch_compile(monkeypatch):
     """`compile=True` in a run that goes on on a TPU: torch.compile would fail on its tensors."""
     monkeypatch.setattr(torch, "compile", lambda network: "compiled")
     network = torch.nn.Linear(2, 1)
-    assert Xla("xla", 1).wrap(network, compiled=True) is network is Device("cpu", 1).wrap(network)
-    assert Device("cpu", 1).wrap(network, compiled=True) == "compiled"
+    assert XlaDevice("xla", 1).wrap_network(network, compiled=True) is network is Device("cpu", 1).wrap_network(network)
+    assert Device("cpu", 1).wrap_network(network, compiled=True) == "compiled"

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import pick
-from ml_factory.training.distributed import Processes
-from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import Validation, fit
-from ml_factory.training.optim import AdamW, total_norm
+from ml_factory.training.device import pick_device
+from ml_factory.training.distributed import ProcessGroup
+from ml_factory.training.evaluate import evaluate_mean_loss
+from ml_factory.training.loop import Validation, run_training_loop
+from ml_factory.training.optim import AdamW, total_gradient_norm
 from ml_factory.training.spec import TrainSpec
 from tests.training.test_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
 
@@ -42,7 +42,7 @@ def norms_of(work) -> list[float]:
     norms, update = [], AdamW.update
 
     def noting(optimizer, numbers, factor, ok):
-        norms.append(float(factor * total_norm(optimizer.gradients())))
+        norms.append(float(factor * total_gradient_norm(optimizer.gradients())))
         update(optimizer, numbers, factor, ok)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -67,18 +67,20 @@ def turned_back(device, rank: int) -> dict:
     network, batch, _ = small()
     kept, calls = Kept(), []
     loss = broken_once(rank, calls)
-    result = fit(network, ROWS, batch, loss, TrainSpec(**SPEC), device, identity=IDENTITY, checkpoints=kept)
+    result = run_training_loop(
+        network, ROWS, batch, loss, TrainSpec(**SPEC), device, identity=IDENTITY, checkpoints=kept
+    )
     return {"weights": flat(network).tolist(), "losses": [row["train_loss"] for row in result.history],
             "calls": len(calls), "saves": kept.steps}  # fmt: skip
 
 
-def judged(device) -> dict:
+def assessed(device) -> dict:
     """Losses of validation rows of which neither process has the same number, and which weigh unequally."""
     network, batch, _ = small()
     _, y, w = batch(np.arange(ROWS))
     feed = BatchLoader(device, [batch(np.arange(ROWS))[0].numpy()[:19], y.numpy()[:19], w.numpy()[:19]])
-    held = lambda: mean_loss(network, feed, weighted, device, 4)  # noqa: E731
-    result = fit(
+    held = lambda: evaluate_mean_loss(network, feed, weighted, device, 4)  # noqa: E731
+    result = run_training_loop(
         network, ROWS, batch, weighted, TrainSpec(**SPEC), device, identity=IDENTITY, validation=Validation(held)
     )
     return {"val_losses": [row["val_loss"] for row in result.history], "best": result.best_epoch}
@@ -86,7 +88,7 @@ def judged(device) -> dict:
 
 def work(folder: str) -> None:
     """One of the processes: for each number of parts trained, killed in the third epoch, gone on."""
-    device, told = pick(TrainSpec(**SPEC)), {}
+    device, reported = pick_device(TrainSpec(**SPEC)), {}
     for parts in PARTS:
         spec, kept, drawn, sizes = TrainSpec(**SPEC, accumulate=parts), Kept(), [], []
 
@@ -99,11 +101,13 @@ def work(folder: str) -> None:
 
         network, batch, _ = small()
         with suppress(KeyboardInterrupt):
-            norms = norms_of(lambda s=spec, b=batch: fit(small()[0], ROWS, b, weighted, s, device, identity=IDENTITY))
-            fit(network, ROWS, batch, killing, spec, device, identity=IDENTITY, checkpoints=kept)
+            norms = norms_of(
+                lambda s=spec, b=batch: run_training_loop(small()[0], ROWS, b, weighted, s, device, identity=IDENTITY)
+            )
+            run_training_loop(network, ROWS, batch, killing, spec, device, identity=IDENTITY, checkpoints=kept)
         network, batch, _ = small()
-        result = fit(network, ROWS, batch, weighted, spec, device, identity=IDENTITY, checkpoints=kept)
-        told[parts] = {
+        result = run_training_loop(network, ROWS, batch, weighted, spec, device, identity=IDENTITY, checkpoints=kept)
+        reported[parts] = {
             "weights": flat(network).tolist(),
             "losses": [row["train_loss"] for row in result.history],
             "resumed": result.resumed_step,
@@ -112,9 +116,9 @@ def work(folder: str) -> None:
             "norms": norms,
             "sizes": sizes,
         }
-    told["judged"] = judged(device)
-    told["turned back"] = turned_back(device, device.processes.rank)
-    Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(told))
+    reported["judged"] = assessed(device)
+    reported["turned back"] = turned_back(device, device.processes.rank)
+    Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(reported))
     torch.distributed.destroy_process_group()
 
 
@@ -133,44 +137,46 @@ def pair(tmp_path_factory):
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_two_processes_give_the_loss_of_one(pair, parts):
+def test_fit_in_two_processes_equals_one_process(pair, parts):
     network, batch, _ = small()
-    alone = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
-    norms = norms_of(lambda: fit(small()[0], ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY))
-    told = [answers[str(parts)] for answers in pair]
-    for one in told:
+    alone = run_training_loop(network, ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
+    norms = norms_of(
+        lambda: run_training_loop(small()[0], ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
+    )
+    reported = [answers[str(parts)] for answers in pair]
+    for one in reported:
         np.testing.assert_allclose(one["losses"], [row["train_loss"] for row in alone.history], rtol=1e-6)
         np.testing.assert_allclose(one["weights"], flat(network).numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(one["norms"], norms, rtol=1e-4)
         assert one["resumed"] == 5 and set(one["sizes"]) == {12 // parts}
-    assert told[0]["weights"] == told[1]["weights"]
+    assert reported[0]["weights"] == reported[1]["weights"]
 
 
-def test_only_the_first_saves_and_each_draws_its_own_numbers(pair):
+def test_fit_in_two_processes_first_saves_and_each_draws_different_numbers(pair):
     one, other = (answers["1"] for answers in pair)
     assert one["saves"] > 0 and other["saves"] == 0
     assert one["drawn"] != other["drawn"]
 
 
-def test_validation_rows_of_all_processes_are_one_mean(pair):
-    alone = judged(CPU)
-    for told in (answers["judged"] for answers in pair):
-        np.testing.assert_allclose(told["val_losses"], alone["val_losses"], rtol=1e-5)
-        assert told["best"] == alone["best"]
+def test_fit_in_two_processes_validation_loss_is_mean_over_all_rows(pair):
+    alone = assessed(CPU)
+    for reported in (answers["judged"] for answers in pair):
+        np.testing.assert_allclose(reported["val_losses"], alone["val_losses"], rtol=1e-5)
+        assert reported["best"] == alone["best"]
 
 
-def test_all_processes_turn_back_together(pair):
+def test_fit_in_two_processes_rolls_back_together(pair):
     """One of them saves, and looks at the flag before it: it must not go back alone."""
     alone, one, other = turned_back(CPU, rank=1), *(answers["turned back"] for answers in pair)
     assert one["calls"] == other["calls"] == 8 + 2 and alone["calls"] == 8 + 1
     assert one["saves"] == [1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8] and other["saves"] == []
     assert one["weights"] == other["weights"]
-    for told in (one, other):
-        np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
-        np.testing.assert_allclose(told["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+    for reported in (one, other):
+        np.testing.assert_allclose(reported["losses"], alone["losses"], rtol=1e-6)
+        np.testing.assert_allclose(reported["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
 
 
-def test_alone_nobody_is_asked():
+def test_processes_single_process_returns_values_unchanged():
     values = torch.ones(2)
-    assert Processes().all_reduce_sum(values) is values and Processes().broadcast({"a": 1}) == {"a": 1}
-    assert Processes().broadcast(None) is None and Processes().first
+    assert ProcessGroup().all_reduce_sum(values) is values and ProcessGroup().broadcast({"a": 1}) == {"a": 1}
+    assert ProcessGroup().broadcast(None) is None and ProcessGroup().first

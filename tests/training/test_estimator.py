@@ -17,7 +17,7 @@ def market():
     return x_NF, rows, rng.integers(-1, 2, len(rows))
 
 
-def test_windows_and_arrays_are_the_same(market):
+def test_estimator_fit_on_windows_equals_fit_on_arrays(market):
     x_NF, rows, y = market
     windows = Windows(x_NF, rows, 8)
     p = []
@@ -28,7 +28,7 @@ def test_windows_and_arrays_are_the_same(market):
     np.testing.assert_array_equal(p[0], p[1])
 
 
-def test_the_last_short_batch_is_filled_and_cut(market):
+def test_estimator_predict_proba_last_short_batch_is_padded_and_cut(market):
     x_NF, rows, y = market
     model = build_model("lstm", **SMALL, eval_batch=64)
     model.fit(Windows(x_NF, rows, 8), y, validation=(Windows(x_NF, rows, 8), y))
@@ -38,7 +38,7 @@ def test_the_last_short_batch_is_filled_and_cut(market):
     np.testing.assert_allclose(p, logits.double().softmax(1).numpy(), atol=1e-6)
 
 
-def test_validation_loss_is_the_weighted_log_loss(market):
+def test_estimator_validation_loss_equals_weighted_log_loss(market):
     x_NF, rows, y = market
     windows, w = Windows(x_NF, rows, 8), np.random.default_rng(1).uniform(0, 2, len(rows))
     model = build_model("lstm", **SMALL | {"epochs": 1})
@@ -48,7 +48,7 @@ def test_validation_loss_is_the_weighted_log_loss(market):
     assert result.history[0]["val_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_model_may_be_fitted_anew_on_other_features(market):
+def test_estimator_refit_on_other_feature_count_succeeds(market):
     x_NF, rows, y = market
     model = build_model("lstm", **SMALL)
     model.fit(Windows(x_NF, rows, 8), y)
@@ -56,7 +56,7 @@ def test_a_model_may_be_fitted_anew_on_other_features(market):
     assert model.get_state()["n_features"] == 3
 
 
-def test_settings_belong_to_network_or_training():
+def test_build_model_settings_go_to_network_or_training_spec():
     model = build_model("patchtst", width=8, epochs=4, lookback=24)
     assert model.network_spec.width == 8 and model.settings.epochs == 4 and model.lookback == 24
     with pytest.raises(SettingsError, match="did you mean 'hidden'"):
@@ -70,7 +70,7 @@ def test_settings_belong_to_network_or_training():
             build_model("lstm", lookback=lookback)
 
 
-def test_windows_of_another_shape_are_refused(market):
+def test_estimator_fit_on_other_window_shape_raises_error(market):
     x_NF, rows, y = market
     model = build_model("lstm", **SMALL)
     with pytest.raises(FactoryError, match="got T=4, F=5, wanted T=8, F=any"):
@@ -79,7 +79,7 @@ def test_windows_of_another_shape_are_refused(market):
         model.fit(x_NF, y)
 
 
-def test_weights_start_from_the_seed_alone():
+def test_estimator_initial_weights_depend_on_seed_only():
     states = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(states))
@@ -89,11 +89,11 @@ def test_weights_start_from_the_seed_alone():
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 
 
-def test_a_fit_tells_what_it_ran_on_and_what_that_took(market):
+def test_estimator_fit_result_reports_device_parameters_and_memory(market):
     x_NF, rows, y = market
-    told = build_model("lstm", **SMALL, precision="fp32").fit(Windows(x_NF, rows, 8), y).machine
+    reported = build_model("lstm", **SMALL, precision="fp32").fit(Windows(x_NF, rows, 8), y).machine
     # Four gates of 8 units over 5 features and 8 states, two biases each, and a head of 3 classes.
-    assert told["parameters"] == 4 * 8 * (5 + 8) + 2 * 4 * 8 + 3 * 8 + 3
-    assert (told["device"], told["threads"], told["precision"]) == ("cpu", 1, "fp32")
+    assert reported["parameters"] == 4 * 8 * (5 + 8) + 2 * 4 * 8 + 3 * 8 + 3
+    assert (reported["device"], reported["threads"], reported["precision"]) == ("cpu", 1, "fp32")
     # torch alone holds tens of megabytes; in a wrong unit it would be a thousand times off.
-    assert 3e7 < told["peak_bytes"] < 3e10 and told["rows_per_second"] > 0
+    assert 3e7 < reported["peak_bytes"] < 3e10 and reported["rows_per_second"] > 0

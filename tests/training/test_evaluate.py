@@ -5,7 +5,7 @@ from torch import nn
 
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
-from ml_factory.training.evaluate import mean_loss, outputs
+from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_outputs
 
 RNG = np.random.default_rng(0)
 X, Y, W = (RNG.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
@@ -26,10 +26,10 @@ def loss(network, batch):
 
 @pytest.mark.parametrize("size", [3, 4, 10, 99])
 @pytest.mark.parametrize("chips", [1, 4])
-def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
+def test_mean_loss_batches_share_one_shape_and_count_each_row_once(size, chips):
     device, network = Device("cpu", 1, chips=chips), Noting(2, 1)
-    found = mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, size)
-    every = outputs(network, BatchLoader(device, [X]), device, size)
+    found = evaluate_mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, size)
+    every = evaluate_outputs(network, BatchLoader(device, [X]), device, size)
     assert len(set(network.shapes)) == 1 and network.shapes[0][0] % chips == 0
     with torch.no_grad():
         expected = nn.Linear.forward(network, torch.from_numpy(X))
@@ -38,34 +38,34 @@ def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
     assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
 
 
-def test_whatever_steps_are_computed_in_judging_is_float32():
+def test_mean_loss_and_outputs_are_float32_under_any_precision():
     network, found = nn.Linear(2, 1), []
     for precision in ("fp32", "bf16"):
         device = Device("cpu", 1, precision)
         with torch.no_grad(), device.autocast():
             step = network(torch.from_numpy(X))
-        mean = mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 4)
-        found.append((mean, outputs(network, BatchLoader(device, [X]), device, 4), step))
+        mean = evaluate_mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 4)
+        found.append((mean, evaluate_outputs(network, BatchLoader(device, [X]), device, 4), step))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
     assert not torch.equal(found[0][2], found[1][2].float())
 
 
-def test_while_a_batch_is_judged_the_next_is_fetched():
+def test_mean_loss_prefetches_next_batch_during_evaluation():
     device, log = Device("cpu", 1), []
     feed = BatchLoader(device, [X, Y, np.abs(W)], resident=False)
     fetch = feed._prefetch
     feed._prefetch = lambda positions: log.append(positions.tolist()) or fetch(positions)
     network = nn.Linear(2, 1)
     network.register_forward_hook(lambda *_: log.append("judged"))
-    apart = mean_loss(network, feed, loss, device, 4)
+    apart = evaluate_mean_loss(network, feed, loss, device, 4)
     assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
     log.clear()
-    said = outputs(network, feed, device, 4)
+    printed = evaluate_outputs(network, feed, device, 4)
     assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
     feed._worker.shutdown()
     together = BatchLoader(device, [X, Y, np.abs(W)])
-    assert apart == mean_loss(network, together, loss, device, 4)
-    assert torch.equal(said, outputs(network, together, device, 4))
+    assert apart == evaluate_mean_loss(network, together, loss, device, 4)
+    assert torch.equal(printed, evaluate_outputs(network, together, device, 4))
 
 
 class Crowded(Noting):
@@ -77,22 +77,22 @@ class Crowded(Noting):
         return super().forward(x)
 
 
-def test_out_of_memory_while_judging_halves_the_batches(caplog):
+def test_mean_loss_out_of_memory_halves_batch_size(caplog):
     device, network = Device("cpu", 1), Crowded(2, 1)
     roomy = Noting(2, 1)
     roomy.load_state_dict(network.state_dict())
     for judge in (
-        lambda net: mean_loss(net, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 10),
-        lambda net: outputs(net, BatchLoader(device, [X]), device, 10),
+        lambda net: evaluate_mean_loss(net, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 10),
+        lambda net: evaluate_outputs(net, BatchLoader(device, [X]), device, 10),
     ):
         torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
     assert caplog.text.count("in batches of 3 rows") == 2
 
 
-def test_a_row_that_does_not_fit_is_told():
+def test_outputs_single_row_out_of_memory_raises():
     class Full(nn.Linear):
         def forward(self, x):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)
+        evaluate_outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)

@@ -10,11 +10,11 @@ from torch import nn
 from ml_factory.errors import FactoryError
 from ml_factory.storage.serialization import encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import Validation, fit, take_step
-from ml_factory.training.optim import rate
-from ml_factory.training.sampler import Order
+from ml_factory.training.loop import Validation, run_training_loop, take_training_step
+from ml_factory.training.optim import warmup_cosine_learning_rate
+from ml_factory.training.sampler import BatchSampler
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 
 CPU = Device("cpu", 1)
 IDENTITY = {"model": "line", "settings": {}, "data": {}}
@@ -59,27 +59,27 @@ def line(seen: list | None = None, rows: int = 10):
 
 def run(spec: TrainSpec, seen=None, rows=10, **more):
     network, batch, loss = line(seen, rows)
-    return network, fit(network, rows, batch, loss, spec, CPU, identity=IDENTITY, **more)
+    return network, run_training_loop(network, rows, batch, loss, spec, CPU, identity=IDENTITY, **more)
 
 
-def test_all_batches_are_full():
+def test_fit_every_batch_is_full():
     seen = []
     _, result = run(TrainSpec(epochs=3, batch=4, seed=3), seen)
     assert [len(positions) for positions in seen] == [4] * 7
     assert len(result.history) == 3 and result.best_epoch == 3 and not result.stopped_early
 
 
-def test_it_learns_and_reports_the_weighted_mean_loss():
+def test_fit_converges_and_reports_weighted_mean_loss():
     network, result = run(TrainSpec(epochs=200, batch=5, lr=0.05, weight_decay=0.0, clip=100.0))
     torch.testing.assert_close(network.weight.data, torch.tensor([[1.0, -2.0]]), atol=0.01, rtol=0)
     assert result.history[-1]["train_loss"] < 1e-4
     network, batch, loss = line()
     expected = loss(network, batch(np.arange(10)))[0].item() / 10
-    first = fit(network, 10, batch, loss, TrainSpec(epochs=1, batch=10, lr=0.5), CPU, identity=IDENTITY)
+    first = run_training_loop(network, 10, batch, loss, TrainSpec(epochs=1, batch=10, lr=0.5), CPU, identity=IDENTITY)
     assert first.history[0]["train_loss"] == pytest.approx(expected)
 
 
-def test_the_best_epochs_weights_come_back():
+def test_fit_restores_weights_of_best_epoch():
     losses = iter([3.0, 1.0, 2.0, 1.5, 0.5])
     weights = []
     network, batch, loss = line()
@@ -89,13 +89,13 @@ def test_the_best_epochs_weights_come_back():
         return next(losses)
 
     spec = TrainSpec(epochs=5, batch=5, lr=0.1, patience=2)
-    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
+    result = run_training_loop(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     assert result.best_epoch == 2 and result.stopped_early and len(result.history) == 4
     assert torch.equal(network.weight, weights[1]) and not torch.equal(network.weight, weights[3])
     assert not network.training
 
 
-def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
+def test_fit_equal_losses_keep_first_epoch_and_patience_starts_at_first_epoch():
     """An equal loss is no better: with <= the third epoch would be kept, and patience would begin again."""
     losses, weights = iter([2.0, 1.0, 1.0, 1.0, 1.0]), []
     network, batch, loss = line()
@@ -105,20 +105,20 @@ def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
         return next(losses)
 
     spec = TrainSpec(epochs=5, batch=5, lr=0.1, patience=2)
-    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
+    result = run_training_loop(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     assert result.best_epoch == 2 and result.stopped_early and len(result.history) == 4
     assert torch.equal(network.weight, weights[1]) and not torch.equal(weights[1], weights[2])
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_an_epoch_that_cannot_be_judged_ends_the_run(loss):
+def test_fit_non_finite_validation_loss_raises_error(loss):
     saves = EarlyStoppingState()
     with pytest.raises(FactoryError, match=rf"validation rows is not finite \[epoch 2\].*got {loss}"):
         run(TrainSpec(epochs=3, batch=5), validation=Validation(iter([1.0, loss]).__next__), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [2]
 
 
-def test_saves_at_epochs_when_due_and_always_at_the_end():
+def test_fit_saves_at_due_epochs_and_at_end():
     saves = EarlyStoppingState()
     run(TrainSpec(epochs=3, batch=5), checkpoints=saves)
     assert saves.saves == [(2, False, False), (4, False, False), (6, True, True)]
@@ -127,13 +127,13 @@ def test_saves_at_epochs_when_due_and_always_at_the_end():
     assert never.saves == [(6, True, True)]
 
 
-def test_saves_in_mid_epoch_once_time_has_passed():
+def test_fit_saves_in_mid_epoch_after_save_seconds():
     saves = EarlyStoppingState()
     run(TrainSpec(epochs=1, batch=2, save_seconds=0.0), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [1, 2, 3, 4, 5, 5]
 
 
-def test_the_line_names_the_next_save_that_the_checkpoints_will_make(monkeypatch, caplog):
+def test_fit_progress_line_shows_time_to_next_save(monkeypatch, caplog):
     """The timer of the checkpoints is later than our own pause of a minute, and the other way round."""
     monkeypatch.setattr("ml_factory.training.progress_line.SECONDS_BETWEEN", 0.0)
     caplog.set_level("INFO", "ml_factory.training")
@@ -143,21 +143,21 @@ def test_the_line_names_the_next_save_that_the_checkpoints_will_make(monkeypatch
     assert "next save in 20 min" in caplog.messages[-1]
 
 
-def test_what_torch_compile_builds_is_counted(monkeypatch):
+def test_fit_with_compile_counts_compiled_programs(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     network, batch, loss = line()
     for compiled, counts in ((True, {"train": 1}), (False, {})):
         spec = TrainSpec(epochs=3, batch=5, compile=compiled)
-        assert fit(network, 10, batch, loss, spec, Device("cpu", 1), identity=IDENTITY).compiles == counts
+        assert run_training_loop(network, 10, batch, loss, spec, Device("cpu", 1), identity=IDENTITY).compiles == counts
 
 
-def test_the_whole_gradient_is_clipped():
+def test_fit_clips_whole_gradient():
     network, batch, loss = line()
     before = network.weight.detach().clone(), network.bias.detach().clone()
     norms = []
     network.weight.register_hook(lambda grad: norms.append(grad.norm().item()))
     spec = TrainSpec(epochs=1, batch=10, clip=1e-9, warmup=0.0, lr=0.1, weight_decay=0.0)
-    fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY)
+    run_training_loop(network, 10, batch, loss, spec, CPU, identity=IDENTITY)
     # Adam divides by |g| + 1e-8: a gradient of 1e-9 moves a tenth of the rate at most, an unclipped one all of it.
     assert norms[0] > 0.1
     moved = torch.cat([(network.weight - before[0]).flatten(), network.bias - before[1]]).abs().max()
@@ -166,49 +166,49 @@ def test_the_whole_gradient_is_clipped():
 
 def broken_at(calls: set[int], where: str, loss):
     """The loss, not finite (or its gradient) at those calls, counted from 1; and the list of calls."""
-    heard = []
+    received = []
 
     def broken(net, pair):
         total, weight = loss(net, pair)
-        heard.append(1)
-        if len(heard) in calls:
+        received.append(1)
+        if len(received) in calls:
             total = total * float("nan") if where == "loss" else total + (net.weight * 0).sqrt().sum()
         return total, weight
 
-    return broken, heard
+    return broken, received
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_not_finite_turns_back_once_then_stops_and_is_never_saved(where):
+def test_fit_repeated_non_finite_step_raises_and_is_never_saved(where):
     network, batch, loss = line()
     broken, _ = broken_at({4, 6}, where, loss)
     saves = EarlyStoppingState()
     spec = TrainSpec(epochs=3, batch=5, save_seconds=0.0, seed=3)
     with pytest.raises(FactoryError, match=r"step 4, epoch 2, batch of rows (\d, ){5}….*lower lr") as error:
-        fit(network, 10, batch, broken, spec, CPU, identity=IDENTITY, checkpoints=saves)
+        run_training_loop(network, 10, batch, broken, spec, CPU, identity=IDENTITY, checkpoints=saves)
     # Steps 1, 2 (saved, and the epoch), 3 (saved), 4 is bad; back to 3 (saved again), 4 is bad again.
     assert [step for step, _, _ in saves.saves] == [1, 2, 2, 3, 3]
-    rows = Order(10, 5, seed=3).positions(3)
+    rows = BatchSampler(10, 5, seed=3).positions(3)
     assert ", ".join(map(str, rows)) in str(error.value)
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_turned_back_once_it_goes_on_with_half_the_rate_from_the_epochs_start(where, caplog):
+def test_fit_one_non_finite_step_resumes_epoch_with_half_learning_rate(where, caplog):
     """The same numbers as two epochs at the rate and, from the second one on, half of it."""
     network, batch, loss = line()
-    broken, heard = broken_at({4}, where, loss)
+    broken, received = broken_at({4}, where, loss)
     spec = TrainSpec(epochs=3, batch=5, seed=3, lr=0.1)
-    result = fit(network, 10, batch, broken, spec, CPU, identity=IDENTITY)
-    assert len(heard) == 8 and "back to step 3, with 0.5 of the rate" in caplog.text
+    result = run_training_loop(network, 10, batch, broken, spec, CPU, identity=IDENTITY)
+    assert len(received) == 8 and "back to step 3, with 0.5 of the rate" in caplog.text
     assert result.exact  # whoever runs it again turns back likewise
     expected, batch, loss = line()
     optimizer = torch.optim.AdamW(
         [{"params": [expected.weight], "weight_decay": 0.01}, {"params": [expected.bias], "weight_decay": 0.0}]
     )
-    order = Order(10, 5, seed=3)
+    order = BatchSampler(10, 5, seed=3)
     for step in range(6):
         for group in optimizer.param_groups:
-            group["lr"] = rate(step, 6, spec) * (0.5 if step >= 2 else 1.0)
+            group["lr"] = warmup_cosine_learning_rate(step, 6, spec) * (0.5 if step >= 2 else 1.0)
         total, weight = loss(expected, batch(order.positions(step)))
         (total / weight).backward()
         nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
@@ -218,13 +218,13 @@ def test_turned_back_once_it_goes_on_with_half_the_rate_from_the_epochs_start(wh
     torch.testing.assert_close(network.bias, expected.bias, rtol=1e-5, atol=0)
 
 
-def test_a_skipped_step_leaves_every_number_as_it_was():
+def test_take_step_with_non_finite_gradient_leaves_state_unchanged():
     network, batch, loss = line()
-    run = TrainingRun(network, 10, TrainSpec(batch=5, ema=0.9), CPU, IDENTITY)
-    take_step(run, batch, loss)
+    run = TrainingState(network, 10, TrainSpec(batch=5, ema=0.9), CPU, IDENTITY)
+    take_training_step(run, batch, loss)
     before = run.state()
     broken, _ = broken_at({1}, "gradient", loss)
-    take_step(run, batch, broken)
+    take_training_step(run, batch, broken)
     after = run.state()
     for part in ("network", "totals", "average"):
         assert encode_state({"": after[part]}) == encode_state({"": before[part]})
@@ -232,7 +232,7 @@ def test_a_skipped_step_leaves_every_number_as_it_was():
     assert int(run.flag[0]) == 1
 
 
-def test_the_step_asks_the_device_for_nothing(monkeypatch):
+def test_fit_reads_device_values_at_epoch_ends_only(monkeypatch):
     """No number leaves the device inside an epoch: the fence that keeps accelerators busy."""
     network, batch, loss = line()
     asked = []
@@ -250,11 +250,11 @@ def test_the_step_asks_the_device_for_nothing(monkeypatch):
         steps.append(1)
         return loss(net, pair)
 
-    fit(network, 10, batch, counting, TrainSpec(epochs=2, batch=2), CPU, identity=IDENTITY)
+    run_training_loop(network, 10, batch, counting, TrainSpec(epochs=2, batch=2), CPU, identity=IDENTITY)
     assert asked and {at for _, at in asked} == {5, 10}
 
 
-def test_every_part_of_a_step_is_announced_before_the_one_before_it_is_computed():
+def test_fit_with_accumulation_prefetches_each_micro_batch_before_compute():
     network, rows_of, loss = line()
     log = []
 
@@ -267,17 +267,17 @@ def test_every_part_of_a_step_is_announced_before_the_one_before_it_is_computed(
         return loss(net, pair)
 
     batch.prefetch = lambda positions: log.append(("told", positions.tolist()))
-    fit(network, 8, batch, noting, TrainSpec(epochs=2, batch=4, accumulate=2), CPU, identity=IDENTITY)
+    run_training_loop(network, 8, batch, noting, TrainSpec(epochs=2, batch=4, accumulate=2), CPU, identity=IDENTITY)
     asked = [what[1] for what in log if what[0] == "asked"]
-    told = [what[1] for what in log if what[0] == "told"]
+    reported = [what[1] for what in log if what[0] == "told"]
     assert len(asked) == 2 * 2 * 2
     # All but the first of each epoch, each of them right behind the call before it: the computing comes after.
-    assert told == asked[1:4] + asked[5:8]
+    assert reported == asked[1:4] + asked[5:8]
     steps = [what[0] for what in log]
     assert steps == (["asked", "told", "computed"] * 3 + ["asked", "computed"]) * 2
 
 
-def test_callbacks_that_want_to_are_told_of_the_epochs_before_this_session():
+def test_fit_resumed_callback_receives_history_of_earlier_epochs():
     class Curves:
         def __init__(self):
             self.before, self.now = [], []

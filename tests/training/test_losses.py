@@ -5,14 +5,14 @@ import torch
 from ml_factory.training.losses import weighted_cross_entropy
 
 
-def test_sum_and_weight_by_hand():
+def test_weighted_cross_entropy_equals_hand_computed_values():
     logits_BC = torch.tensor([[0.0, 0.0, 0.0], [math.log(2.0), 0.0, 0.0]])
     total, weight = weighted_cross_entropy(logits_BC, torch.tensor([2, 0]), torch.tensor([1.0, 4.0]))
     assert weight == 5
     torch.testing.assert_close(total, torch.tensor(math.log(3.0) + 4 * math.log(2.0)))
 
 
-def test_parts_add_up_to_the_whole_and_weightless_rows_give_no_gradient():
+def test_weighted_cross_entropy_parts_sum_and_zero_weight_has_no_gradient():
     torch.manual_seed(0)
     logits_BC, target_B = torch.randn(8, 3, requires_grad=True), torch.arange(8) % 3
     weight_B = torch.rand(8)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ml_factory.training import malloc_tuning
-from ml_factory.training.device import Cuda, Device, Xla
+from ml_factory.training.device import CudaDevice, Device, XlaDevice
 from ml_factory.training.spec import TrainSpec
 from tests.training.test_loop import run
 
@@ -19,7 +19,7 @@ PROGRAM = """
 import resource
 from pathlib import Path
 import numpy as np
-from ml_factory.training.malloc_tuning import keep_freed_memory
+from ml_factory.training.malloc_tuning import keep_freed_malloc_memory
 
 MB = 1 << 20
 
@@ -38,8 +38,8 @@ def fresh(rounds=8):
 
 fresh(2)
 outside, before = fresh(), resident()
-with keep_freed_memory():
-    with keep_freed_memory():
+with keep_freed_malloc_memory():
+    with keep_freed_malloc_memory():
         fresh(2)
         inside = fresh()
     nested, held = fresh(), resident()
@@ -48,7 +48,7 @@ print(outside, inside, nested, again, (held - before) // MB, (after - before) //
 """
 
 
-def told(**environment: str) -> list[float]:
+def reported(**environment: str) -> list[float]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     # NumPy asks for huge pages, of which few are faults.
     run = [sys.executable, "-c", PROGRAM]
@@ -58,20 +58,20 @@ def told(**environment: str) -> list[float]:
     return [float(number) for number in out.split()]
 
 
-def test_blocks_are_taken_again_inside_and_given_back_after():
-    outside, inside, nested, again, held, after = told()
+def test_keep_freed_memory_reuses_blocks_inside_and_releases_after():
+    outside, inside, nested, again, held, after = reported()
     malloc_tuning = 180 * 2**20 / os.sysconf("SC_PAGE_SIZE")
     assert outside > 0.9 * malloc_tuning and again > 0.5 * malloc_tuning
     assert inside < 0.01 * malloc_tuning and nested < 0.01 * malloc_tuning
     assert held >= 69 and after < 10
 
 
-def test_who_set_malloc_up_is_left_alone():
-    outside, inside, *_ = told(MALLOC_ARENA_MAX="2")
+def test_keep_freed_memory_with_malloc_variables_set_changes_nothing():
+    outside, inside, *_ = reported(MALLOC_ARENA_MAX="2")
     assert inside > 0.9 * outside
 
 
-def test_a_fit_on_a_cpu_runs_inside_and_ends_outside():
+def test_fit_on_cpu_keeps_freed_memory_until_end_or_error():
     seen = []
     run(TrainSpec(epochs=2, batch=5), callbacks=[lambda epoch, metrics: seen.append(malloc_tuning._inside)])
     assert seen == [1, 1] and malloc_tuning._inside == 0
@@ -80,7 +80,7 @@ def test_a_fit_on_a_cpu_runs_inside_and_ends_outside():
     assert malloc_tuning._inside == 0
 
 
-@pytest.mark.parametrize("kind, inside", [(Device, 1), (Cuda, 0), (Xla, 0)])
-def test_other_devices_have_memory_of_their_own(kind, inside):
+@pytest.mark.parametrize("kind, inside", [(Device, 1), (CudaDevice, 0), (XlaDevice, 0)])
+def test_device_training_keeps_freed_memory_on_cpu_only(kind, inside):
     with kind("any", 1).training():
         assert malloc_tuning._inside == inside

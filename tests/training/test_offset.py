@@ -7,14 +7,14 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.clock_offset import ClockOffset
-from ml_factory.models.heads import ClockOffsetNetwork, zero_output_layer
-from ml_factory.models.registry import available_models, build_model, load_model, spec_of
-from ml_factory.seeding import generator
+from ml_factory.models.heads import ClockOffsetHead, zero_output_head
+from ml_factory.models.registry import available_models, build_model, find_model_spec, load_model
+from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import encode_state
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40
-NETWORKS = [name for name in available_models() if spec_of(name).windowed]
+NETWORKS = [name for name in available_models() if find_model_spec(name).windowed]
 SMALL = {"epochs": 2, "batch": 64, "lookback": T, "lr": 0.01, "device": "cpu", "threads": 1}
 MORE = {"patchtst": {"patch": 4, "stride": 4}}
 CLOCK = {"offset_column": 1, "offset_bars": 4}
@@ -22,7 +22,7 @@ CLOCK = {"offset_column": 1, "offset_bars": 4}
 
 def windows(sessions: int = 20, seed: int = 0):
     """x (N, T, 3) whose column 1 is the session's progress, scaled, and labels that the progress alone decides."""
-    rng = generator(seed, "networks")
+    rng = seeded_generator(seed, "networks")
     progress = np.tile(np.arange(1, BARS + 1) / BARS, sessions)
     x = rng.normal(size=(len(progress), T, 3)).astype(np.float32)
     x[:, :, 1] = 3 * (progress[:, None] - np.arange(T)[::-1] / BARS) - 1
@@ -42,14 +42,14 @@ def clock_of(x, y):
 def fit_on_a_lie(name: str, **settings):
     """A network whose training rows give the label away, while its validation rows name another class."""
     x, y = windows()
-    told, lie = x.copy(), x.copy()
-    told[:, :, 0], lie[:, :, 0] = 4.0 * y[:, None], 4.0 * ((y + 2) % 3 - 1)[:, None]
+    reported, lie = x.copy(), x.copy()
+    reported[:, :, 0], lie[:, :, 0] = 4.0 * y[:, None], 4.0 * ((y + 2) % 3 - 1)[:, None]
     model = make(name, lr=0.1, **settings)
-    return model, model.fit(told, y, validation=(lie, y)), lie, y
+    return model, model.fit(reported, y, validation=(lie, y)), lie, y
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_network_of_which_no_epoch_is_better_than_the_clock_is_the_clock(name):
+def test_network_with_offset_and_no_better_epoch_predicts_clock(name):
     model, result, lie, y = fit_on_a_lie(name)
     assert result.best_epoch == 0 and len(result.history) == 2
     np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock_of(lie, y).scores(lie[:, -1, 1])), rtol=1e-9)
@@ -58,13 +58,13 @@ def test_network_of_which_no_epoch_is_better_than_the_clock_is_the_clock(name):
     assert encode_state(again.get_state()) == encode_state(model.get_state())
 
 
-def test_patience_counts_from_the_untrained_network():
+def test_network_with_offset_patience_counts_from_untrained_network():
     _, result, _, _ = fit_on_a_lie("gru", epochs=9, patience=3)
     assert result.best_epoch == 0 and len(result.history) == 3 and result.stopped_early
 
 
 @pytest.mark.parametrize("settings", [{}, {"ema": 0.9}, {"class_weight": "balanced"}, {"frames": ((1, 2), (3, 1))}])
-def test_network_with_an_offset_learns_what_is_beyond_it(settings):
+def test_network_with_offset_and_informative_feature_beats_clock(settings):
     x, y = windows()
     x[:, -1, 0] += y
     model = make("gru", epochs=8, **settings)
@@ -76,7 +76,7 @@ def test_network_with_an_offset_learns_what_is_beyond_it(settings):
         assert loss == pytest.approx(result.history[result.best_epoch - 1]["val_loss"], abs=1e-5)
 
 
-def test_weight_decides_which_rows_are_counted():
+def test_network_offset_ignores_rows_with_zero_weight():
     x, y = windows()
     weight = np.r_[np.ones(400), np.zeros(len(y) - 400)]
     model = make("gru")
@@ -85,7 +85,7 @@ def test_weight_decides_which_rows_are_counted():
 
 
 @pytest.mark.parametrize("until", [1, 3, 14])  # in the first epoch, later in it, in the second one
-def test_interrupted_training_with_an_offset_goes_on_to_the_same_bits(until):
+def test_network_with_offset_resumed_fit_equals_uninterrupted_fit_bitwise(until):
     x, y = windows()
     x[:, -1, 0] += y
     parts, often = ((x[:400], y[:400]), (x[400:], y[400:])), {"save_seconds": 0.0, "epochs": 4, "batch": 32}
@@ -102,20 +102,20 @@ def test_interrupted_training_with_an_offset_goes_on_to_the_same_bits(until):
     np.testing.assert_array_equal(load_model(held).offset.log_shares_C3, whole.offset.log_shares_C3)
 
 
-def test_interrupted_training_still_has_the_untrained_network_as_its_best_one():
+def test_network_with_offset_resumed_fit_keeps_untrained_network_as_best():
     model, _, lie, _ = fit_on_a_lie("gru", save_seconds=0.0)
     x, y = windows()
-    told = x.copy()
-    told[:, :, 0] = 4.0 * y[:, None]
+    reported = x.copy()
+    reported[:, :, 0] = 4.0 * y[:, None]
     box, often = InterruptingPhase(5), {"save_seconds": 0.0, "lr": 0.1}
     with pytest.raises(KeyboardInterrupt):
-        make("gru", **often).fit(told, y, validation=(lie, y), checkpoints=box)
+        make("gru", **often).fit(reported, y, validation=(lie, y), checkpoints=box)
     again = make("gru", **often)
-    assert again.fit(told, y, validation=(lie, y), checkpoints=box).best_epoch == 0
+    assert again.fit(reported, y, validation=(lie, y), checkpoints=box).best_epoch == 0
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
 
 
-def test_state_of_an_older_version_without_an_offset_loads():
+def test_load_model_network_state_without_offset_predicts_same():
     x, y = windows(6)
     model = make("gru", offset_column=-1)
     model.fit(x, y)
@@ -124,7 +124,7 @@ def test_state_of_an_older_version_without_an_offset_loads():
     np.testing.assert_array_equal(load_model(state).predict_proba(x), model.predict_proba(x))
 
 
-def test_offset_that_cannot_be_is_refused():
+def test_network_invalid_offset_settings_raise_settings_error():
     x, y = windows(4)
     with pytest.raises(SettingsError, match="no such input"):
         make("gru", offset_column=3).fit(x, y)
@@ -133,17 +133,17 @@ def test_offset_that_cannot_be_is_refused():
             make("gru", **{name: 1.5})
 
 
-def test_only_the_last_layer_that_answers_starts_at_zero():
+def test_zero_output_layer_zeroes_only_last_layer_of_output_size():
     layers = [nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 5)]
     network = nn.Sequential(*layers)
-    zero_output_layer(network, 3)
+    zero_output_head(network, 3)
     assert [bool(layer.weight.any()) for layer in layers] == [True, False, True] and not layers[1].bias.any()
-    zero_output_layer(nn.ReLU(), 3)  # one of a user's own may have no such layer
+    zero_output_head(nn.ReLU(), 3)  # one of a user's own may have no such layer
 
 
 @pytest.mark.parametrize("step", [True, False])
-def test_module_finds_the_cells_that_the_offset_finds(step):
-    rng = generator(3, "networks")
+def test_clock_offset_network_cells_equal_clock_offset(step):
+    rng = seeded_generator(3, "networks")
     column = np.tile(np.float32(3) * np.arange(1, BARS + 1, dtype=np.float32) / BARS - 1, 6)
     column = column if step else -np.sort(column)[::-1].copy()[:1].repeat(len(column))
     offset = ClockOffset.fit(column, rng.integers(0, 3, len(column)), column=0, ending=4)
@@ -155,6 +155,6 @@ def test_module_finds_the_cells_that_the_offset_finds(step):
         def forward(self, x_BTF):
             return torch.zeros(len(x_BTF), 3, dtype=torch.float64)
 
-    module = ClockOffsetNetwork(Silent(), 0, 4)
-    module.load_state_dict(ClockOffsetNetwork(Silent(), 0, 4, offset).state_dict())
+    module = ClockOffsetHead(Silent(), 0, 4)
+    module.load_state_dict(ClockOffsetHead(Silent(), 0, 4, offset).state_dict())
     np.testing.assert_array_equal(module(x_BTF).numpy(), offset.scores(asked))

@@ -1,15 +1,15 @@
 import torch
 
-from ml_factory.training.precision import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScale
+from ml_factory.training.precision import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScaler
 
 
 def here(value):
     return value
 
 
-def test_the_scale_is_torchs_grad_scalers():
+def test_loss_scale_adapt_equals_torch_grad_scaler():
     """Overflows at these steps: both halve there, and double after 2,000 steps without one."""
-    ours, theirs = LossScale(here), torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=STEPS_TO_GROW)
+    ours, theirs = LossScaler(here), torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=STEPS_TO_GROW)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     # Backoff of a half, where torch grows by 2 and halves likewise.
@@ -23,16 +23,16 @@ def test_the_scale_is_torchs_grad_scalers():
         assert float(ours.scale) == theirs.get_scale(), step
 
 
-def test_it_never_falls_below_the_least_and_says_so():
-    scale = LossScale(here)
+def test_loss_scale_stops_at_least_scale_and_reports_exhausted():
+    scale = LossScaler(here)
     for _ in range(40):
-        assert bool(scale.exhausted()) is (float(scale.scale) == LEAST_SCALE)
+        assert bool(scale.is_at_minimum()) is (float(scale.scale) == LEAST_SCALE)
         scale.adapt(torch.tensor(False))
-    assert float(scale.scale) == LEAST_SCALE and scale.exhausted()
+    assert float(scale.scale) == LEAST_SCALE and scale.is_at_minimum()
 
 
-def test_its_state_travels():
-    one, other = LossScale(here), LossScale(here)
+def test_loss_scale_load_of_state_restores_scale_and_count():
+    one, other = LossScaler(here), LossScaler(here)
     for ok in (False, True, True):
         one.adapt(torch.tensor(ok))
     other.load(one.state(), here)

@@ -11,7 +11,7 @@ def call(dog: RecompileMonitor, compiled: int, inputs: object = BATCH, text: str
     dog.after("train", compiled, inputs)
 
 
-def test_two_compiles_and_none_after_the_first_cycle_are_as_it_should_be():
+def test_recompile_monitor_two_compiles_in_first_cycle_give_no_warning():
     dog = RecompileMonitor()
     for compiled in (1, 1, 0):
         call(dog, compiled)
@@ -29,7 +29,7 @@ def test_two_compiles_and_none_after_the_first_cycle_are_as_it_should_be():
     ],
 )
 @pytest.mark.parametrize("late", [True, False])
-def test_one_more_is_told_with_its_cause(inputs, cause, late, caplog):
+def test_recompile_monitor_extra_compile_warns_with_cause(inputs, cause, late, caplog):
     dog = RecompileMonitor()
     for compiled in (1,) if late else (1, 1):
         call(dog, compiled)
@@ -39,7 +39,7 @@ def test_one_more_is_told_with_its_cause(inputs, cause, late, caplog):
     assert len(dog.complaints) == 1 and cause in dog.complaints[0] and dog.complaints[0] in caplog.text
 
 
-def test_a_number_is_shown_where_it_stands_in_the_program():
+def test_recompile_monitor_changed_constant_shows_program_line():
     dog = RecompileMonitor()
     steady = "IR {\n  %0 = f32[] device_data\n  %1 = f32[3] mul(%0)\n}"
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_a_number_is_shown_where_it_stands_in_the_program():
     assert dog.complaints[1] == "the program train now holds: f32[] prim::Constant(), value=1"
 
 
-def test_other_parts_are_other_programs():
+def test_recompile_monitor_forget_allows_two_new_compiles():
     dog = RecompileMonitor()
     call(dog, 2)
     dog.end_first_cycle()

@@ -22,7 +22,7 @@ def step(recompute: bool, norm: str):
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_the_same_numbers_from_less_memory(norm):
+def test_recompute_blocks_gives_same_values_with_less_memory(norm):
     plain, spared = step(False, norm), step(True, norm)
     assert torch.equal(plain[0], spared[0])
     # What is computed twice is seen once: else batch norms would remember twice as much of the last step.
@@ -34,5 +34,5 @@ def test_the_same_numbers_from_less_memory(norm):
     assert spared[2] < plain[2] / 3
 
 
-def test_a_network_without_blocks_has_nothing_to_recompute():
+def test_recompute_blocks_of_network_without_blocks_returns_0():
     assert recompute_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), CPU) == 0

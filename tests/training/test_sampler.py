@@ -1,39 +1,39 @@
 import numpy as np
 import pytest
 
-from ml_factory.training.sampler import Order, micro_size, process_rows
+from ml_factory.training.sampler import BatchSampler, batch_rows_of_process, micro_batch_size
 
 
-def test_each_epoch_is_a_permutation_and_the_remainder_opens_the_next():
-    order = Order(10, 4, seed=3)
+def test_order_each_epoch_is_permutation_and_remainder_starts_next():
+    order = BatchSampler(10, 4, seed=3)
     stream = np.concatenate([order.positions(step) for step in range(10)])
     assert len(stream) == 40
     for epoch in range(4):
         assert sorted(stream[10 * epoch : 10 * epoch + 10]) == list(range(10))
     assert len({tuple(stream[10 * epoch : 10 * epoch + 10]) for epoch in range(4)}) == 4
-    assert [order.steps_until(epoch) for epoch in range(5)] == [0, 2, 5, 7, 10]
+    assert [order.steps_until_epoch(epoch) for epoch in range(5)] == [0, 2, 5, 7, 10]
 
 
-def test_a_batch_is_a_function_of_the_step_alone():
-    one, other = Order(10, 4, seed=3), Order(10, 4, seed=3)
+def test_order_positions_depend_on_step_and_seed_only():
+    one, other = BatchSampler(10, 4, seed=3), BatchSampler(10, 4, seed=3)
     forward = [one.positions(step).tolist() for step in range(9)]
     assert [other.positions(step).tolist() for step in reversed(range(9))] == forward[::-1]
-    assert Order(10, 4, seed=4).positions(0).tolist() != forward[0]
+    assert BatchSampler(10, 4, seed=4).positions(0).tolist() != forward[0]
     assert all(len(positions) == 4 for positions in forward)
-    assert sorted(Order(3, 8, seed=0).positions(1)) == [0, 1, 2]
+    assert sorted(BatchSampler(3, 8, seed=0).positions(1)) == [0, 1, 2]
 
 
-def test_shares_of_all_processes_and_parts_are_the_batch():
-    positions = Order(40, 24, seed=1).positions(0)
-    parts = [process_rows(positions, 4, rank, 3) for rank in range(3)]
+def test_process_rows_of_all_ranks_concatenate_to_batch():
+    positions = BatchSampler(40, 24, seed=1).positions(0)
+    parts = [batch_rows_of_process(positions, 4, rank, 3) for rank in range(3)]
     assert {part.shape for part in parts} == {(2, 4)}
     np.testing.assert_array_equal(np.concatenate([part.ravel() for part in parts]), positions)
-    assert Order(10, 24, seed=1, shares=4).batch == 8
+    assert BatchSampler(10, 24, seed=1, shares=4).batch == 8
 
 
 @pytest.mark.parametrize(
     ("rows", "most", "multiple", "size"),
     [(256, 128, 1, 128), (250, 128, 1, 125), (7, 3, 1, 1), (24, 9, 4, 8), (24, 3, 4, 4), (10, 0, 1, 1)],
 )
-def test_a_part_divides_the_batch(rows, most, multiple, size):
-    assert micro_size(rows, most, multiple) == size
+def test_micro_size_divides_batch(rows, most, multiple, size):
+    assert micro_batch_size(rows, most, multiple) == size

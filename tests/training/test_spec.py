@@ -20,6 +20,6 @@ from ml_factory.training.spec import TrainSpec
         ),
     ],
 )
-def test_settings_check_themselves(settings, message):
+def test_train_spec_invalid_values_raise_settings_error(settings, message):
     with pytest.raises(SettingsError, match=message):
         TrainSpec(**settings)

@@ -10,10 +10,10 @@ from torch import nn
 from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import Validation, fit, take_step
-from ml_factory.training.optim import total_norm
+from ml_factory.training.loop import Validation, run_training_loop, take_training_step
+from ml_factory.training.optim import total_gradient_norm
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 
 CPU = Device("cpu", 1)
 IDENTITY = {"model": "small", "settings": {}, "data": {}}
@@ -62,7 +62,7 @@ def weighted(net, batch):
 
 def trained(spec: TrainSpec, device=CPU, loss=weighted, dropout=0.0, **more):
     network, batch, _ = small(dropout)
-    result = fit(network, ROWS, batch, loss, spec, device, identity=IDENTITY, **more)
+    result = run_training_loop(network, ROWS, batch, loss, spec, device, identity=IDENTITY, **more)
     return network, result
 
 
@@ -71,20 +71,20 @@ def flat(network) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("accumulate", [2, 4, 8])
-def test_parts_of_unequal_weight_are_one_batch(accumulate):
+def test_fit_accumulated_micro_batches_equal_whole_batch(accumulate):
     whole, parts = (trained(TrainSpec(epochs=4, batch=16, accumulate=k)) for k in (1, accumulate))
     torch.testing.assert_close(flat(parts[0]), flat(whole[0]), rtol=2e-5, atol=1e-6)
     for one, other in zip(whole[1].history, parts[1].history, strict=True):
         assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6)
 
 
-def test_the_loss_is_the_weighted_mean_of_the_whole_batch():
+def test_take_step_with_accumulation_uses_weighted_mean_of_whole_batch():
     """Not the mean of the parts' means: with these weights they are far apart."""
     network, batch, loss = small()
-    run = TrainingRun(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
+    run = TrainingState(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
     seen = []
     run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
-    take_step(run, batch, loss)
+    take_training_step(run, batch, loss)
     total, weight = loss(network, batch(np.arange(ROWS)))
     expected = torch.autograd.grad(total / weight, run.optimizer.parameters)
     for one, other in zip(seen, expected, strict=True):
@@ -94,7 +94,7 @@ def test_the_loss_is_the_weighted_mean_of_the_whole_batch():
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("share", [0.5, 2.0])
-def test_what_is_clipped_is_the_gradient_of_that_mean(accumulate, share):
+def test_take_step_clips_gradient_of_weighted_mean_loss(accumulate, share):
     """Weights that sum to far less than the rows: the gradient that `backward` leaves is another one's size."""
     network, batch, loss = small()
     total, weight = loss(network, batch(np.arange(ROWS)))
@@ -102,14 +102,14 @@ def test_what_is_clipped_is_the_gradient_of_that_mean(accumulate, share):
     gradients = torch.autograd.grad(total / weight, list(network.parameters()))
     norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
     spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
-    run, seen = TrainingRun(network, ROWS, spec, CPU, IDENTITY), []
+    run, seen = TrainingState(network, ROWS, spec, CPU, IDENTITY), []
     run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
-    take_step(run, batch, loss)
+    take_training_step(run, batch, loss)
     found = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
     assert found == pytest.approx(min(share, 1.0) * norm, rel=1e-4)
 
 
-def test_each_part_draws_its_own_random_numbers():
+def test_fit_with_accumulation_draws_new_random_numbers_per_micro_batch():
     drawn = []
 
     def noting(net, batch):
@@ -125,22 +125,22 @@ def test_each_part_draws_its_own_random_numbers():
 class Crowded(Device):
     """Memory for so many rows at once."""
 
-    room: int = 16
+    capacity: int = 16
 
     def holds(self, net, batch):
-        if len(batch[0]) > self.room:
+        if len(batch[0]) > self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return weighted(net, batch)
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
+def test_fit_out_of_memory_halves_micro_batch_and_keeps_batch_size(at, caplog):
     """As a run in small parts from the epoch's start on; `at` is the step before which memory shrinks."""
     calls = []
 
     def shrinking(net, batch):
         calls.append(len(batch[0]))
-        return Crowded("cpu", 1, room=16 if len(calls) < at else 4).holds(net, batch)
+        return Crowded("cpu", 1, capacity=16 if len(calls) < at else 4).holds(net, batch)
 
     network, result = trained(TrainSpec(epochs=4, batch=16), loss=shrinking)
     expected, _ = trained(TrainSpec(epochs=4, batch=16, accumulate=4))
@@ -152,21 +152,21 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
         assert torch.equal(flat(network), flat(expected))
 
 
-def test_a_rate_that_was_halved_stays_so_when_memory_runs_out():
+def test_training_run_out_of_memory_after_rollback_keeps_halved_rate():
     """Both in one epoch: the copy that the run goes back to is from before the first turn."""
     network, _, _ = small()
-    run = TrainingRun(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run = TrainingState(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     run.snapshot()
     run.rollback("not finite", slower=0.5)
     assert run.halve_micro_batch() and run.memory.slower == 0.5
 
 
-def test_memory_too_small_for_one_row_is_told():
+def test_fit_single_row_out_of_memory_raises():
     with pytest.raises(torch.OutOfMemoryError):
-        trained(TrainSpec(epochs=1, batch=16), loss=Crowded("cpu", 1, room=0).holds)
+        trained(TrainSpec(epochs=1, batch=16), loss=Crowded("cpu", 1, capacity=0).holds)
 
 
-def test_other_errors_are_not_mistaken_for_memory():
+def test_fit_other_runtime_error_is_raised():
     def wrong(net, batch):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
@@ -183,7 +183,7 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("killed_at", [1, 4, 8])
-def test_a_killed_run_goes_on_to_the_bit_also_in_mid_epoch(name, killed_at):
+def test_fit_resumed_after_kill_equals_uninterrupted_run_bitwise(name, killed_at):
     spec = SPECS[name]
     device = Device("cpu", 1, "fp32" if spec.precision == "auto" else spec.precision)
     expected, whole = trained(spec, device, dropout=0.3)
@@ -204,7 +204,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_in_mid_epoch(name, killed_at):
     assert [row["train_loss"] for row in again.history] == [row["train_loss"] for row in whole.history]
 
 
-def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
+def test_fit_resumed_after_best_epoch_ends_with_best_weights():
     """Best after the first of four, killed in the third: patience and the best weights go on where they were."""
     losses, spec = (1.0, 2.0, 3.0, 4.0), TrainSpec(epochs=4, batch=16, patience=3, save_seconds=0.0)
     expected, whole = trained(spec, validation=Validation(iter(losses).__next__))
@@ -223,47 +223,47 @@ def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
     assert torch.equal(flat(network), flat(expected)) and not torch.equal(flat(network), flat(trained(spec)[0]))
 
 
-def test_the_micro_batch_travels_with_the_run():
+def test_training_run_restore_keeps_halved_micro_batch():
     """Halved before the kill, halved after it: a resumed run does not try the large one again."""
     kept = Kept()
     network, batch, loss = small()
-    run = TrainingRun(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run = TrainingState(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     assert run.halve_micro_batch() and run.micro == 8
-    take_step(run, batch, loss)
+    take_training_step(run, batch, loss)
     kept.save(run.state())
-    again = TrainingRun(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    again = TrainingState(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     again.restore(kept.load()["state"])
     assert (again.micro, again.parts) == (8, 2) and len(again.memory.inexact) == 1
-    smaller = TrainingRun(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
+    smaller = TrainingState(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
     smaller.restore(kept.load()["state"])
     assert smaller.micro == 4 and "micro-batch: began with 8, now 4" in smaller.memory.inexact
 
 
-def test_another_size_of_batch_is_another_run():
-    run = TrainingRun(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+def test_training_run_restore_with_other_batch_size_raises_checkpoint_error():
+    run = TrainingState(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     with pytest.raises(CheckpointError, match="another number of rows"):
-        TrainingRun(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
+        TrainingState(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
     with pytest.raises(FactoryError, match="Fewer rows than devices"):
-        TrainingRun(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
+        TrainingState(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
 
 
-def test_a_save_in_mid_epoch_carries_the_last_verdict():
+def test_fit_mid_epoch_save_has_metrics_of_last_epoch():
     """So that the best of a long run is among the slots also where the timer is used up in mid-epoch."""
-    heard = {}
+    received = {}
 
     class Saved(Kept):
         def save(self, state, metrics=None, force=False):
-            heard[state["step"]] = metrics
+            received[state["step"]] = metrics
 
     losses = iter([0.5, 0.25, 0.75])
     spec = TrainSpec(epochs=3, batch=16, save_seconds=0.0)
     trained(spec, validation=Validation(lambda: next(losses)), checkpoints=Saved())
-    assert heard[1] is heard[2] is None
-    assert [heard[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
-    assert set(heard[4]) == {"train_loss", "val_loss", "seconds"}
+    assert received[1] is received[2] is None
+    assert [received[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
+    assert set(received[4]) == {"train_loss", "val_loss", "seconds"}
 
 
-def test_averaged_weights_are_judged_and_kept():
+def test_fit_with_ema_validates_and_keeps_averaged_weights():
     seen = []
     network, batch, loss = small()
 
@@ -272,14 +272,14 @@ def test_averaged_weights_are_judged_and_kept():
         return 1.0 / len(seen)
 
     spec = TrainSpec(epochs=3, batch=16, ema=0.9, lr=0.1)
-    fit(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
+    run_training_loop(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     last, _ = trained(TrainSpec(epochs=3, batch=16, lr=0.1))
     weights = []
     follower, batch, loss = small()
-    run = TrainingRun(follower, ROWS, spec, CPU, IDENTITY)
+    run = TrainingState(follower, ROWS, spec, CPU, IDENTITY)
     by_hand = flat(follower).double()
     for step in range(9):
-        take_step(run, batch, loss)
+        take_training_step(run, batch, loss)
         decay = min(0.9, (2 + step) / (11 + step))
         by_hand = decay * by_hand + (1 - decay) * flat(follower).double()
         weights.append(by_hand)
@@ -298,41 +298,41 @@ def steep(net, batch):
     return total * 64, weight
 
 
-def test_half_precision_scales_its_loss_and_passes_over_what_overflows():
+def test_take_step_fp16_overflow_halves_loss_scale_and_skips_step():
     """fp16 on the CPU: the first scale overflows these gradients, is halved until it does not, and nothing is lost."""
     network, batch, _ = small()
-    run, scale = TrainingRun(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
+    run, scale = TrainingState(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
     for _ in range(40):
         scale.append(run.scale.scale.item())
-        take_step(run, batch, steep)
+        take_training_step(run, batch, steep)
     assert int(run.flag[0]) == -1 and scale[-1] < scale[0]
     assert torch.isfinite(flat(network)).all()
     first, last = (float(t[0] / t[1]) for t in (_loss_of(small()[0]), _loss_of(network)))
     assert last < 0.8 * first
 
 
-def test_the_scale_of_half_precision_is_taken_out_of_the_gradient():
+def test_take_step_fp16_gradient_norm_equals_fp32():
     """Adam would not notice: what is clipped and handed to it has the size that it has in fp32."""
     norms = []
     for device in (CPU, HALF):
         network, batch, loss = small()
-        run = TrainingRun(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
+        run = TrainingState(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
         run.optimizer.update = lambda numbers, factor, ok, run=run: norms.append(
-            float(factor * total_norm(run.optimizer.gradients()))
+            float(factor * total_gradient_norm(run.optimizer.gradients()))
         )
-        take_step(run, batch, loss)
+        take_training_step(run, batch, loss)
     assert norms[1] == pytest.approx(norms[0], rel=0.01) and norms[0] > 0
 
 
-def test_the_scale_of_half_precision_goes_on_with_the_run():
+def test_training_run_restore_fp16_continues_loss_scale():
     def after(steps, run):
         batch = small()[1]
         for _ in range(steps):
-            take_step(run, batch, steep)
+            take_training_step(run, batch, steep)
         return run
 
     def fresh():
-        return TrainingRun(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
+        return TrainingState(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
 
     kept, whole, again = Kept(), after(14, fresh()), fresh()
     kept.save(after(7, fresh()).state())

@@ -7,11 +7,11 @@ import types
 import pytest
 
 from ml_factory.checkpoints import compute_session
-from ml_factory.checkpoints.session_lifetimes import SessionLog
+from ml_factory.checkpoints.session_lifetimes import SessionLifetimeLog
 from ml_factory.errors import WorkspaceError
 from utils import colab_setup, runtime
 
-IN_A_BUCKET = tuple(runtime.requirement_lines(runtime.BUCKETS))
+IN_A_BUCKET = tuple(runtime.read_requirement_lines(runtime.BUCKETS))
 
 
 class SafeStopResult(Exception):
@@ -27,7 +27,9 @@ def colab(monkeypatch):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
     auth = types.SimpleNamespace(authenticate_user=lambda: received.append("signed in"))
     monkeypatch.setitem(sys.modules, "google.colab.auth", auth)
-    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): received.append((path.name, *extra)) or ())
+    monkeypatch.setattr(
+        runtime, "install_missing_packages", lambda path, extra=(): received.append((path.name, *extra)) or ()
+    )
 
     def opened(root):
         raise SafeStopResult(root)
@@ -38,14 +40,14 @@ def colab(monkeypatch):
     return received, auth
 
 
-def test_setup_with_a_bucket_on_colab_brings_gcsfs_and_signs_in(colab, monkeypatch):
+def test_colab_setup_with_bucket_installs_gcsfs_and_authenticates(colab, monkeypatch):
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
     with pytest.raises(SafeStopResult, match="gs://bucket/prefix"):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
     assert colab[0] == [("colab-tpu.txt", *IN_A_BUCKET), "signed in"]
 
 
-def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, tmp_path):
+def test_colab_setup_with_folder_or_key_file_does_not_authenticate(colab, monkeypatch, tmp_path):
     with pytest.raises(SafeStopResult):
         colab_setup.setup_colab_environment(tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
@@ -54,7 +56,7 @@ def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, t
     assert colab[0] == [("colab-gpu.txt",), ("colab-gpu.txt", *IN_A_BUCKET)]
 
 
-def test_setup_with_a_bucket_nobody_lets_in_names_the_next_step(colab):
+def test_colab_setup_with_refused_authentication_raises_with_next_step(colab):
     _, auth = colab
 
     def refuse():
@@ -65,38 +67,38 @@ def test_setup_with_a_bucket_nobody_lets_in_names_the_next_step(colab):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
 
 
-def test_usual_life_of_a_free_tpu_session_is_an_hour_and_a_half_until_sessions_here_tell(monkeypatch, tmp_path):
+def test_default_life_of_free_tpu_session_is_90_minutes_until_observed(monkeypatch, tmp_path):
     monkeypatch.delenv("ML_FACTORY_COLAB_TIER", raising=False)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
-    assert compute_session.default_life() == 7200.0
+    assert compute_session.default_session_life() == 7200.0
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert compute_session.default_life() == 5400.0
+    assert compute_session.default_session_life() == 5400.0
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
-    assert compute_session.default_life() == 7200.0
+    assert compute_session.default_session_life() == 7200.0
     clock = [0.0]
-    first = SessionLog(tmp_path, "first", lambda: clock[0])
+    first = SessionLifetimeLog(tmp_path, "first", lambda: clock[0])
     first.record_alive()
     clock[0] = 9000.0
     first.record_alive()
     clock[0] = 50_000.0  # long not seen: taken away after 9,000 s; (5,400 + 9,000) s by 2
-    assert SessionLog(tmp_path, "second", lambda: clock[0]).mean_life(5400.0) == 7200.0
+    assert SessionLifetimeLog(tmp_path, "second", lambda: clock[0]).mean_life(5400.0) == 7200.0
 
 
-def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(monkeypatch, tmp_path):
+def test_hours_expected_on_free_tpu_is_mean_session_life(monkeypatch, tmp_path):
     for name in ("ML_FACTORY_COLAB_TIER", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "ML_FACTORY_SESSION_HOURS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600)
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600)
     assert compute_session.expected_hours_left(tmp_path) == pytest.approx(11, abs=0.01)
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
     assert compute_session.expected_hours_left(tmp_path) == 1.5
     assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(
-        compute_session.hours_left()
+        compute_session.configured_hours_remaining()
     )
     day_ago = time.time() - 86_400
     clock = [day_ago]
-    taken = SessionLog(tmp_path, "first", lambda: clock[0])
+    taken = SessionLifetimeLog(tmp_path, "first", lambda: clock[0])
     taken.record_alive()
     clock[0] = day_ago + 9000
     taken.record_alive()  # and never again

@@ -23,8 +23,8 @@ COLAB = """
 import json, os, sys
 from pathlib import Path
 sys.path.insert(0, {project!r})
-from utils.google_colab_shim import install
-assert install()
+from utils.google_colab_shim import install_colab_shim
+assert install_colab_shim()
 os.environ["COLAB_RELEASE_TAG"] = "release-colab-20260801"
 from ml_factory.storage import workspace as places
 places.COLAB_ROOT = Path("content/drive/MyDrive/ml_factory").absolute()
@@ -71,7 +71,7 @@ def colab(tmp_path):
 # ------------------------------------------------------------------ the end
 
 
-def test_a_safe_stop_flushes_drive_and_says_safe_only_then(colab):
+def test_colab_safe_stop_is_safe_only_after_drive_flush(colab):
     code = """
 info = setup()
 from ml_factory import CheckpointManager
@@ -94,7 +94,7 @@ manager.close()
 # ------------------------------------------------------------------ the whole call
 
 
-def test_on_colab_drive_is_mounted_once_and_the_folders_are_on_it(colab, tmp_path):
+def test_colab_setup_mounts_drive_once_and_creates_workspace_folders(colab, tmp_path):
     facts, printed = colab("i = setup(); setup(); told(**{n: getattr(i, n) for n in ('on_colab', 'accelerator', "
                            "'hours_remaining', 'tracking', 'installed')}, root=i.workspace.root)")  # fmt: skip
     root = tmp_path / "content/drive/MyDrive/ml_factory"
@@ -107,9 +107,9 @@ def test_on_colab_drive_is_mounted_once_and_the_folders_are_on_it(colab, tmp_pat
     assert printed.count("versions") == 0 and printed.count("pandas ") == 2  # one table a call
 
 
-def test_off_colab_nothing_is_mounted_or_installed(tmp_path, monkeypatch, capsys):
+def test_colab_setup_off_colab_mounts_and_installs_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(colab_setup, "mount_drive", lambda *_: pytest.fail("mounted"))
-    monkeypatch.setattr(runtime, "install_missing", lambda *_: pytest.fail("installed"))
+    monkeypatch.setattr(runtime, "install_missing_packages", lambda *_: pytest.fail("installed"))
     info = colab_setup.setup_colab_environment(tmp_path / "ws")
     assert not info.on_colab and math.isinf(info.hours_remaining)
     assert info.workspace == places.Workspace(tmp_path / "ws")
@@ -118,7 +118,7 @@ def test_off_colab_nothing_is_mounted_or_installed(tmp_path, monkeypatch, capsys
     assert f"pandas {info.versions['pandas']}" in " ".join(info.table().split())
 
 
-def test_env_info_is_read_by_field_and_by_name(tmp_path):
+def test_env_info_fields_are_readable_as_attributes_and_keys(tmp_path):
     info = colab_setup.setup_colab_environment(tmp_path / "ws")
     for name in (*info.__dataclass_fields__, "device"):
         assert info[name] == getattr(info, name)
@@ -126,14 +126,14 @@ def test_env_info_is_read_by_field_and_by_name(tmp_path):
         info["worspace"]
 
 
-def test_off_colab_it_installs_when_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): (f"asked {path.name}",))
+def test_colab_setup_off_colab_with_install_always_installs_requirements(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "install_missing_packages", lambda path, extra=(): (f"asked {path.name}",))
     assert colab_setup.setup_colab_environment(tmp_path, install="always").installed == ("asked requirements.txt",)
     with pytest.raises(SettingsError, match="install"):
         colab_setup.setup_colab_environment(tmp_path, install="yes")
 
 
-def test_it_runs_before_anything_is_installed(tmp_path):
+def test_colab_setup_without_site_packages_reports_missing_packages(tmp_path):
     """Isolated, without site-packages: the first cell of a fresh machine must get as far as saying what is missing."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from utils.colab_setup import *; setup_colab_environment('ws')"
@@ -143,7 +143,7 @@ def test_it_runs_before_anything_is_installed(tmp_path):
     assert "missing or out of range: numpy" in done.stdout
 
 
-def test_torch_is_not_imported(colab):
+def test_colab_setup_imports_no_torch_numpy_pandas_or_wandb(colab):
     facts, _ = colab("setup(); told(loaded=[n for n in ('torch', 'numpy', 'pandas', 'wandb') if n in sys.modules])")
     assert facts["loaded"] == []
 
@@ -161,7 +161,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_without_drive_the_work_goes_on_locally_and_says_so(colab, tmp_path, failure):
+def test_colab_setup_without_drive_uses_local_workspace_and_warns(colab, tmp_path, failure):
     facts, _ = colab(
         f"def broken(*a, **k): raise {failure}\n"
         "working, drive.mount = drive.mount, broken\n"
@@ -173,7 +173,7 @@ def test_without_drive_the_work_goes_on_locally_and_says_so(colab, tmp_path, fai
     assert facts["second"] == str(tmp_path / "content/drive/MyDrive/ml_factory"), "the next call tries Drive again"
 
 
-def test_a_workspace_asked_for_on_drive_is_never_made_elsewhere(colab, tmp_path):
+def test_colab_setup_with_workspace_on_unmounted_drive_raises(colab, tmp_path):
     facts, _ = colab(
         "def broken(*a, **k): raise ValueError('mount failed')\n"
         "drive.mount = broken\n"
@@ -185,19 +185,19 @@ def test_a_workspace_asked_for_on_drive_is_never_made_elsewhere(colab, tmp_path)
     assert not (tmp_path / "content/drive").exists(), "a plain folder there would block every later mount"
 
 
-def test_drive_is_left_alone_when_the_workspace_is_elsewhere(colab, tmp_path):
+def test_colab_setup_with_workspace_off_drive_does_not_mount(colab, tmp_path):
     facts, printed = colab("told(root=setup('ws').workspace.root)")
     assert facts["root"] == str(tmp_path / "ws") and "Mounted" not in printed
     facts, printed = colab("told(root=setup().workspace.root)", ML_FACTORY_ROOT=str(tmp_path / "mine"))
     assert facts["root"] == str(tmp_path / "mine") and "Mounted" not in printed
 
 
-def test_a_mount_that_brings_no_files_is_a_failure(colab):
+def test_colab_setup_with_empty_mount_reports_missing_mydrive(colab):
     facts, _ = colab("drive.mount = lambda *a, **k: None; told(notes=setup().notes)")
     assert "MyDrive is missing" in facts["notes"][0]
 
 
-def test_drive_is_never_mounted_from_a_thread(monkeypatch):
+def test_mount_drive_in_thread_is_refused(monkeypatch):
     output = []
     monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted"))
     thread = threading.Thread(target=lambda: output.append(colab_setup.mount_drive("/content/drive")))
@@ -206,7 +206,7 @@ def test_drive_is_never_mounted_from_a_thread(monkeypatch):
     assert "never a thread" in output[0]
 
 
-def test_a_dead_mount_is_mounted_again_by_force(tmp_path, monkeypatch):
+def test_mount_drive_with_dead_mount_forces_remount(tmp_path, monkeypatch):
     """ENOTCONN on every call is what a mount shows whose daemon was killed."""
     calls = []
 
@@ -225,7 +225,7 @@ def test_a_dead_mount_is_mounted_again_by_force(tmp_path, monkeypatch):
     assert calls == [(str(tmp_path), True)]
 
 
-def test_a_living_mount_is_not_mounted_again(tmp_path, monkeypatch):
+def test_mount_drive_with_live_mount_does_not_remount(tmp_path, monkeypatch):
     (tmp_path / "MyDrive").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
     monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted again"))
@@ -235,12 +235,12 @@ def test_a_living_mount_is_not_mounted_again(tmp_path, monkeypatch):
 # ------------------------------------------------------------------ secrets
 
 
-def test_a_key_from_the_environment(colab):
+def test_colab_setup_with_wandb_key_in_environment_is_online(colab):
     facts, printed = colab("told(tracking=setup('ws').tracking)", WANDB_API_KEY=KEY)
     assert facts["tracking"] == "online" and KEY not in printed
 
 
-def test_a_key_from_colabs_secrets_goes_into_the_environment_only(colab, tmp_path):
+def test_colab_setup_puts_wandb_key_of_colab_secrets_only_into_environment(colab, tmp_path):
     facts, printed = colab(
         f"userdata.get = lambda key: {{'WANDB_API_KEY': {KEY!r} + chr(10)}}[key]\n"
         f"i = setup('ws'); told(tracking=i.tracking, same=os.environ['WANDB_API_KEY'] == {KEY!r}, shown=repr(i))"
@@ -259,7 +259,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("failure", SECRETS.values(), ids=SECRETS)
-def test_without_a_secret_wandb_is_offline_in_one_line(colab, failure):
+def test_colab_setup_without_wandb_secret_is_offline_with_one_note(colab, failure):
     facts, _ = colab(
         f"def get(key): {failure}\nuserdata.get = get\n"
         "i = setup('ws'); told(tracking=i.tracking, notes=i.notes, key='WANDB_API_KEY' in os.environ)"
@@ -281,7 +281,7 @@ def test_without_a_secret_wandb_is_offline_in_one_line(colab, failure):
         (None, {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "offline"),
     ],
 )
-def test_how_wandb_is_chosen(tmp_path, monkeypatch, wandb, environment, tracking):
+def test_colab_setup_tracking_follows_argument_and_environment(tmp_path, monkeypatch, wandb, environment, tracking):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert colab_setup.setup_colab_environment(tmp_path, wandb=wandb).tracking == tracking
@@ -289,13 +289,13 @@ def test_how_wandb_is_chosen(tmp_path, monkeypatch, wandb, environment, tracking
         assert os.environ["ML_FACTORY_WANDB"] == {"online": "auto"}.get(tracking, tracking)
 
 
-def test_a_key_of_wandb_login_counts(tmp_path, monkeypatch):
+def test_colab_setup_with_wandb_key_in_netrc_is_online(tmp_path, monkeypatch):
     (tmp_path / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert colab_setup.setup_colab_environment(tmp_path).tracking == "online"
 
 
-def test_a_key_given_in_the_wrong_place_is_not_repeated(tmp_path):
+def test_colab_setup_with_key_as_wandb_argument_raises_without_key(tmp_path):
     with pytest.raises(SettingsError) as refused:
         colab_setup.setup_colab_environment(tmp_path, wandb=KEY)
     assert KEY not in str(refused.value) and "WANDB_API_KEY" in str(refused.value)
@@ -306,12 +306,12 @@ def test_a_key_given_in_the_wrong_place_is_not_repeated(tmp_path):
 # ------------------------------------------------------------------ the time left
 
 
-def test_the_time_counts_from_the_start_of_process_1():
+def test_time_remaining_counts_from_start_of_process_1():
     lived = 1000 - colab_setup.estimate_training_time_remaining(limit_hours=1000)
     assert lived * 3600 == pytest.approx(time.time() - psutil.Process(1).create_time(), abs=3.0)
 
 
-def test_the_time_counts_from_the_container_and_not_from_the_machine():
+def test_time_remaining_counts_from_container_start_not_boot():
     """A new process namespace is what a container is: its process 1 began just now, the machine long before."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
     code += "from utils.colab_setup import estimate_training_time_remaining as left\nprint(3600 * (1 - left('', 1)))"
@@ -322,11 +322,11 @@ def test_the_time_counts_from_the_container_and_not_from_the_machine():
     assert float(done.stdout) < 20 < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_limits_by_tier(monkeypatch):
+def test_time_remaining_follows_tier_and_limits(monkeypatch):
     estimate = colab_setup.estimate_training_time_remaining
     assert math.isinf(estimate()) and math.isinf(estimate(tier="pro"))  # nothing ends a workstation
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
-    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 2.5 * 3600)
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 2.5 * 3600)
     left = {"free": 9.5, "Pro": 21.5, "pro+": 21.5}
     assert {tier: estimate(tier=tier) for tier in left} == pytest.approx(left, abs=0.01)
     assert estimate() == pytest.approx(9.5, abs=0.01)
@@ -342,17 +342,17 @@ def test_limits_by_tier(monkeypatch):
 @pytest.mark.parametrize(
     "given", [{"tier": "por"}, {"limit_hours": 0}, {"limit_hours": "twelve"}, {"limit_hours": math.nan}]
 )
-def test_a_limit_that_is_none(given):
+def test_time_remaining_with_invalid_limit_raises(given):
     with pytest.raises(SettingsError):
         colab_setup.estimate_training_time_remaining(**given)
 
 
-def test_a_workspace_in_every_spelling(tmp_path):
+def test_colab_setup_accepts_workspace_as_path_string_or_object(tmp_path):
     for given in (tmp_path / "ws", str(tmp_path / "ws"), places.Workspace(tmp_path / "ws"), f" {tmp_path / 'ws'} "):
         assert colab_setup.setup_colab_environment(given).workspace.root == tmp_path / "ws"
 
 
-def test_a_workspace_that_cannot_be_used(tmp_path):
+def test_colab_setup_with_file_as_workspace_raises(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(WorkspaceError):
         colab_setup.setup_colab_environment(tmp_path / "file")

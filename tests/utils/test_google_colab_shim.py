@@ -19,9 +19,9 @@ SURFACE = json.loads(Path(__file__).with_name("google_colab_surface.json").read_
 def colab(monkeypatch):
     """The stand-in, in place for one test."""
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    assert shim.install()
+    assert shim.install_colab_shim()
     yield importlib.import_module("google.colab")
-    shim.uninstall()
+    shim.uninstall_colab_shim()
     assert "google.colab" not in sys.modules and "google.colab.drive" not in sys.modules
 
 
@@ -36,14 +36,14 @@ def public(module) -> set[str]:
     return {name for name in vars(module) if not name.startswith("_")}
 
 
-def test_every_name_of_the_description_is_there_and_no_other(colab):
+def test_colab_shim_has_exactly_the_described_names(colab):
     described = set(SURFACE["functions"]) | set(SURFACE["exceptions"])
     found = {f"{name}.{member}" for name in colab.__all__ for member in public(getattr(colab, name))}
     assert found == described
 
 
 @pytest.mark.parametrize("name", SURFACE["functions"])
-def test_signature(colab, name):
+def test_colab_shim_function_signatures_match_description(colab, name):
     module, member = name.split(".")
     function = getattr(getattr(colab, module), member)
     assert str(inspect.signature(function)) == SURFACE["functions"][name]
@@ -51,7 +51,7 @@ def test_signature(colab, name):
 
 
 @pytest.mark.parametrize("name", SURFACE["exceptions"])
-def test_exception(colab, name):
+def test_colab_shim_exceptions_match_description(colab, name):
     module, member = name.split(".")
     cls, wanted = getattr(getattr(colab, module), member), SURFACE["exceptions"][name]
     assert [f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__] == [wanted["base"]]
@@ -59,7 +59,7 @@ def test_exception(colab, name):
         assert str(cls("KEY")) == wanted["message"]
 
 
-def test_mounting_says_what_colab_says(colab, tmp_path, capsys):
+def test_colab_shim_drive_mount_prints_messages_of_colab(colab, tmp_path, capsys):
     point, states = str(tmp_path / "drive"), SURFACE["says"]
     received = lambda: capsys.readouterr().out.strip()  # noqa: E731
     colab.drive.flush_and_unmount()
@@ -79,7 +79,7 @@ def test_mounting_says_what_colab_says(colab, tmp_path, capsys):
     assert (tmp_path / "drive" / "MyDrive" / "kept.txt").read_text() == "kept"
 
 
-def test_bad_mount_points(colab, tmp_path):
+def test_colab_shim_drive_mount_of_invalid_mount_point_raises(colab, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
     (tmp_path / "file").touch()
@@ -93,14 +93,14 @@ def test_bad_mount_points(colab, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
-def test_secrets_come_from_the_environment(colab, monkeypatch):
+def test_colab_shim_userdata_reads_environment(colab, monkeypatch):
     monkeypatch.setenv("A_SECRET", "value")
     assert colab.userdata.get("A_SECRET") == "value"
     with pytest.raises(colab.errors.Error):
         colab.userdata.get("NO_SUCH_SECRET")
 
 
-def test_what_needs_a_page_does_no_harm(colab, tmp_path):
+def test_colab_shim_page_functions_are_harmless_without_page(colab, tmp_path):
     assert colab.files.upload() == {}
     with pytest.raises(FileNotFoundError):
         colab.files.download(str(tmp_path / "absent"))
@@ -112,10 +112,10 @@ def test_what_needs_a_page_does_no_harm(colab, tmp_path):
     colab.auth.authenticate_user()
 
 
-def test_the_google_packages_that_are_there_stay_importable():
+def test_colab_shim_keeps_installed_google_packages_importable():
     done = run(
-        "from utils.google_colab_shim import install\n"
-        "assert install()\n"
+        "from utils.google_colab_shim import install_colab_shim\n"
+        "assert install_colab_shim()\n"
         "import google.colab, google.protobuf\n"
         "from google.colab import drive, userdata\n"
         "import importlib.util as u; assert u.find_spec('google.colab.drive').name == 'google.colab.drive'\n"
@@ -125,12 +125,12 @@ def test_the_google_packages_that_are_there_stay_importable():
     assert done.stdout.strip()
 
 
-def test_a_google_package_that_comes_later_is_found(tmp_path):
+def test_colab_shim_finds_google_package_installed_later(tmp_path):
     """Nothing named google is here yet (-S hides site-packages); afterwards google.auth is installed."""
     done = run(
         f"sys.path.append({str(tmp_path)!r})\n"
-        "from utils.google_colab_shim import install\n"
-        "assert install() and install()\n"
+        "from utils.google_colab_shim import install_colab_shim\n"
+        "assert install_colab_shim() and install_colab_shim()\n"
         "import google.colab, importlib, pathlib\n"
         f"folder = pathlib.Path({str(tmp_path)!r}) / 'google' / 'auth'; folder.mkdir(parents=True)\n"
         "(folder / '__init__.py').write_text('here = True')\n"
@@ -142,7 +142,7 @@ def test_a_google_package_that_comes_later_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("evidence", ["tag", "module", "file"])
-def test_never_where_real_colab_is(tmp_path, evidence):
+def test_colab_shim_install_on_real_colab_is_refused(tmp_path, evidence):
     environment = {"COLAB_RELEASE_TAG": "release-colab-20260801"} if evidence == "tag" else {}
     lines = ["import types"]
     if evidence == "module":
@@ -151,7 +151,10 @@ def test_never_where_real_colab_is(tmp_path, evidence):
         (tmp_path / "google" / "colab").mkdir(parents=True)
         (tmp_path / "google" / "colab" / "__init__.py").write_text("real = True")
         lines += [f"sys.path.append({str(tmp_path)!r})"]
-    lines += ["from utils.google_colab_shim import install, installed", "assert not install() and not installed()"]
+    lines += [
+        "from utils.google_colab_shim import install_colab_shim, is_colab_shim_installed",
+        "assert not install_colab_shim() and not is_colab_shim_installed()",
+    ]
     lines += {
         "module": ["assert sys.modules['google.colab'] is real"],
         "file": ["import google.colab; assert google.colab.real"],
@@ -161,5 +164,5 @@ def test_never_where_real_colab_is(tmp_path, evidence):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_folder_named_google_is_in_the_project():
+def test_project_has_no_folder_named_google():
     assert not [folder for place in (".", "utils", "ml_factory") for folder in (ROOT / place).glob("google*/")]

@@ -37,7 +37,7 @@ def text_of(wheel: Path, ending: str) -> str:
         return archive.read(next(name for name in archive.namelist() if name.endswith(ending))).decode()
 
 
-def test_the_wheel_has_the_library_alone(wheel):
+def test_wheel_contains_only_ml_factory(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ml_factory"}
@@ -46,29 +46,31 @@ def test_the_wheel_has_the_library_alone(wheel):
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 
-def test_the_wheel_asks_for_what_requirements_say(wheel):
+def test_wheel_metadata_matches_requirements_files(wheel):
     metadata = message_from_string(text_of(wheel, ".dist-info/METADATA"))
     calls = {str(Requirement(line)) for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
-    assert calls == {str(Requirement(line)) for line in runtime.requirement_lines(ROOT / "requirements" / "base.txt")}
+    assert calls == {
+        str(Requirement(line)) for line in runtime.read_requirement_lines(ROOT / "requirements" / "base.txt")
+    }
     extras = {name: set() for name in metadata.get_all("Provides-Extra")}
     for line in metadata.get_all("Requires-Dist"):
         for name in extras:
             extras[name] |= {Requirement(line).name} if f'extra == "{name}"' in line else set()
     listed = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
     for name in extras.keys() - {"all"}:
-        lines = runtime.requirement_lines(ROOT / "requirements" / f"{name}.txt")
+        lines = runtime.read_requirement_lines(ROOT / "requirements" / f"{name}.txt")
         assert name in listed and extras[name] == {Requirement(line).name for line in lines}
     assert extras["all"] == set().union(*(extras[name] for name in extras if name != "all"))
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
 
 
-def test_the_command_of_the_wheel(wheel):
+def test_wheel_entry_point_is_ml_factory_command(wheel):
     entries = configparser.ConfigParser()
     entries.read_string(text_of(wheel, "entry_points.txt"))
     assert dict(entries["console_scripts"]) == {"ml-factory": "ml_factory.__main__:main"}
 
 
-def test_installed_the_command_runs_without_a_checkout(wheel, tmp_path):
+def test_wheel_installed_command_runs_without_checkout(wheel, tmp_path):
     done = pip("install", "--no-deps", "--no-index", "-q", "--prefix", str(tmp_path), str(wheel))
     assert done.returncode == 0, done.stderr
     site = next(tmp_path.glob("lib*/python*/site-packages"))

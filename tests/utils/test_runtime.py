@@ -34,7 +34,7 @@ def pretend(monkeypatch):
     """Pretend that these packages, and no others, are installed."""
 
     def installed(versions: dict[str, str]) -> None:
-        monkeypatch.setattr(runtime, "version_of", versions.get)
+        monkeypatch.setattr(runtime, "installed_version", versions.get)
 
     return installed
 
@@ -43,40 +43,42 @@ def pretend(monkeypatch):
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.name)
-def test_every_line_is_one_pip_reads(path):
-    for line in runtime.requirement_lines(path):
+def test_requirements_files_lines_are_parsable(path):
+    for line in runtime.read_requirement_lines(path):
         assert Requirement(line).name
 
 
-def test_the_librarys_ranges_hold_on_colab():
+def test_requirements_ranges_accept_versions_on_colab():
     """Our ranges must accept what Colab brings, or setting up would want to replace it."""
-    wanted = {Requirement(line).name: Requirement(line) for line in runtime.requirement_lines(runtime.GENERAL)}
+    wanted = {Requirement(line).name: Requirement(line) for line in runtime.read_requirement_lines(runtime.GENERAL)}
     for there in (COLAB_GPU, COLAB_TPU):
         refused = [name for name, version in there.items() if name in wanted and version not in wanted[name].specifier]
         assert refused == []
 
 
 @pytest.mark.parametrize(("name", "there"), [("colab-gpu.txt", COLAB_GPU), ("colab-tpu.txt", COLAB_TPU)])
-def test_a_colab_list_has_only_what_that_runtime_lacks(name, there):
-    listed = {Requirement(line).name for line in runtime.requirement_lines(ROOT / "requirements" / name)}
+def test_colab_requirements_list_only_packages_absent_on_runtime(name, there):
+    listed = {Requirement(line).name for line in runtime.read_requirement_lines(ROOT / "requirements" / name)}
     assert listed and not listed & set(there) and not listed & NEVER
     for missing in ("xgboost", "lightgbm", "catboost", "wandb", "papermill"):
         assert missing in listed or missing in there
 
 
-def test_the_constraints_keep_what_colab_has():
-    kept = {Requirement(line).name: Requirement(line).specifier for line in runtime.requirement_lines(runtime.KEEP)}
+def test_colab_constraints_accept_installed_versions():
+    kept = {
+        Requirement(line).name: Requirement(line).specifier for line in runtime.read_requirement_lines(runtime.KEEP)
+    }
     assert kept.keys() >= NEVER
     for there in (COLAB_GPU, COLAB_TPU):
         assert [name for name, version in there.items() if version not in kept.get(name, SpecifierSet())] == []
 
 
-def test_pins_are_exact_within_the_ranges_and_in_the_closure():
+def test_dev_pins_are_exact_and_within_ranges_and_constraints():
     pins = {Requirement(line).name: Requirement(line) for line in
-            runtime.requirement_lines(ROOT / "requirements/dev.txt")}  # fmt: skip
+            runtime.read_requirement_lines(ROOT / "requirements/dev.txt")}  # fmt: skip
     closure = {Requirement(line).name.lower().replace("_", "-"): Requirement(line)
-               for line in runtime.requirement_lines(ROOT / "requirements/constraints.txt")}  # fmt: skip
-    ranges = {Requirement(line).name: Requirement(line) for line in runtime.requirement_lines(runtime.GENERAL)}
+               for line in runtime.read_requirement_lines(ROOT / "requirements/constraints.txt")}  # fmt: skip
+    ranges = {Requirement(line).name: Requirement(line) for line in runtime.read_requirement_lines(runtime.GENERAL)}
     assert pins.keys() >= ranges.keys()
     for name, pin in pins.items():
         version = re.fullmatch(r"==([\d.]+)", str(pin.specifier))[1]
@@ -91,12 +93,12 @@ def test_pins_are_exact_within_the_ranges_and_in_the_closure():
     "line", ["numpy>=2.0,<3", "numpy==2.4.6", "numpy>=2.10", "numpy<2.4", "numpy>=2.4.6,<2.4.7", "numpy"]
 )
 @pytest.mark.parametrize("version", ["2.4.6", "2.4.6+cpu", "2.0", "2", "3.0.0", "2.10.0", "1.26.4"])
-def test_whether_a_version_is_met_as_packaging_says(pretend, line, version):
+def test_is_met_agrees_with_packaging_specifiers(pretend, line, version):
     pretend({"numpy": version})
     assert runtime._is_met(line) == (version.split("+")[0] in Requirement(line).specifier)
 
 
-def test_installed_versions_are_those_of_the_metadata():
+def test_installed_versions_match_package_metadata():
     versions = runtime.installed_versions()
     assert versions["pandas"] == importlib.metadata.version("pandas")
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -108,7 +110,7 @@ def test_installed_versions_are_those_of_the_metadata():
     [("2.9.0", "2.9.0", True), ("2.9.0+cpu", "2.9.0", True), ("2.11.0", None, True), (None, None, True),
      ("2.11.0", "2.9.0", False), ("2.9.1", "2.9.0", False), ("2.13.0+cpu", "2.9.0", False), (None, "2.9.0", False)],
 )  # fmt: skip
-def test_a_torch_and_torch_xla_that_cannot_work_are_refused(torch, xla, works, monkeypatch):
+def test_check_torch_xla_pair_with_mismatched_versions_raises(torch, xla, works, monkeypatch):
     versions = {name: version for name, version in (("torch", torch), ("torch_xla", xla)) if version}
     if works:
         return runtime.check_torch_xla_pair(versions)
@@ -120,10 +122,10 @@ def test_a_torch_and_torch_xla_that_cannot_work_are_refused(torch, xla, works, m
         runtime.check_torch_xla_pair(versions)
 
 
-def test_a_package_replaced_after_its_import_is_named(monkeypatch):
-    assert runtime.replaced_after_import() == []
+def test_replaced_after_import_names_package_with_changed_version(monkeypatch):
+    assert runtime.packages_replaced_after_import() == []
     monkeypatch.setitem(sys.modules, "scipy", type("scipy", (), {"__version__": "0.1"}))
-    assert "scipy was replaced" in runtime.replaced_after_import()[0]
+    assert "scipy was replaced" in runtime.packages_replaced_after_import()[0]
 
 
 # ------------------------------------------------------------------ installing
@@ -138,9 +140,9 @@ def pip(monkeypatch, pretend):
         constraints = Path(command[command.index("-c") + 1]).read_text().splitlines()
         lines = command[command.index("-c") + 2 :]
         calls.append((lines, constraints))
-        known = runtime.version_of
+        known = runtime.installed_version
         new = {runtime._name(line): re.search(r">=([\d.]+)", line)[1] for line in lines}
-        monkeypatch.setattr(runtime, "version_of", lambda name: known(name) or new.get(name))
+        monkeypatch.setattr(runtime, "installed_version", lambda name: known(name) or new.get(name))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(runtime.subprocess, "run", run)
@@ -159,26 +161,26 @@ def pip(monkeypatch, pretend):
     ],
     ids=["gpu", "tpu"],
 )
-def test_on_colab_only_what_is_missing_is_installed_and_the_rest_is_held(pip, pretend, tpu, there, added):
+def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip, pretend, tpu, there, added):
     others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "typer", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
-    path = runtime.requirements_for(True, tpu)
-    installed = runtime.install_missing(path)
+    path = runtime.requirements_for_runtime(True, tpu)
+    installed = runtime.install_missing_packages(path)
     lines, constraints = pip[0]
     assert {runtime._name(line) for line in lines} == added == {name.split()[0] for name in installed}
     assert {f"{name}=={there[name]}" for name in ("torch", "numpy", "pandas", "pyarrow")} <= set(constraints)
-    assert runtime.install_missing(path) == () and len(pip) == 1, "a second call has nothing to do"
+    assert runtime.install_missing_packages(path) == () and len(pip) == 1, "a second call has nothing to do"
 
 
-def test_a_runtime_that_lost_a_package_gets_it_back(pip, pretend):
+def test_install_missing_on_colab_reinstalls_lost_package(pip, pretend):
     pretend({name: version for name, version in COLAB_GPU.items() if name != "xgboost"} | {"catboost": "1.2.10"})
-    runtime.install_missing(runtime.requirements_for(True, ""))
+    runtime.install_missing_packages(runtime.requirements_for_runtime(True, ""))
     assert "xgboost>=3.0,<4" in pip[0][0] and "catboost" not in {runtime._name(line) for line in pip[0][0]}
 
 
-def test_off_colab_the_librarys_own_list_is_met(pip, pretend):
+def test_install_missing_off_colab_upgrades_package_out_of_range(pip, pretend):
     pretend({**COLAB_GPU, "pandas": "1.5.3"})
-    runtime.install_missing(runtime.requirements_for(False, ""))
+    runtime.install_missing_packages(runtime.requirements_for_runtime(False, ""))
     lines, constraints = pip[0]
     assert "pandas>=2.2,<4" in lines and not [line for line in constraints if line.startswith("pandas")]
 
@@ -196,7 +198,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_with_the_real_pip(tmp_path):
+def test_install_missing_with_real_pip_refuses_replacing_kept_package(tmp_path):
     """One package comes; another would replace a kept one, so pip refuses and the kept one is still there."""
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
@@ -215,9 +217,9 @@ from pathlib import Path
 from utils import runtime
 folder = Path({str(tmp_path)!r})
 runtime.KEEP, runtime.GENERAL = folder / "keep.txt", folder / "none.txt"
-print(runtime.install_missing(folder / "new.txt"), runtime.install_missing(folder / "new.txt"))
+print(runtime.install_missing_packages(folder / "new.txt"), runtime.install_missing_packages(folder / "new.txt"))
 try:
-    runtime.install_missing(folder / "greedy.txt")
+    runtime.install_missing_packages(folder / "greedy.txt")
 except runtime.RuntimeMismatchError as error:
     print(error)
 import mlfkept
@@ -231,7 +233,7 @@ print(mlfkept.version)
     assert version == "1.0"
 
 
-def test_no_network_is_one_clear_error(monkeypatch, pretend, tmp_path):
+def test_install_missing_without_network_raises_clear_error(monkeypatch, pretend, tmp_path):
     pretend({})
 
     def late(command, **_):
@@ -239,7 +241,7 @@ def test_no_network_is_one_clear_error(monkeypatch, pretend, tmp_path):
 
     monkeypatch.setattr(runtime.subprocess, "run", late)
     with pytest.raises(runtime.RuntimeMismatchError, match="timed out"):
-        runtime.install_missing(ROOT / "requirements/colab-gpu.txt")
+        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt")
 
 
 # ------------------------------------------------------------------ accelerators
@@ -251,7 +253,7 @@ def no_tpu(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_tpu_by_colabs_variables(no_tpu, monkeypatch, tmp_path):
+def test_tpu_chip_follows_colab_environment_variables(no_tpu, monkeypatch, tmp_path):
     assert runtime.tpu_chip(tmp_path) == ""
     monkeypatch.setenv("COLAB_TPU_1VM", "")
     assert runtime.tpu_chip(tmp_path) == ""
@@ -265,7 +267,7 @@ def test_a_tpu_by_colabs_variables(no_tpu, monkeypatch, tmp_path):
     ("vendor", "device", "chip"),
     [("0x1ae0", "0x0063", "v5e"), ("0x1ae0", "0x0042", ""), ("0x10de", "0x0063", ""), ("0x1ae0", "0x006f", "v6e")],
 )
-def test_a_tpu_on_the_bus_is_not_googles_network_card(no_tpu, tmp_path, vendor, device, chip):
+def test_tpu_chip_on_pci_bus_is_distinguished_from_network_card(no_tpu, tmp_path, vendor, device, chip):
     for slot, ids in {"0000:00:01.0": ("0x8086", "0x1237"), "0000:00:05.0": (vendor, device)}.items():
         (tmp_path / slot).mkdir()
         for name, text in zip(("vendor", "device"), ids, strict=True):
@@ -273,7 +275,7 @@ def test_a_tpu_on_the_bus_is_not_googles_network_card(no_tpu, tmp_path, vendor, 
     assert runtime.tpu_chip(tmp_path) == chip
 
 
-def test_a_gpu_as_the_drivers_tool_tells_it(tmp_path, monkeypatch):
+def test_gpu_name_reads_nvidia_smi_output(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert runtime.gpu_name() == ""
@@ -288,8 +290,9 @@ def test_a_gpu_as_the_drivers_tool_tells_it(tmp_path, monkeypatch):
     assert runtime.gpu_name() == ""
 
 
-def test_what_torch_was_built_for_is_read_without_importing_it():
-    code = "import sys; from utils.runtime import torch_cuda; print(torch_cuda()); assert 'torch' not in sys.modules\n"
+def test_torch_cuda_is_read_without_importing_torch():
+    code = "import sys; from utils.runtime import torch_cuda_version\n"
+    code += "print(torch_cuda_version()); assert 'torch' not in sys.modules\n"
     code += "import torch; print(torch.version.cuda or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -309,8 +312,8 @@ def test_what_torch_was_built_for_is_read_without_importing_it():
         ("v5e-1", "T4", True, "12.8", "tpu", ""),
     ],
 )
-def test_the_accelerator_is_one_that_the_packages_can_drive(monkeypatch, tpu, gpu, xla, cuda, chosen, noted):
-    monkeypatch.setattr(runtime, "torch_cuda", lambda: cuda)
+def test_choose_accelerator_requires_supporting_packages(monkeypatch, tpu, gpu, xla, cuda, chosen, noted):
+    monkeypatch.setattr(runtime, "torch_cuda_version", lambda: cuda)
     notes: list[str] = []
     versions = {"torch": "2.9.0", **({"torch_xla": "2.9.0"} if xla else {})}
     assert runtime.choose_accelerator(tpu, gpu, versions, notes)[0] == chosen

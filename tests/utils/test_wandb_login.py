@@ -49,20 +49,20 @@ def set_up(client, workspace: Path, *, answer: str | None) -> tuple[str, int]:
         client.input(answer)
 
 
-def test_nobody_at_the_page_is_asked_nothing(kernel, tmp_path):
+def test_wandb_login_without_frontend_input_shows_no_prompt(kernel, tmp_path):
     printed, questions = set_up(kernel, tmp_path / "work", answer=None)
     assert questions == 0 and "TRACKING offline" in printed
     assert not (tmp_path / "work" / "wandb_login.txt").exists()
 
 
-def test_an_empty_answer_is_remembered_in_the_workspace(kernel, tmp_path):
+def test_wandb_login_empty_answer_is_remembered_in_workspace(kernel, tmp_path):
     printed, questions = set_up(kernel, tmp_path / "work", answer="")
     assert questions == 1 and "TRACKING offline" in printed
     printed, questions = set_up(kernel, tmp_path / "work", answer=KEY)
     assert questions == 0 and "wandb_login.txt" in printed
 
 
-def test_a_key_logs_in_for_every_notebook_of_this_machine(kernel, tmp_path):
+def test_wandb_login_key_logs_in_all_notebooks_of_machine(kernel, tmp_path):
     printed, questions = set_up(kernel, tmp_path / "work", answer=KEY)
     assert questions == 1 and "TRACKING online" in printed, printed
     assert KEY in (tmp_path / ".netrc").read_text()
@@ -73,7 +73,7 @@ def test_a_key_logs_in_for_every_notebook_of_this_machine(kernel, tmp_path):
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
-def test_what_is_no_key_is_refused_and_asked_for_again(kernel, tmp_path):
+def test_wandb_login_invalid_key_is_refused_and_prompted_again(kernel, tmp_path):
     printed, questions = set_up(kernel, tmp_path / "work", answer="not a key")
     assert questions == 1 and "TRACKING offline" in printed and "refused" in printed
     assert "not a key" not in printed

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory import pipeline
-from ml_factory.data.activity_bars import activity_bars, base_and_minute_bars
+from ml_factory.data.activity_bars import activity_bars, build_base_and_minute_bars
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
@@ -14,7 +14,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 TINY = {"rounds": 5, "depth": 2, "threads": 1}
 
@@ -25,7 +25,7 @@ def stored(place: Workspace) -> tuple[Store, pd.DataFrame, MarketSpec]:
     return store, bars, MarketSpec.from_dict(store.facts["market"])
 
 
-def test_a_given_size_is_prepared_proved_learnt_and_predicted(prepared, call):
+def test_prepare_volume_bars_of_given_size_are_certified_trained_and_predicted(prepared, call):
     words = ("--workspace", prepared.root, "--horizon", 5, "--json")
     code, out, err = call("prepare", *words, "--bars", "volume", "--bar-size", 4_000)
     assert code == 0, err
@@ -35,7 +35,7 @@ def test_a_given_size_is_prepared_proved_learnt_and_predicted(prepared, call):
     frame, first = activity_bars(bars, market, "volume"), store.facts["first"]
     assert (frame.volume >= 4_000).all() and len(np.unique(np.diff(frame.known_at))) > 20  # no fixed minutes
     np.testing.assert_array_equal(store.known_at.as_unit("ns").asi8, frame.known_at[first:])
-    wanted = triple_barrier(*base_and_minute_bars(bars, market, "volume"), LabelSpec(5), market)
+    wanted = triple_barrier_labels(*build_base_and_minute_bars(bars, market, "volume"), LabelSpec(5), market)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, wanted[wanted["entry_bar"] >= first], check_freq=False)
     assert (labels["exit_bar"] - labels["entry_bar"]).max() == 5  # horizons count bars, however long these take
@@ -48,11 +48,11 @@ def test_a_given_size_is_prepared_proved_learnt_and_predicted(prepared, call):
     ]  # fmt: skip
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", quick=True, mirror="off", model_settings=TINY)
     assert np.isfinite(trained.metrics["log_loss"]).all()
-    said = pipeline.predict(prepared, "DEMO", 5, "xgboost", all_rows=True).frame
-    np.testing.assert_array_equal(said.index.as_unit("ns").asi8, frame.known_at[first:])
+    printed = pipeline.predict(prepared, "DEMO", 5, "xgboost", all_rows=True).frame
+    np.testing.assert_array_equal(printed.index.as_unit("ns").asi8, frame.known_at[first:])
 
 
-def test_what_was_given_for_a_symbol_holds_until_another_is_given(prepared, call):
+def test_prepare_keeps_bar_type_of_symbol_until_changed(prepared, call):
     words = ("prepare", "--workspace", prepared.root, "--horizon", 5, "--json")
     assert call(*words, "--bars", "volume", "--bar-size", 4_000)[0] == 0
     made = Store.current(prepared.processed("DEMO")).fingerprint
@@ -64,17 +64,17 @@ def test_what_was_given_for_a_symbol_holds_until_another_is_given(prepared, call
     assert store.facts["market"]["bar_size"] is None
 
 
-def test_mistakes_are_one_clear_line(prepared, call, tmp_path):
+def test_cli_prepare_invalid_bar_options_exit_in_one_line_and_keep_data(prepared, call, tmp_path):
     words = ("prepare", "--workspace", prepared.root, "--horizon", 5)
     before = Store.current(prepared.processed("DEMO")).fingerprint
-    for more, code, said in (
+    for more, code, printed in (
         (("--bars", "volume"), 1, "more than 20 sessions"),  # a week of bars
         (("--bars", "volumes"), 2, "did you mean 'volume'"),
         (("--bar-size", 5), 2, "Bars of time have no size"),
         (("--bars", "dollar", "--bar-size", 0), 2, "bar_size"),
     ):
         got = call(*words, *more)
-        assert got[0] == code and said in got[2], got
+        assert got[0] == code and printed in got[2], got
     path = tmp_path / "quiet.parquet"
     write_bars(path, synthetic_bars(8, calendar="24h").drop(columns="volume"))
     code, _, err = call(*words, "--symbol", "BTC", "--data", path, "--bars", "volume", "--bar-size", 5)
@@ -82,7 +82,7 @@ def test_mistakes_are_one_clear_line(prepared, call, tmp_path):
     assert Store.current(prepared.processed("DEMO")).fingerprint == before
 
 
-def test_an_estimated_size_is_of_the_first_sessions_and_bars_that_grew_go_on(tmp_path, monkeypatch, caplog):
+def test_prepare_estimates_bar_size_from_first_sessions_and_appends_bars(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ML_FACTORY_WANDB", "off")
     place, bars = Workspace(tmp_path / "w"), synthetic_bars(48, "planted", 1, "us_equity", start="2024-02-12")
     settings = DataSpec(features=FeatureSpec(frames=(15, 30), families=("momentum", "volume"), bars="dollar"))

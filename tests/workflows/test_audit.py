@@ -18,14 +18,14 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
-from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prove import certificate_words
+from ml_factory.workflows.prove import describe_proof_of_store
 
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
@@ -33,7 +33,7 @@ SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 @pytest.fixture(autouse=True)
 def no_small_runs(monkeypatch):
     """Folds, stacks and predictions are proved in test_audited_runs; here they would only take time."""
-    monkeypatch.setattr(audit, "check_runs", lambda *given: None)
+    monkeypatch.setattr(audit, "audit_sample_runs", lambda *given: None)
 
 
 def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
@@ -42,14 +42,14 @@ def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5)
 
 
 @pytest.mark.soak
-def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
+def test_prepare_writes_quick_certificate_and_train_report_shows_form(prepared):
     assert certificate_of(prepared).describe() == "quick, 10 cuts"
     assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL, mirror="off")
     assert "quick, 10 cuts" in trained.report_path.read_text()
 
 
-def test_training_refuses_data_without_a_certificate_unless_told(prepared):
+def test_train_without_certificate_raises_unless_uncertified(prepared):
     store = Store.current(prepared.processed("DEMO"))
     certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
     asked = {"model_settings": SMALL}
@@ -63,7 +63,7 @@ def test_training_refuses_data_without_a_certificate_unless_told(prepared):
     assert pipeline.prepare(prepared, "DEMO", (5,)).proof == "quick, 10 cuts"  # prepare proves what lacks a proof
 
 
-def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys):
+def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, capsys):
     honest = pipeline_under_test.build_features
 
     def leaky(*given, **options):
@@ -78,10 +78,10 @@ def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys)
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as stop:
         __main__.main()
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     first = Store.current(prepared.processed("DEMO")).feature_names[0]
-    assert stop.value.code == 1 and not told["passed"]
-    assert first in told["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(told["leaks"][0])
+    assert stop.value.code == 1 and not reported["passed"]
+    assert first in reported["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(reported["leaks"][0])
     with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
         pipeline.train(prepared, "DEMO", 5, "xgboost")
     monkeypatch.setattr(pipeline_under_test, "build_features", honest)
@@ -90,7 +90,7 @@ def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys)
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_the_full_form_is_found_again_and_drawn(prepared):
+def test_audit_full_form_passes_and_is_reused(prepared):
     found = pipeline.audit(prepared, "DEMO")
     assert found.passed and found.cuts == 50 and found.form == "full, 50 cuts"
     assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5"} <= set(found.compared)
@@ -98,10 +98,10 @@ def test_the_full_form_is_found_again_and_drawn(prepared):
     assert len(found.plot().axes[0].lines) == 51
     again = pipeline.audit(prepared, "DEMO")
     assert again.reused and again.form == found.form
-    assert certificate_words(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
+    assert describe_proof_of_store(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
 
 
-def test_appended_bars_need_only_their_part_proved(tmp_path):
+def test_prepare_with_appended_bars_proves_only_appended_rows(tmp_path):
     """With as many cuts a bar as of the whole file, and two of them at least."""
     bars = synthetic_bars(days=22, seed=4)
     workspace, kept = Workspace(tmp_path), len(bars) - 3_000
@@ -120,10 +120,10 @@ def test_appended_bars_need_only_their_part_proved(tmp_path):
 
 @pytest.mark.soak_except("lstm")
 @pytest.mark.parametrize("model", audit.MODELS)
-def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
+def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, monkeypatch, model):
     data = load_dataset(prepared, "DEMO", 5)
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
-    assert audit.leaks_of_training(data, model) == []
+    assert audit.audit_leaks_of_model(data, model) == []
     honest = audit.fit_holdout
 
     def stops_on_test(workspace, part, *given, **options):
@@ -131,7 +131,7 @@ def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
         return honest(workspace, replace(part, splits=splits), *given, **options)
 
     monkeypatch.setattr(audit, "fit_holdout", stops_on_test)
-    leaks = audit.leaks_of_training(data, model)
+    leaks = audit.audit_leaks_of_model(data, model)
     assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"evaluated {model}"}
 
 
@@ -139,29 +139,31 @@ class Killed(BaseException):
     """Not an Exception: a proof takes those for leaks."""
 
 
-def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeypatch):
+def test_audit_after_kill_resumes_behind_finished_trainings_and_fits(prepared, monkeypatch):
     """And inside the fits of its proof, at the split it had reached; `fresh` begins anew."""
     asked, trained, fitted = {"models": ("linear", "xgboost")}, [], []
-    fit, save = pipeline_under_test.StandardPipeline.fit, ProofProgress.save
+    fit, save = pipeline_under_test.StandardPipelineUnderTest.fit, ProofProgressFile.save
     small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=3, feed_rows=0)
     monkeypatch.setattr(audit, "ProofSpec", lambda cuts: small)
     monkeypatch.setattr(ProofSpec, "form", "full")
-    monkeypatch.setattr(pipeline_under_test.StandardPipeline, "fit", lambda self, *a: fitted.append(a) or fit(self, *a))
+    monkeypatch.setattr(
+        pipeline_under_test.StandardPipelineUnderTest, "fit", lambda self, *a: fitted.append(a) or fit(self, *a)
+    )
 
     def training(data, model):
         trained.append(model)
         return [Leak("fitted h5", f"trained {model}", 3, "a row", None, "training", "why", "mirror", "rows")]
 
-    monkeypatch.setattr(audit, "leaks_of_training", training)
+    monkeypatch.setattr(audit, "audit_leaks_of_model", training)
 
     def killed_at(step):
-        def dies(tried, told):
-            save(tried, told)
-            if step in told or step in told.get("did", ()):
+        def dies(tried, reported):
+            save(tried, reported)
+            if step in reported or step in reported.get("did", ()):
                 raise Killed
 
         with monkeypatch.context() as death, pytest.raises(Killed):
-            death.setattr(ProofProgress, "save", dies)
+            death.setattr(ProofProgressFile, "save", dies)
             pipeline.audit(prepared, "DEMO", **asked)
 
     whole = pipeline.audit(prepared, "DEMO", fresh=True, **asked)
@@ -182,14 +184,14 @@ def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeyp
     assert trained == 3 * ["linear", "xgboost"]
     shutil.rmtree(prepared.processed("DEMO") / "certificates")
     killed_at("xgboost")
-    monkeypatch.setattr(audit, "source_hash", lambda rooms: f"{rooms} by another rule")
+    monkeypatch.setattr(audit, "source_hash", lambda packages: f"{packages} by another rule")
     pipeline.audit(prepared, "DEMO", **asked)
     assert trained == 5 * ["linear", "xgboost"]
 
 
 @pytest.mark.parametrize("model", ["linear", "tcn"])
-def test_any_family_can_be_tried(prepared, model):
-    assert audit.leaks_of_training(load_dataset(prepared, "DEMO", 5), model) == []
+def test_leaks_of_training_of_honest_model_is_empty(prepared, model):
+    assert audit.audit_leaks_of_model(load_dataset(prepared, "DEMO", 5), model) == []
 
 
 def with_steps(data, *steps):
@@ -199,28 +201,28 @@ def with_steps(data, *steps):
 
 @pytest.mark.soak_except("variance")
 @pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
-def test_every_step_before_the_model_is_tried_on_the_prices_themselves(prepared, monkeypatch, step):
+def test_leaks_of_training_with_each_preprocessing_step_is_empty(prepared, monkeypatch, step):
     """Steps that follow the price (states, fractional differences) once saw a price that never moved."""
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     fewer = {"trees": 5} if step in ("mda", "mdi") else {}
     data = with_steps(load_dataset(prepared, "DEMO", 5), {"step": step, **fewer}, "robust")
-    assert audit.leaks_of_training(data) == []
+    assert audit.audit_leaks_of_model(data) == []
 
 
 @pytest.mark.soak
-def test_a_step_that_reads_every_price_is_seen(prepared, monkeypatch):
+def test_leaks_of_training_with_step_fitted_on_all_prices_is_found(prepared, monkeypatch):
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
-    fit = audit.fit_steps
+    fit = audit.fit_preprocessing_steps
 
     def peeks(steps, sample):
         return fit(steps, replace(sample, rows=np.arange(len(sample.close))))
 
-    monkeypatch.setattr(audit, "fit_steps", peeks)
-    leaks = audit.leaks_of_training(with_steps(load_dataset(prepared, "DEMO", 5), "two_state_hmm", "robust"))
+    monkeypatch.setattr(audit, "fit_preprocessing_steps", peeks)
+    leaks = audit.audit_leaks_of_model(with_steps(load_dataset(prepared, "DEMO", 5), "two_state_hmm", "robust"))
     assert any(leak.column.startswith("steps before the model") for leak in leaks)
 
 
-def test_an_unknown_family_is_refused_before_anything_is_built(prepared):
+def test_audit_with_unknown_model_raises_settings_error(prepared):
     with pytest.raises(SettingsError, match="did you mean 'lightgbm'"):
         pipeline.audit(prepared, "DEMO", cuts=2, models=["lightgbn"])
 
@@ -242,11 +244,11 @@ def bars_met(bars, met={}):  # noqa: B006 - the fault to be found
 
 @pytest.mark.soak_except("from_memory")
 @pytest.mark.parametrize("leaky", [from_memory, bars_met])
-def test_what_a_feature_keeps_of_earlier_calls_hides_nothing(prepared, monkeypatch, leaky):
+def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared, monkeypatch, leaky):
     """In the very process that has shown it the whole file, in `prepare` and in `audit`."""
     monkeypatch.setattr(custom, "_FEATURES", {})
     with monkeypatch.context() as blind:
-        blind.setattr(custom, "prove", lambda *given: None)  # else it would not be registered at all
+        blind.setattr(custom, "prove_custom_feature", lambda *given: None)  # else it would not be registered at all
         custom.feature(leaky, memory=64)
     settings = DataSpec(features=FeatureSpec(custom=(leaky.__name__,)))
     pipeline.prepare(prepared, "DEMO", (5,), settings=settings)

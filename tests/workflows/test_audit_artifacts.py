@@ -63,7 +63,7 @@ def files(root):
     return {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
 
 
-def test_audit_with_a_tamper_that_changes_nothing_passes_and_writes_nothing(audit, prepared):
+def test_audit_with_unchanged_tamper_passes_and_writes_no_file(audit, prepared):
     before, seen = files(prepared.root), set()
 
     def copies(stage, value):
@@ -105,48 +105,48 @@ def test_audit_with_a_tamper_names_the_leak(audit, prepared, stage, change, says
     assert files(prepared.root) == before
 
 
-def test_audit_with_a_scaler_of_all_rows_names_it(audit, prepared):
+def test_audit_with_scaler_fitted_on_all_rows_names_scaler(audit, prepared):
     everything = RobustScaler.fit(pipeline.load_features(prepared, "DEMO").to_numpy())
     for change in (lambda scaler: everything, lambda scaler: everything.to_dict()):
         assert "scaler h5: scaler['center']" in audit(at("scaler", change)).sentences[0]
 
 
-def test_prepare_that_fits_its_scaler_on_all_rows_tells_its_proof_so(prepared, monkeypatch):
+def test_prepare_with_scaler_fitted_on_all_rows_reports_leak_to_proof(prepared, monkeypatch):
     """The stored scaler itself: what is fitted again in a proof is another one."""
-    honest, told = prepare.fit_or_update_steps, []
+    honest, reported = prepare.fit_or_update_preprocessing, []
 
     def of_all(sample, steps, before=None):
         return honest(replace(sample, rows=np.arange(len(sample.x_NF))), steps, before)
 
     def proof(*given, also, **more):
-        told.extend(leak.sentence() for leak in also)
+        reported.extend(leak.sentence() for leak in also)
         return ProofOutcome(None, {})
 
-    monkeypatch.setattr(prepare, "fit_or_update_steps", of_all)
+    monkeypatch.setattr(prepare, "fit_or_update_preprocessing", of_all)
     monkeypatch.setattr(prepare, "prove_store", proof)
     pipeline.prepare(prepared, "DEMO", (7,))
-    assert told and told[0].startswith("scaler h7: scaler['center']")
+    assert reported and reported[0].startswith("scaler h7: scaler['center']")
 
 
-def test_audit_of_a_load_dataset_that_hands_over_the_next_row_names_it(audit, monkeypatch):
+def test_audit_with_load_dataset_shifted_by_one_row_names_features(audit, monkeypatch):
     def ahead(*given):
         data = load_dataset(*given)
         return replace(data, features=data.features.shift(-1).ffill())
 
-    monkeypatch.setattr(audit_module, "check_runs", lambda *given: None)
+    monkeypatch.setattr(audit_module, "audit_sample_runs", lambda *given: None)
     monkeypatch.setattr(open_run, "load_dataset", ahead)
     assert "dataset h5, features: return_1" in audit().sentences[0]
 
 
-def test_check_artefacts_of_stored_labels_of_other_bars_names_them(prepared, monkeypatch):
-    store, found = Store.current(prepared.processed("DEMO")), audit_artifacts.Findings()
+def test_check_rows_stored_with_missing_label_row_names_labels(prepared, monkeypatch):
+    store, found = Store.current(prepared.processed("DEMO")), audit_artifacts.AuditFindings()
     monkeypatch.setattr(Store, "load_labels", lambda self, horizon, real=Store.load_labels: real(self, horizon)[1:])
     bars, _ = audit_artifacts.load_bars(prepared, "DEMO")
-    audit_artifacts.check_rows_stored(store, bars, (5,), None, found)
+    audit_artifacts.audit_row_artifacts(store, bars, (5,), None, found)
     assert any(leak.part == "labels h5" and leak.column == "(rows)" for leak in found.leaks)
 
 
-def test_certified_code_covers_what_preparing_training_and_judging_import():
+def test_certified_packages_cover_imports_of_prepare_train_and_evaluate():
     entries = [name for names in settings.TASKS.values() for name in names]
     used = set(
         closure(
@@ -158,8 +158,8 @@ def test_certified_code_covers_what_preparing_training_and_judging_import():
     assert left <= {"secrets.py", "errors.py", "progress.py"}
 
 
-def test_certified_code_changes_with_a_room_and_not_with_a_picture(monkeypatch):
-    before = settings.certified_code()
+def test_certified_code_changes_with_certified_package_but_not_with_plots(monkeypatch):
+    before = settings.certified_code_hash()
     assert {"workflows", "ensemble", "evaluation", "training", "models"} <= set(settings.CERTIFIED_PACKAGES)
     real = settings.source_hash.__globals__["code_hash"]
 
@@ -168,7 +168,7 @@ def test_certified_code_changes_with_a_room_and_not_with_a_picture(monkeypatch):
             return "other" if path.as_posix().endswith(name) else real(path)
 
         monkeypatch.setitem(settings.source_hash.__globals__, "code_hash", hashed)
-        return settings.certified_code()
+        return settings.certified_code_hash()
 
     assert edited("evaluation/plots.py") == before
     for name in ("workflows/train.py", "ensemble/stacking.py", "evaluation/baselines.py", "leakage/proof.py"):

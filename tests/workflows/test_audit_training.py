@@ -11,7 +11,7 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit, audit_models, audit_training, folds, predict, prepared_dataset
-from ml_factory.workflows.audit_artifacts import Findings
+from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.load import load_dataset
 
 MODEL = "linear"
@@ -24,13 +24,13 @@ def data(prepared_template):
 
 @pytest.fixture(scope="module")
 def part(data):
-    return audit_training.subsample(data)
+    return audit_training.audit_subsample(data)
 
 
 @pytest.fixture(scope="module")
 def fold_values(part):
     """What each run of the fold gives, once for all tests."""
-    made, real = {}, audit_training.fold_record
+    made, real = {}, audit_training.record_fold_training
 
     def remembered(data, plan, model):
         key = (data.labels["label"].sum(), float(np.nansum(data.x_NF[:, 0], dtype=np.float64)))
@@ -55,7 +55,7 @@ def trained(part):
 
 
 def found_by(check, *given):
-    to = Findings()
+    to = AuditFindings()
     check(*given, to)
     return [leak.sentence() for leak in to.leaks]
 
@@ -75,27 +75,27 @@ def one_class_first(data):
     return replace(data, labels=labels)
 
 
-def test_first_of_two_classes_doubles_until_each_fifth_holds_two():
+def test_first_of_two_classes_doubles_until_each_fifth_has_two_classes():
     y = np.r_[np.zeros(100), np.tile([0, 1], 500)]
-    assert audit_training.first_of_two_classes(np.tile([0, 1], 500), 60) == 60
+    assert audit_training.audit_row_count_with_two_classes(np.tile([0, 1], 500), 60) == 60
     assert (
-        audit_training.first_of_two_classes(y, 100) == 800
+        audit_training.audit_row_count_with_two_classes(y, 100) == 800
     )  # of 400 the first 80 are of one class, of 800 the first 160
     assert (
-        audit_training.first_of_two_classes(np.zeros(300), 40)
-        == audit_training.first_of_two_classes(y[:300], 900)
+        audit_training.audit_row_count_with_two_classes(np.zeros(300), 40)
+        == audit_training.audit_row_count_with_two_classes(y[:300], 900)
         == 300
     )
 
 
 @pytest.mark.soak
-def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, monkeypatch):
-    part = audit_training.subsample(one_class_first, 70)
+def test_leaks_of_training_of_market_starting_with_one_class_is_empty(one_class_first, monkeypatch):
+    part = audit_training.audit_subsample(one_class_first, 70)
     assert all(len(np.unique(part.y[rows])) > 1 for rows in part.splits.values())
-    assert found_by(audit_training.check_fold, part, MODEL, None) == []
-    assert found_by(audit_training.check_predictions, part, MODEL, None) == []
+    assert found_by(audit_training.audit_fold_training, part, MODEL, None) == []
+    assert found_by(audit_training.audit_training_predictions, part, MODEL, None) == []
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 70)
-    assert audit.leaks_of_training(one_class_first, MODEL) == []
+    assert audit.audit_leaks_of_model(one_class_first, MODEL) == []
 
 
 # ---- a fold ----------------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, 
     ],
 )
 def test_check_fold_with_a_tamper_names_the_leak(part, fold_values, monkeypatch, change, says):
-    monkeypatch.setattr(audit_training, "fold_record", fold_values)
-    found = found_by(audit_training.check_fold, part, MODEL, at("fold", change))
+    monkeypatch.setattr(audit_training, "record_fold_training", fold_values)
+    found = found_by(audit_training.audit_fold_training, part, MODEL, at("fold", change))
     assert any(says in sentence for sentence in found) if says else found == []
 
 
@@ -128,25 +128,25 @@ def softened(p_N3):
     return p_N3 / p_N3.sum(axis=1, keepdims=True)
 
 
-def test_check_fold_of_a_scaler_fitted_on_all_rows_names_it(part, monkeypatch):
+def test_check_fold_with_scaler_fitted_on_all_rows_names_scaler(part, monkeypatch):
     monkeypatch.setattr(
         folds,
-        "fit_preprocessing",
-        lambda data, rows: prepared_dataset.fit_preprocessing(data, np.arange(len(data.labels))),
+        "fit_dataset_preprocessing",
+        lambda data, rows: prepared_dataset.fit_dataset_preprocessing(data, np.arange(len(data.labels))),
     )
-    assert any("fold: scaler" in one for one in found_by(audit_training.check_fold, part, MODEL, None))
+    assert any("fold: scaler" in one for one in found_by(audit_training.audit_fold_training, part, MODEL, None))
 
 
-def test_check_fold_of_a_model_that_is_calibrated_on_test_labels_names_it(part, monkeypatch):
-    honest = audit_training.evaluate_folds
+def test_check_fold_with_calibration_on_test_labels_names_calibrated(part, monkeypatch):
+    honest = audit_training.score_folds
 
     def on_test(data, outcome, name):
-        (judged,) = honest(data, outcome, name)
-        hit = np.eye(3)[data.y[judged.rows] + 1]
-        return [replace(judged, forecasts=judged.forecasts | {name: 0.99 * judged.forecasts[name] + 0.01 * hit})]
+        (assessed,) = honest(data, outcome, name)
+        hit = np.eye(3)[data.y[assessed.rows] + 1]
+        return [replace(assessed, forecasts=assessed.forecasts | {name: 0.99 * assessed.forecasts[name] + 0.01 * hit})]
 
-    monkeypatch.setattr(audit_training, "evaluate_folds", on_test)
-    assert found_by(audit_training.check_fold, part, MODEL, None)[0].startswith("fold: calibrated")
+    monkeypatch.setattr(audit_training, "score_folds", on_test)
+    assert found_by(audit_training.audit_fold_training, part, MODEL, None)[0].startswith("fold: calibrated")
 
 
 # ---- predictions and their verdict -----------------------------------------------------------------------------------
@@ -171,11 +171,11 @@ def oracle_mix(frame):
 )
 def test_check_predictions_with_a_tamper_names_the_leak(part, trained, monkeypatch, change, says):
     monkeypatch.setattr(audit_training, "_trained", trained)
-    found = found_by(audit_training.check_predictions, part, MODEL, at("predictions", change))
+    found = found_by(audit_training.audit_training_predictions, part, MODEL, at("predictions", change))
     assert any(says in sentence for sentence in found) if says else found == []
 
 
-def test_check_predictions_of_test_rows_calibrated_on_test_labels_names_them(part, monkeypatch):
+def test_check_predictions_calibrated_on_test_labels_names_predictions(part, monkeypatch):
     honest = predict.predict_features
 
     def tempered(bundle, features, **more):
@@ -191,43 +191,45 @@ def test_check_predictions_of_test_rows_calibrated_on_test_labels_names_them(par
 
     monkeypatch.setattr(audit_training, "_trained", trained_on)
     monkeypatch.setattr(predict, "predict_features", tempered)
-    assert any("predictions: p_" in one for one in found_by(audit_training.check_predictions, part, MODEL, None))
+    assert any(
+        "predictions: p_" in one for one in found_by(audit_training.audit_training_predictions, part, MODEL, None)
+    )
 
 
-def test_check_predictions_of_a_worsened_prior_in_the_verdict_names_it(part, monkeypatch):
-    honest = prepared_dataset.prior_probabilities
-    monkeypatch.setattr(prepared_dataset, "prior_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
-    found = found_by(audit_training.check_predictions, part, MODEL, None)
+def test_check_predictions_with_worsened_prior_names_baseline(part, monkeypatch):
+    honest = prepared_dataset.prior_baseline_probabilities
+    monkeypatch.setattr(prepared_dataset, "prior_baseline_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
+    found = found_by(audit_training.audit_training_predictions, part, MODEL, None)
     assert any("baseline: prior, log loss of test rows" in one and "by a recount" in one for one in found)
-    assert any("baseline: prior" in one for one in found_by(audit_training.check_baselines, part, None))
+    assert any("baseline: prior" in one for one in found_by(audit_training.audit_baselines, part, None))
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["prior", "last_move", "clock", "clock_volatility"])
-def test_check_baselines_of_one_moved_towards_the_uniform_forecast_names_it(data, name):
-    worse = at("baseline", lambda said: said | {name: 0.95 * said[name] + 0.05 / 3})
-    assert f"baseline: {name} differs" in found_by(audit_training.check_baselines, data, worse)[0]
+def test_check_baselines_with_baseline_mixed_with_uniform_names_baseline(data, name):
+    worse = at("baseline", lambda printed: printed | {name: 0.95 * printed[name] + 0.05 / 3})
+    assert f"baseline: {name} differs" in found_by(audit_training.audit_baselines, data, worse)[0]
 
 
-def test_check_baselines_of_the_same_or_of_arrays_passes_and_of_other_rows_fails(data):
-    assert found_by(audit_training.check_baselines, data, None) == []
-    arrays = at("baseline", lambda said: {name: frame.to_numpy() for name, frame in said.items()})
-    assert found_by(audit_training.check_baselines, data, arrays) == []
+def test_check_baselines_equal_arrays_pass_and_baseline_of_test_rows_fails(data):
+    assert found_by(audit_training.audit_baselines, data, None) == []
+    arrays = at("baseline", lambda printed: {name: frame.to_numpy() for name, frame in printed.items()})
+    assert found_by(audit_training.audit_baselines, data, arrays) == []
     test = data.splits["test"]
     fitted_on_test = at(
-        "baseline", lambda said: said | {"clock": prepared_dataset.baselines(data, test, test)["clock"]}
+        "baseline", lambda printed: printed | {"clock": prepared_dataset.dataset_baselines(data, test, test)["clock"]}
     )
-    assert "baseline: clock " in found_by(audit_training.check_baselines, data, fitted_on_test)[0]
+    assert "baseline: clock " in found_by(audit_training.audit_baselines, data, fitted_on_test)[0]
 
 
 # ---- a stack and predict ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_check_stack_passes_and_names_one_that_is_calibrated_on_test_rows(part, monkeypatch):
-    assert found_by(audit_models.check_stack, part) == []
+def test_check_stack_passes_and_with_calibration_on_test_rows_names_stack(part, monkeypatch):
+    assert found_by(audit_models.audit_stack_model, part) == []
     honest = audit_models.fit_stack
 
     def on_test(workspace, data, *given, **options):
@@ -235,12 +237,12 @@ def test_check_stack_passes_and_names_one_that_is_calibrated_on_test_rows(part, 
         return honest(workspace, replace(data, splits=data.splits | {"validation": both}), *given, **options)
 
     monkeypatch.setattr(audit_models, "fit_stack", on_test)
-    assert any("stack: its weights and calibration" in one for one in found_by(audit_models.check_stack, part))
+    assert any("stack: its weights and calibration" in one for one in found_by(audit_models.audit_stack_model, part))
 
 
-def test_check_predict_passes_and_names_features_that_see_the_next_bar(part, prepared_template, monkeypatch):
+def test_check_predict_passes_and_with_features_of_next_bar_names_predict(part, prepared_template, monkeypatch):
     bars, _ = load_bars(Workspace(prepared_template), "DEMO")
-    assert found_by(audit_models.check_predict, part, bars) == []
+    assert found_by(audit_models.audit_model_predictions, part, bars) == []
     honest = predict.build_features
 
     def ahead(*given):
@@ -250,20 +252,20 @@ def test_check_predict_passes_and_names_features_that_see_the_next_bar(part, pre
         return replace(matrix, values=values)
 
     monkeypatch.setattr(predict, "build_features", ahead)
-    assert any("predict: p_" in one for one in found_by(audit_models.check_predict, part, bars))
+    assert any("predict: p_" in one for one in found_by(audit_models.audit_model_predictions, part, bars))
 
 
 # ---- finished models -------------------------------------------------------------------------------------------------
 
 
-def test_check_finished_names_stored_forecasts_that_the_bundle_does_not_say(prepared):
+def test_check_finished_with_altered_forecasts_or_scaler_names_difference(prepared):
     pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off")
     data = load_dataset(prepared, "DEMO", 5)
-    assert found_by(audit_models.check_finished, prepared, data, None) == []
+    assert found_by(audit_models.audit_finished_models, prepared, data, None) == []
     given = at("predictions", oracle_mix)
     assert (
         "probabilities differs from the predictions of its bundle"
-        in found_by(audit_models.check_finished, prepared, data, given)[0]
+        in found_by(audit_models.audit_finished_models, prepared, data, given)[0]
     )
     other = replace(data, scaler=RobustScaler.fit(data.x_NF))
-    assert "scaler['center']" in found_by(audit_models.check_finished, prepared, other, None)[0]
+    assert "scaler['center']" in found_by(audit_models.audit_finished_models, prepared, other, None)[0]

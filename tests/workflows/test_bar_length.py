@@ -14,14 +14,14 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data import activity_bars
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.data.validation import BarSpec
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, FactoryError, SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import StandardPipeline
-from ml_factory.leakage.proof import prove
+from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
+from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.spec import ProofSpec
-from ml_factory.notebook_parameters import check_parameters, notebook_parameters
+from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
@@ -44,7 +44,7 @@ def places(tmp_path_factory) -> dict[int, Workspace]:
 
 
 @pytest.mark.soak
-def test_features_are_those_of_the_minutes_to_the_bit(places):
+def test_prepare_five_minute_bars_features_equal_features_of_minute_bars(places):
     store = Store.current(places[5].processed("MES"))
     assert places[5].raw_bars("MES").name == "MES_5m.parquet" and store.facts["market"]["bar_minutes"] == 5
     assert store.facts["settings"]["bars"]["minutes"] == 5 and store.facts["raw"]["rows"] == len(FIVE)
@@ -55,7 +55,7 @@ def test_features_are_those_of_the_minutes_to_the_bit(places):
 
 
 @pytest.mark.parametrize("horizon", [5, 20])
-def test_labels_are_those_of_the_minutes_but_where_one_bar_touches_both_barriers(places, horizon):
+def test_prepare_five_minute_bars_labels_differ_only_where_ambiguous(places, horizon):
     """Of a bar that touches both nobody knows which came first: ambiguous, where the minutes inside it could tell."""
     own, wanted = (pipeline.load_labels(place, "MES", horizon) for place in (places[5], places[1]))
     assert own.index.equals(wanted.index)
@@ -71,24 +71,24 @@ def test_labels_are_those_of_the_minutes_but_where_one_bar_touches_both_barriers
         assert (life["high"].iloc[:-1] < high).all() and (life["low"].iloc[:-1] > low).all()
 
 
-def test_training_prediction_and_evaluation(places, tmp_path):
+def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp_path):
     trained = pipeline.train(places[5], "MES", 5, "linear", mirror="off")
     assert np.isfinite(trained.metrics["log_loss"]).all()
     own = pipeline.predict(places[5], "MES", 5, "linear").frame
     newer, late = tmp_path / "more.csv", FIVE.set_axis((FIVE.index + pd.Timedelta(minutes=5)).rename("timestamp"))
     late.reset_index().to_csv(newer, index=False)
-    said = pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=BarSpec(stamp="end")).frame
-    pd.testing.assert_frame_equal(said, own)
+    printed = pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=RawBarSpec(stamp="end")).frame
+    pd.testing.assert_frame_equal(printed, own)
     assert own.index[-1] == FIVE.index[-1] + pd.Timedelta(minutes=5)
     with pytest.raises(BarsError, match="off the 5-minute grid"):
         pipeline.predict(places[5], "MES", 5, "linear", data=places[1].raw_bars("MES"))
     with pytest.raises(SettingsError, match=r"The model reads bars of another length.*wanted 5 min"):
-        pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=BarSpec(minutes=1))
+        pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=RawBarSpec(minutes=1))
     report = pipeline.evaluate(places[5], "MES", 5).report_path.read_text()
     assert f"{len(FIVE):,} bars of 5 min" in report and "inside one 5-minute bar" in report
 
 
-def test_appended_bars_give_the_bits_of_the_whole_file(places, tmp_path):
+def test_prepare_appended_five_minute_bars_equal_whole_file(places, tmp_path):
     place = Workspace(tmp_path)
     for stop in (1_900, 1_901, len(FIVE)):
         FIVE[:stop].reset_index().to_parquet(place.raw_bars("MES", 5), index=False)
@@ -106,25 +106,25 @@ def test_appended_bars_give_the_bits_of_the_whole_file(places, tmp_path):
 SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)
 
 
-def subject_of() -> StandardPipeline:
+def subject_of() -> StandardPipelineUnderTest:
     features = FeatureSpec(frames=(60,), families=("calendar", "momentum"))
-    return StandardPipeline("MES", features, (LabelSpec(horizon=10),), given={"bar_minutes": 5}, folds=0)
+    return StandardPipelineUnderTest("MES", features, (LabelSpec(horizon=10),), given={"bar_minutes": 5}, folds=0)
 
 
 @pytest.mark.soak
-def test_the_audit_proves_it_and_a_coarse_bar_seen_too_early_is_named(places, monkeypatch):
+def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places, monkeypatch):
     found = pipeline.audit(places[5], "MES", (5,), cuts=2, models=("linear",))
     assert found.passed and found.compared["predict"] > 0
     bars = FIVE.rename_axis("timestamp")
-    assert prove(subject_of(), bars, SPEC).leaks == ()
-    honest = activity_bars.frames_of
+    assert prove_no_look_ahead(subject_of(), bars, SPEC).leaks == ()
+    honest = activity_bars.resample_bars_to_lengths
 
     def a_bar_early(*given, **options):
         frames = honest(*given, **options)
         return {k: replace(one, known_at=one.known_at - 300 * 10**9) if k == 60 else one for k, one in frames.items()}
 
-    monkeypatch.setattr(activity_bars, "frames_of", a_bar_early)
-    leaks = prove(subject_of(), bars, SPEC).leaks
+    monkeypatch.setattr(activity_bars, "resample_bars_to_lengths", a_bar_early)
+    leaks = prove_no_look_ahead(subject_of(), bars, SPEC).leaks
     assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
     assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")
 
@@ -132,7 +132,7 @@ def test_the_audit_proves_it_and_a_coarse_bar_seen_too_early_is_named(places, mo
 # ---- what is asked, and how ------------------------------------------------------------------------------------------
 
 
-def test_the_length_may_be_given_and_another_is_refused(places, tmp_path):
+def test_prepare_with_other_bar_length_raises_and_keeps_prepared_data(places, tmp_path):
     place, path = Workspace(tmp_path / "w"), tmp_path / "MES_5m.csv"
     FIVE.reset_index().to_csv(path, index=False)
     with pytest.raises(BarsError, match=r"5 minutes apart, not 1.*--minutes 5"):
@@ -150,7 +150,7 @@ def test_the_length_may_be_given_and_another_is_refused(places, tmp_path):
     assert kept.facts["settings"]["features"]["bars"] is None  # what was prepared before stays
 
 
-def test_ten_minute_bars_with_frames_that_they_divide(tmp_path):
+def test_prepare_ten_minute_bars_needs_frames_of_whole_multiples(tmp_path):
     ten = FIVE.resample("10min").agg({"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"})
     place, path = Workspace(tmp_path / "w"), tmp_path / "ten.parquet"
     ten.dropna(subset=["close"]).reset_index().to_parquet(path, index=False)
@@ -161,7 +161,7 @@ def test_ten_minute_bars_with_frames_that_they_divide(tmp_path):
     assert made.market["bar_minutes"] == 10 and made.proof == "quick, 10 cuts"
 
 
-def test_the_commands_take_the_length(call, tmp_path):
+def test_cli_prepare_minutes_option_sets_and_checks_bar_length(call, tmp_path):
     path, place = tmp_path / "MES_5m.csv", ("--workspace", tmp_path / "w", "--symbol", "MES", "--horizon", 5)
     FIVE.reset_index().to_csv(path, index=False)
     code, _, err = call("prepare", *place, "--data", path, "--minutes", 1)
@@ -173,18 +173,18 @@ def test_the_commands_take_the_length(call, tmp_path):
     assert "--minutes" in call("suite", "--help")[1]
 
 
-def test_make_run_hands_the_length_over():
+def test_make_run_passes_minutes_option():
     words = ["make", "-n", "-C", str(ROOT), "run", "DATA=MES_5m.csv", "SYMBOL=MES", "MINUTES=5"]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert '--minutes "$ML_RUN_MINUTES"' in shown
 
 
-def test_notebook_01_hands_the_length_over(monkeypatch):
+def test_notebook_01_passes_bar_minutes_to_prepare(monkeypatch):
     """The two cells that prepare, as they stand in the notebook, with the parameter as papermill would set it."""
     cells = json.loads((ROOT / "colab_notebooks" / "01_data_pipeline.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells]
     first = next(k for k, text in enumerate(sources) if text.startswith("from ml_factory import pipeline"))
-    assert notebook_parameters(ROOT / "colab_notebooks" / "01_data_pipeline.ipynb")["BAR_MINUTES"].default == 0
+    assert read_notebook_parameters(ROOT / "colab_notebooks" / "01_data_pipeline.ipynb")["BAR_MINUTES"].default == 0
     asked = []
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **given: asked.append(given["bar_minutes"]) or Mock())
     for minutes in (5, 0):
@@ -199,7 +199,7 @@ def test_notebook_01_hands_the_length_over(monkeypatch):
         check_parameters(shell=SimpleNamespace(user_ns=space))
 
 
-def test_prepare_of_minute_rows_with_an_inferred_tick_is_certified(tmp_path):
+def test_prepare_minute_rows_with_inferred_tick_is_certified(tmp_path):
     """The first 20 sessions, whose facts are inferred, hold more rows than the quick proof fits on."""
     minutes = pd.date_range("2024-01-01", periods=40_000, freq="min", tz="UTC", name="timestamp")
     walk = 100 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 2e-4, 40_000)))

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.baselines import BASELINES, session_clock
-from ml_factory.targets.labels import KINDS, classes_of
+from ml_factory.evaluation.baselines import BASELINES, baseline_session_clock
+from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.prepared_dataset import (
-    baselines,
-    best_baseline,
-    clock_baseline,
-    weighted_prior_loss,
-    with_baselines,
+    dataset_baselines,
+    dataset_best_baseline,
+    dataset_metrics_with_baselines,
+    dataset_weighted_prior_loss,
+    fit_dataset_clock_baseline,
 )
 
 LIFE = 6  # bars a neutral label lives; the others live one
@@ -34,59 +34,62 @@ def data():
     labels.index = pd.date_range("2024-01-01 00:05", periods=N, freq="5min", tz="UTC")
     return SimpleNamespace(
         labels=labels, y=label, row=entry, clear=barrier != "ambiguous", horizon=LIFE, last_move=np.sin(entry),
-        clock=session_clock(labels.index.as_unit("ns").asi8, "24h"), volatility=np.cos(entry),
-        classes=classes_of(KINDS[0]),
+        clock=baseline_session_clock(labels.index.as_unit("ns").asi8, "24h"), volatility=np.cos(entry),
+        classes=label_classes(KINDS[0]),
     )  # fmt: skip
 
 
-def test_the_prior_counts_each_clear_training_row_once(data):
+def test_prior_baseline_counts_each_clear_training_row_once(data):
     train, test = np.arange(600), np.arange(600, N)
-    table = with_baselines(data, train, test, {}, "prior")
-    clear, judged = train[data.clear[train]], test[data.clear[test]]
+    table = dataset_metrics_with_baselines(data, train, test, {}, "prior")
+    clear, assessed = train[data.clear[train]], test[data.clear[test]]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
-    by_hand = -np.log(share[data.y[judged] + 1]).mean()
+    by_hand = -np.log(share[data.y[assessed] + 1]).mean()
     assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_no_constant_forecast_beats_the_prior_where_nothing_changes(data):
+def test_constant_forecasts_have_no_log_loss_gain_over_prior_on_same_rows(data):
     """The weighted shares do not, nor does the uniform forecast: what a baseline must be able to say of itself."""
     rows = np.arange(N)
     weights = training_weights(data.labels)
     weighted = np.array([weights[data.y == side].sum() for side in (-1, 0, 1)]) / weights.sum()
     shown = {"uniform": np.full((N, 3), 1 / 3), "weighted": np.tile(weighted, (N, 1))}
-    gains = with_baselines(data, rows, rows, shown, "prior")["log_loss_gain"]
+    gains = dataset_metrics_with_baselines(data, rows, rows, shown, "prior")["log_loss_gain"]
     assert gains["uniform"] < 0 and gains["weighted"] < -0.01
 
 
-def test_best_baseline_without_a_clear_row_is_the_prior(data):
-    assert best_baseline(data, np.arange(600), np.arange(0)) == "prior"
+def test_best_baseline_without_clear_rows_is_prior(data):
+    assert dataset_best_baseline(data, np.arange(600), np.arange(0)) == "prior"
     ambiguous = np.flatnonzero(~data.clear)
-    assert best_baseline(data, np.arange(600), ambiguous[ambiguous >= 600]) == "prior"
+    assert dataset_best_baseline(data, np.arange(600), ambiguous[ambiguous >= 600]) == "prior"
 
 
-def test_beside_a_history_the_prior_is_measured_as_the_history_is(data):
+def test_weighted_prior_loss_uses_training_weights(data):
     train, validation = np.arange(600), np.arange(600, N)
-    taught, judged = training_weights(data.labels.iloc[train]), training_weights(data.labels.iloc[validation])
+    taught, assessed = training_weights(data.labels.iloc[train]), training_weights(data.labels.iloc[validation])
     share = np.array([taught[data.y[train] == side].sum() for side in (-1, 0, 1)]) / taught.sum()
-    by_hand = judged @ -np.log(share[data.y[validation] + 1]) / judged.sum()
-    assert weighted_prior_loss(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
-    assert abs(with_baselines(data, train, validation, {}, "prior").loc["prior", "log_loss"] - by_hand) > 0.01
+    by_hand = assessed @ -np.log(share[data.y[validation] + 1]) / assessed.sum()
+    assert dataset_weighted_prior_loss(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
+    assert (
+        abs(dataset_metrics_with_baselines(data, train, validation, {}, "prior").loc["prior", "log_loss"] - by_hand)
+        > 0.01
+    )
 
 
-def test_baselines_are_all_there_and_none_sees_the_rows_it_forecasts(data):
+def test_baselines_are_complete_and_independent_of_forecast_rows(data):
     train, test = np.arange(600), np.arange(600, N)
-    before = baselines(data, train, test)
+    before = dataset_baselines(data, train, test)
     data.y[test] = 1
-    after = baselines(data, train, test)
+    after = dataset_baselines(data, train, test)
     assert tuple(before) == BASELINES == tuple(after)
     for name in BASELINES:
         np.testing.assert_array_equal(before[name], after[name])
 
 
-def test_clock_baseline_counts_clear_training_rows_and_knows_the_length_of_a_bar(data):
+def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     """With ambiguous rows counted as neutral, or bars of ten minutes, the shares would be others."""
     train = np.arange(0, 600, 2)  # every other bar
-    fitted = clock_baseline(data, train)
+    fitted = fit_dataset_clock_baseline(data, train)
     assert fitted.bar_minutes == 5.0 and fitted.horizon == LIFE
     clear = train[data.clear[train]]
     one_bar_left = clear[np.rint(data.clock.minutes_left[clear] / 5) == 1]

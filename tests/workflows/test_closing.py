@@ -2,17 +2,17 @@
 
 import pytest
 
-from ml_factory.checkpoints.slot_pool import Pool
-from ml_factory.run_folder import Run, open_checkpoints
-from ml_factory.settings import RunSpec
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.checkpoints.slot_pool import SlotPool
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
+from ml_factory.settings import RunSettings
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import restore_run
 from ml_factory.workflows.train import complete_log
-from ml_factory.workflows.unit_checkpoints import fit_phase
+from ml_factory.workflows.unit_checkpoints import fit_phase_name
 
-TRAIN = RunSpec("MES", 10, "xgboost", "train", 0, False, "0" * 64)
-STACK = RunSpec("MES", 10, "stack", "stack", 0, False, "0" * 64, (("base_models", ["xgboost", "linear"]),))
+TRAIN = RunSettings("MES", 10, "xgboost", "train", 0, False, "0" * 64)
+STACK = RunSettings("MES", 10, "stack", "stack", 0, False, "0" * 64, (("base_models", ["xgboost", "linear"]),))
 
 
 @pytest.fixture
@@ -21,33 +21,37 @@ def workspace(tmp_path, monkeypatch) -> Workspace:
     return Workspace(tmp_path / "workspace")
 
 
-def run_of(workspace: Workspace, spec: RunSpec) -> Run:
-    return Run("run", workspace.results / spec.symbol / "run")
+def run_of(workspace: Workspace, spec: RunSettings) -> RunFolder:
+    return RunFolder("run", workspace.results / spec.symbol / "run")
 
 
 @pytest.mark.parametrize("spec", [TRAIN, STACK], ids=["train", "stack"])
-def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
-    run, registry = run_of(workspace, spec), Registry(workspace.models)
-    with open_checkpoints(workspace.checkpoints, run) as manager:
-        manager.save_checkpoint(fit_phase("xgboost"), {"a": 1}, force=True)
+def test_finalize_log_ends_run_only_with_artifact_in_workspace(workspace, spec):
+    run, registry = run_of(workspace, spec), ArtifactRegistry(workspace.models)
+    with open_run_checkpoints(workspace.checkpoints, run) as manager:
+        manager.save_checkpoint(fit_phase_name("xgboost"), {"a": 1}, force=True)
 
-    def closed_with(place: Registry) -> tuple[bool, bool]:
+    def closed_with(place: ArtifactRegistry) -> tuple[bool, bool]:
         artifact = place.register("MES", "model", spec.model, {"a": 1}, {"run_id": "run"})
         complete_log(workspace, run, spec, artifact, mirror="off")
-        return run.ended, all(slot.returned for slot in Pool(workspace.checkpoints).scan())
+        return run.ended, all(slot.is_returned for slot in SlotPool(workspace.checkpoints).scan())
 
     assert closed_with(registry.local_fallback) == (False, False)
     assert closed_with(registry) == (True, spec is TRAIN)
 
 
 @pytest.mark.parametrize("spec", [TRAIN, STACK], ids=["train", "stack"])
-def test_an_ended_run_whose_artifact_is_gone_is_asked_for(workspace, monkeypatch, spec):
+def test_restore_from_wandb_requests_ended_run_with_missing_artifact(workspace, monkeypatch, spec):
     run, asked = run_of(workspace, spec), []
-    monkeypatch.setattr(restore_run, "mirror_mode", lambda mirror: "online")
-    monkeypatch.setattr(restore_run, "try_restore", lambda manager, snapshot, *rest: asked.append(snapshot.run))
+    monkeypatch.setattr(restore_run, "wandb_mirror_mode", lambda mirror: "online")
+    monkeypatch.setattr(
+        restore_run, "try_restore_from_wandb", lambda manager, snapshot, *rest: asked.append(snapshot.run)
+    )
     run.end()
-    restore_run.restore_from_wandb(workspace, run, spec, source="registry", mirror="auto")
+    restore_run.restore_run_from_wandb(workspace, run, spec, source="registry", mirror="auto")
     assert asked == ["run"]
-    Registry(workspace.models).register("MES", spec.task.replace("train", "model"), "x", {"a": 1}, {"run_id": "run"})
-    restore_run.restore_from_wandb(workspace, run, spec, source="registry", mirror="auto")
+    ArtifactRegistry(workspace.models).register(
+        "MES", spec.task.replace("train", "model"), "x", {"a": 1}, {"run_id": "run"}
+    )
+    restore_run.restore_run_from_wandb(workspace, run, spec, source="registry", mirror="auto")
     assert asked == ["run"]

@@ -8,21 +8,21 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search import search_barriers
-from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
-from ml_factory.targets.labels import triple_barrier
+from ml_factory.targets.barrier_search import search_barriers_on_training_rows
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.labels import triple_barrier_labels
 from ml_factory.workflows import barrier_trials, cross_validate
 
-SPEC = SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
+SPEC = BarrierSearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
 
-def folds(place, search: SearchSpec | None = SPEC, **options) -> pipeline.CrossValidateResult:
+def folds(place, search: BarrierSearchSpec | None = SPEC, **options) -> pipeline.CrossValidateResult:
     return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL, search=search, **options)
 
 
@@ -31,7 +31,7 @@ WIDE = replace(SPEC, k=(1.9, 2.5), neutral=(0.3, 1.0))  # labels that end later 
 
 @pytest.mark.parametrize("asked", [SPEC, WIDE], ids=["near", "wide"])
 @pytest.mark.parametrize("scheme", ["purged_kfold", "walk_forward_expanding"])
-def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch, scheme, asked):
+def test_cross_validate_nested_uses_barriers_searched_on_fold_training_rows(prepared, monkeypatch, scheme, asked):
     seen, whole = [], cross_validate.forecast_folds
     monkeypatch.setattr(cross_validate, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
     plans, cut = [], cross_validate.cross_validate_nested
@@ -42,26 +42,26 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
     plan, store = plans[0], Store.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
-    base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
+    base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
     spec, purged = replace(asked, labels=replace(asked.labels, horizon=5)), 0
     first_test = pipeline.load_labels(prepared, "DEMO", 5).index[pipeline.load_splits(prepared, "DEMO", 5)["test"][0]]
     assert len(seen) == len(plan.folds) == len(result.fold_table)
     for number, ((train, test), (own, part)) in enumerate(zip(plan.folds, seen, strict=True)):
-        teachers, judges = plan.labels.index[train], plan.labels.index[test]
-        found = search_barriers(base, minute_bars, market, teachers, spec, evaluated=judges)
-        stored = SearchedLabels.from_json((result.path.parent / f"barriers-{number}.json").read_text())
+        training_rows, evaluates = plan.labels.index[train], plan.labels.index[test]
+        found = search_barriers_on_training_rows(base, minute_bars, market, training_rows, spec, evaluated=evaluates)
+        stored = SearchedLabelSpec.from_json((result.path.parent / f"barriers-{number}.json").read_text())
         assert stored == found and found.seen_rows.count == len(train)
-        made = triple_barrier(base, minute_bars, found.labels, market)
+        made = triple_barrier_labels(base, minute_bars, found.labels, market)
         made = made[made.index.isin(plan.labels.index) & (made["label_end"] < first_test)]
         pd.testing.assert_frame_equal(own.labels, made)
         # the rule of the splits, counted row by row
-        ((kept, judged_rows),) = part.folds
+        ((kept, evaluated_rows),) = part.folds
         known, end = made.index, list(made["label_end"])
-        assert list(known[judged_rows]) == [moment for moment in judges if moment in known]
-        start, last, after = known[judged_rows[0]], max(end[row] for row in judged_rows), []
+        assert list(known[evaluated_rows]) == [moment for moment in evaluates if moment in known]
+        start, last, after = known[evaluated_rows[0]], max(end[row] for row in evaluated_rows), []
         for row, moment in enumerate(known):
             behind = row - 64 >= 0 and known[row - 64] > last
-            if moment in teachers and (end[row] < start or behind):
+            if moment in training_rows and (end[row] < start or behind):
                 after.append(row)
         assert kept.tolist() == after
         purged += len(train) - len(after)
@@ -76,7 +76,7 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
         assert purged > 0
 
 
-def test_folds_over_barriers_that_saw_rows_they_judge_are_refused(prepared):
+def test_cross_validate_with_barriers_searched_on_tested_rows_raises(prepared):
     """Labels of a search that saw the training rows: only a search in every fold may judge them."""
     pipeline.search_barriers(prepared, "DEMO", 5, SPEC)
     pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
@@ -88,9 +88,9 @@ def test_folds_over_barriers_that_saw_rows_they_judge_are_refused(prepared):
     assert len(folds(prepared, None).fold_table) == 3
 
 
-def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
-    judged, whole = [], barrier_search._View.evaluate
-    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: judged.append(1) or whole(*given))
+def test_cross_validate_nested_resumes_after_kill_and_loads_finished_run(prepared, monkeypatch):
+    assessed, whole = [], barrier_search._View.evaluate
+    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: assessed.append(1) or whole(*given))
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     forecast, done = cross_validate.forecast_folds, []
 
@@ -103,25 +103,25 @@ def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(cross_validate, "forecast_folds", killed)
         folds(prepared)
-    assert len(judged) == 2 * SPEC.trials
+    assert len(assessed) == 2 * SPEC.trials
     resumed = folds(prepared)
-    assert resumed.resumed_from == 1 and len(judged) == 3 * SPEC.trials
-    anew = folds(prepared, fresh=True)
-    assert anew.resumed_from is None and anew.run_id != resumed.run_id and len(judged) == 6 * SPEC.trials
-    pd.testing.assert_frame_equal(anew.folds, resumed.folds)
-    pd.testing.assert_frame_equal(anew.fold_table, resumed.fold_table)
+    assert resumed.resumed_from == 1 and len(assessed) == 3 * SPEC.trials
+    rebuilt = folds(prepared, fresh=True)
+    assert rebuilt.resumed_from is None and rebuilt.run_id != resumed.run_id and len(assessed) == 6 * SPEC.trials
+    pd.testing.assert_frame_equal(rebuilt.folds, resumed.folds)
+    pd.testing.assert_frame_equal(rebuilt.fold_table, resumed.fold_table)
     again = folds(prepared)
-    assert again.run_id == anew.run_id and again.resumed_from == 3 and len(judged) == 6 * SPEC.trials
+    assert again.run_id == rebuilt.run_id and again.resumed_from == 3 and len(assessed) == 6 * SPEC.trials
 
 
 def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None:
     """A nest that dies in the search of this fold, after so many trials."""
-    judged, whole = [], barrier_search._View.evaluate
+    assessed, whole = [], barrier_search._View.evaluate
 
     def judge(*given):
-        if len(judged) == fold * SPEC.trials + trials:
+        if len(assessed) == fold * SPEC.trials + trials:
             raise KeyboardInterrupt
-        judged.append(1)
+        assessed.append(1)
         return whole(*given)
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
@@ -130,10 +130,12 @@ def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None
         folds(place)
 
 
-def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
+def test_cross_validate_nested_resumed_on_other_machine_is_marked_inexact(prepared, monkeypatch):
     with monkeypatch.context() as patch:
-        machine = barrier_trials.machine_with
-        patch.setattr(barrier_trials, "machine_with", lambda *given: machine(*given) | {"python": "3.1"})
+        machine = barrier_trials.machine_and_library_versions
+        patch.setattr(
+            barrier_trials, "machine_and_library_versions", lambda *given: machine(*given) | {"python": "3.1"}
+        )
         killed_in_the_search(prepared, monkeypatch, trials=3, fold=1)
     result = folds(prepared)
     assert not result.exact and any("python: began with 3.1" in reason for reason in result.inexact_because)
@@ -142,7 +144,7 @@ def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
     assert result.origin()["value"]["resumed from"] == result.reached
 
 
-def test_without_a_search_nothing_says_so_and_folds_with_paths_refuse_one(prepared):
+def test_cross_validate_plain_has_no_search_and_combinatorial_search_raises(prepared):
     plain, searched = folds(prepared, None), folds(prepared)
     assert plain.run_id != searched.run_id and "k_up" not in plain.fold_table
     settings = json.loads((plain.path.parent / "run.json").read_text())["settings"]

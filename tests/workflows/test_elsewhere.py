@@ -19,7 +19,7 @@ def workspace(tmp_path_factory) -> Workspace:
     return made
 
 
-def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
+def test_cross_validate_resumed_with_other_threads_is_marked_inexact(workspace, monkeypatch):
     asked = []
 
     def killed_in_the_second_fold(*_):
@@ -28,10 +28,10 @@ def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
             raise KeyboardInterrupt
         return asked[-1]
 
-    weigh = folds.sample_weights_of
+    weigh = folds.dataset_sample_weights
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "cores", lambda: 64)
-        patch.setattr(folds, "sample_weights_of", killed_in_the_second_fold)
+        patch.setattr(folds, "dataset_sample_weights", killed_in_the_second_fold)
         with pytest.raises(KeyboardInterrupt):
             pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
     result = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
@@ -42,19 +42,19 @@ def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
     assert straight.exact and "bit-exact" not in straight.summary()
 
 
-def test_the_headline_is_the_model_that_validation_rows_chose(workspace, monkeypatch):
+def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monkeypatch):
     for name in ("xgboost", "lightgbm"):
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
     asked = []
-    told = report.summary_cards
+    reported = report.report_cards
     monkeypatch.setattr(
-        report, "summary_cards", lambda judged, **how: asked.append(judged.chosen) or told(judged, **how)
+        report, "report_cards", lambda assessed, **how: asked.append(assessed.chosen) or reported(assessed, **how)
     )
-    means = pipeline.with_baselines
+    means = pipeline.dataset_metrics_with_baselines
     calls = []
 
-    def disturbed(data, teachers, rows, forecasts, best):
-        table = means(data, teachers, rows, forecasts, best)
+    def disturbed(data, training_rows, rows, forecasts, best):
+        table = means(data, training_rows, rows, forecasts, best)
         calls.append(set(rows.tolist()) <= set(data.splits["validation"].tolist()))
         if calls[-1]:  # on validation rows lightgbm is made the winner, on test rows xgboost
             table.loc["lightgbm", "log_loss"] = 0.0
@@ -62,6 +62,6 @@ def test_the_headline_is_the_model_that_validation_rows_chose(workspace, monkeyp
             table.loc["xgboost", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
         return table
 
-    monkeypatch.setattr(pipeline, "with_baselines", disturbed)
+    monkeypatch.setattr(pipeline, "dataset_metrics_with_baselines", disturbed)
     pipeline.evaluate(workspace, "MES", 10)
     assert asked == ["lightgbm"] and sorted(calls) == [False, True]

@@ -8,24 +8,26 @@ import pytest
 import torch
 
 from ml_factory import pipeline
-from ml_factory.datasets.preprocessing import from_dict, transform
+from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 
 SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
 
 
-def test_the_shares_and_the_attention_are_those_of_single_windows(prepared):
+def test_explain_tft_shares_and_attention_equal_means_of_single_windows(prepared):
     pipeline.train(prepared, "DEMO", 5, "tft", quick=True, model_settings=SMALL)
-    told = pipeline.explain(prepared, "DEMO", 5, "tft", rows=70)
+    reported = pipeline.explain(prepared, "DEMO", 5, "tft", rows=70)
 
     labels, splits = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_splits(prepared, "DEMO", 5)
     features = pipeline.load_features(prepared, "DEMO")
-    bundle = Bundle.from_state(Registry(prepared.models).find("DEMO", 5, "tft").load_state())
+    bundle = Bundle.from_state(ArtifactRegistry(prepared.models).find("DEMO", 5, "tft").load_state())
     close = pd.Series(np.nan, features.index)  # the default steps do not look at it
-    scaled = transform(from_dict(bundle.scaler), features.to_numpy(np.float32), close.to_numpy())
+    scaled = apply_preprocessing_step(
+        preprocessing_from_dict(bundle.scaler), features.to_numpy(np.float32), close.to_numpy()
+    )
     whole = [row for row in splits["validation"] if _steps_of(features, labels.index[row], 6)]
     some = [whole[place] for place in np.unique(np.linspace(0, len(whole) - 1, 70).astype(int))]
     network, shares, attention = load_model(bundle.model_state).network, [], []
@@ -35,16 +37,18 @@ def test_the_shares_and_the_attention_are_those_of_single_windows(prepared):
         shares.append(one.past_BTF[0].mean(0).numpy())
         attention.append(one.attention_BSU[0, 0].numpy())
 
-    assert told.rows == len(some)
+    assert reported.rows == len(some)
     mean = pd.Series(np.mean(shares, axis=0), features.columns)
-    np.testing.assert_allclose(told.shares["share"], mean[told.shares.index], atol=1e-6)
-    assert told.shares["share"].is_monotonic_decreasing and told.shares["share"].sum() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(reported.shares["share"], mean[reported.shares.index], atol=1e-6)
+    assert reported.shares["share"].is_monotonic_decreasing and reported.shares["share"].sum() == pytest.approx(
+        1, abs=1e-5
+    )
     # The window's last step is the newest bar.
-    np.testing.assert_allclose(told.attention["attention"], np.mean(attention, axis=0), atol=1e-6)
-    assert told.attention.index.tolist() == [5, 4, 3, 2, 1, 0]
+    np.testing.assert_allclose(reported.attention["attention"], np.mean(attention, axis=0), atol=1e-6)
+    assert reported.attention.index.tolist() == [5, 4, 3, 2, 1, 0]
     low, high = np.percentile(attention, [10, 90], axis=0)
-    np.testing.assert_allclose(told.attention[["low", "high"]], np.stack([low, high], axis=1), atol=1e-6)
-    assert len(told.pictures()) == 2 and told.shares.index[0] in told.summary()
+    np.testing.assert_allclose(reported.attention[["low", "high"]], np.stack([low, high], axis=1), atol=1e-6)
+    assert len(reported.pictures()) == 2 and reported.shares.index[0] in reported.summary()
 
 
 def _steps_of(features: pd.DataFrame, moment: pd.Timestamp, lookback: int) -> bool:
@@ -55,29 +59,33 @@ def _steps_of(features: pd.DataFrame, moment: pd.Timestamp, lookback: int) -> bo
     return moment - features.index[at - lookback + 1] == pd.Timedelta(minutes=5 * (lookback - 1))
 
 
-def test_a_network_that_does_not_tell_says_so(prepared):
+def test_explain_network_without_explanation_states_absence(prepared):
     pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings={"epochs": 1, "hidden": 4, "lookback": 6})
-    told = pipeline.explain(prepared, "DEMO", 5, "gru")
-    assert told.pictures() == [] and "gru has no explanation" in told.summary() and told.to_dict()["shares"] is None
+    reported = pipeline.explain(prepared, "DEMO", 5, "gru")
+    assert (
+        reported.pictures() == []
+        and "gru has no explanation" in reported.summary()
+        and reported.to_dict()["shares"] is None
+    )
 
 
-def test_a_booster_and_an_absent_model_are_refused(prepared):
+def test_explain_booster_or_absent_model_raises(prepared):
     with pytest.raises(SettingsError, match="importances"):
         pipeline.explain(prepared, "DEMO", 5, "xgboost")
     with pytest.raises(NotPreparedError, match="No finished tft"):
         pipeline.explain(prepared, "DEMO", 5, "tft")
 
 
-def test_what_a_training_ran_on_is_told(prepared):
+def test_train_result_ran_on_reports_device_parameters_and_memory(prepared):
     settings = {"epochs": 1, "hidden": 4, "lookback": 6, "threads": 1, "device": "cpu", "precision": "fp32"}
     trained = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
-    told = trained.ran_on()["value"]
+    reported = trained.ran_on()["value"]
     features = len(pipeline.load_features(prepared, "DEMO").columns)
-    assert told["parameters"] == f"{3 * 4 * (features + 4) + 2 * 3 * 4 + 3 * 4 + 3:,}"
-    assert told["compiles"] == "none" and told["peak memory"].endswith(" MB") and told["device"] == "cpu"
+    assert reported["parameters"] == f"{3 * 4 * (features + 4) + 2 * 3 * 4 + 3 * 4 + 3:,}"
+    assert reported["compiles"] == "none" and reported["peak memory"].endswith(" MB") and reported["device"] == "cpu"
     # The same is told of a run that is found finished; a booster tells nothing.
     again = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
-    assert again.reused and again.ran_on()["value"].equals(told)
+    assert again.reused and again.ran_on()["value"].equals(reported)
     on_tpu = dataclasses.replace(trained, machine=trained.machine | {"compiles": {"train": 2}, "peak_bytes": None})
     assert on_tpu.ran_on().loc[["compiles", "peak memory"], "value"].tolist() == ["train 2", "unknown"]
     assert dataclasses.replace(trained, machine={}).ran_on().empty

@@ -8,7 +8,7 @@ from ml_factory import pipeline
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import build_model
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 
 NETWORKS = {
@@ -25,20 +25,20 @@ def workspace(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_export_pth_gives_the_same_answers_in_the_module_that_the_printed_python_builds(workspace, name, tmp_path):
+def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(workspace, name, tmp_path):
     x = np.random.default_rng(2).normal(size=(48, NETWORKS[name]["lookback"], 3)).astype(np.float32)
     model = build_model(name, **NETWORKS[name], num_epochs=1, batch_size=16, threads=1)
     model.fit(x, np.arange(48) % 3 - 1)
     bundle = Bundle(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
-    Registry(workspace.models).register(
+    ArtifactRegistry(workspace.models).register(
         "MES", "model", name, bundle.to_state(), {"run_id": f"train-{name}", "horizon": 5}
     )
     exported = pipeline.export(workspace, "MES", 5, name, formats=("pth",), out=tmp_path)
     assert exported.paths == {"pth": tmp_path / "model_tpu.pth"} and not set(tmp_path.iterdir()) - {
         tmp_path / "model_tpu.pth"
     }
-    told = torch.load(exported.paths["pth"], weights_only=True)
-    assert all(isinstance(value, torch.Tensor) for value in told.values())
+    reported = torch.load(exported.paths["pth"], weights_only=True)
+    assert all(isinstance(value, torch.Tensor) for value in reported.values())
     space: dict = {}
     exec("\n".join(exported.python), space)
     assert all(line in exported.summary() for line in exported.python)
@@ -47,7 +47,7 @@ def test_export_pth_gives_the_same_answers_in_the_module_that_the_printed_python
     assert np.allclose(p, model.predict_proba(x), atol=1e-6)
 
 
-def test_export_refuses_a_booster_another_format_and_what_is_not_finished(workspace, call):
+def test_export_booster_unknown_format_or_absent_model_raises(workspace, call):
     with pytest.raises(SettingsError, match="Only a network has a state dict"):
         pipeline.export(workspace, "MES", 5, "xgboost")
     with pytest.raises(SettingsError, match=r"Unknown export format.*gguf.*pth"):

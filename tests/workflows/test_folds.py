@@ -14,22 +14,22 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.models.tabular_data import FoldBins
+from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.weights import WeightSpec, effective_rows
+from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows import fold_schemes, fold_scores, folds, open_run, unit_checkpoints
-from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
+from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fold_scores import (
-    evaluate_folds,
-    evaluated_labels,
-    fold_metrics,
-    gain_over_blocks,
-    verdict_of_folds,
+    fold_score_table,
+    labels_of_scored_folds,
+    mean_gain_over_blocks,
+    score_folds,
+    verdict_of_fold_scores,
 )
 from ml_factory.workflows.folds import FoldOutcome
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import Dataset, best_baseline, sample_weights_of
-from ml_factory.workflows.unit_checkpoints import fit_progress, fold_phase
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_best_baseline, dataset_sample_weights
+from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
@@ -37,15 +37,15 @@ SCHEMES = tuple(argument_checks.SCHEMES)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
+def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     workspace = Workspace(tmp_path_factory.mktemp("folds"))
     import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
     pipeline.prepare(workspace, "MES", (HORIZON,))
     return workspace, load_dataset(workspace, "MES", HORIZON)
 
 
-def plan_of(data: Dataset, scheme: str, count: int = 4, lookback: int = 1, quick: bool = False, **more):
-    return fold_plan(data, data.development(), SchemeSpec(scheme, count, **more), lookback, quick)
+def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 1, quick: bool = False, **more):
+    return plan_folds(data, data.development_rows(), FoldSchemeSpec(scheme, count, **more), lookback, quick)
 
 
 def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
@@ -59,7 +59,7 @@ def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
 
 
 @pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
-def test_the_table_tells_rows_and_what_they_amount_to(prepared, scheme, count):
+def test_fold_plan_table_counts_rows_and_effective_rows(prepared, scheme, count):
     data = prepared[1]
     plan = plan_of(data, scheme)
     table = plan.table()
@@ -67,12 +67,12 @@ def test_the_table_tells_rows_and_what_they_amount_to(prepared, scheme, count):
     for number, (train, _) in enumerate(plan.folds):
         row = table.loc[number]
         assert row["train"] + row["test"] + row["left_out"] == len(plan.rows)
-        assert row["effective_train"] == effective_rows(data.labels.iloc[plan.rows[train]]) < row["train"] / 2
+        assert row["effective_train"] == effective_sample_size(data.labels.iloc[plan.rows[train]]) < row["train"] / 2
         assert 0 < row["effective_test"] < row["test"] / 2
 
 
 @pytest.mark.parametrize("lookback", [1, 100])
-def test_every_scheme_keeps_the_window_clear_of_what_it_is_judged_on(prepared, lookback):
+def test_fold_plan_purges_labels_and_embargoes_windows_around_test_blocks(prepared, lookback):
     data = prepared[1]
     known = data.labels.index.as_unit("ns").asi8
     ends = pd.DatetimeIndex(data.labels["label_end"]).as_unit("ns").asi8
@@ -82,14 +82,14 @@ def test_every_scheme_keeps_the_window_clear_of_what_it_is_judged_on(prepared, l
         known_at, label_end = known[plan.rows], ends[plan.rows]
         for train, test in plan.folds:
             for block in np.unique(plan.block[test]):
-                judged = np.flatnonzero(plan.block == block)
-                before, after = train[train < judged[0]], train[train > judged[-1]]
-                assert (label_end[before] < known_at[judged[0]]).all()
-                assert (known_at[after - embargo] > label_end[judged].max()).all()
+                assessed = np.flatnonzero(plan.block == block)
+                before, after = train[train < assessed[0]], train[train > assessed[-1]]
+                assert (label_end[before] < known_at[assessed[0]]).all()
+                assert (known_at[after - embargo] > label_end[assessed].max()).all()
                 assert scheme.startswith(("purged", "comb")) or not len(after)
 
 
-def test_a_rolling_window_is_as_long_as_asked(prepared):
+def test_fold_plan_rolling_window_keeps_last_rows_of_given_length(prepared):
     data = prepared[1]
     whole = plan_of(data, "walk_forward_expanding")
     plan = plan_of(data, "walk_forward_rolling", window=300)
@@ -97,9 +97,11 @@ def test_a_rolling_window_is_as_long_as_asked(prepared):
         assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
 
 
-def test_quick_limits_what_each_fold_trains_on_and_nothing_else(prepared, monkeypatch):
+def test_fold_plan_quick_limits_training_rows_only(prepared, monkeypatch):
     data = prepared[1]
-    monkeypatch.setattr(fold_schemes, "limit_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"}))
+    monkeypatch.setattr(
+        fold_schemes, "limit_quick_training_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"})
+    )
     for scheme in SCHEMES:
         whole, plan = plan_of(data, scheme), plan_of(data, scheme, quick=True)
         assert plan.quick_limits == {"rows of a fold": "50 of more"} and not whole.quick_limits
@@ -107,12 +109,12 @@ def test_quick_limits_what_each_fold_trains_on_and_nothing_else(prepared, monkey
             assert train.tolist() == all_train[:50].tolist() and test.tolist() == all_test.tolist()
 
 
-def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared):
+def test_path_metrics_match_hand_computed_losses_per_path(prepared):
     data = prepared[1]
     plan = plan_of(data, "combinatorial")
     outcome = made_up(plan)
-    judged = evaluate_folds(data, outcome, "made_up")
-    table = fold_scores.path_metrics(data, plan, judged).set_index(["path", "name"])
+    assessed = score_folds(data, outcome, "made_up")
+    table = fold_scores.path_score_table(data, plan, assessed).set_index(["path", "name"])
     assert plan.paths.shape == (3, 4) and len(table) == 3 * (2 + len(BASELINES))
     for path, taken in enumerate(plan.paths):
         losses, prior = [], []
@@ -130,67 +132,67 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
         assert 0 < row["effective_rows"] < row["rows"] / 2
 
 
-def test_a_block_counts_once_however_many_folds_judged_it(prepared):
+def test_gain_over_blocks_counts_each_block_once(prepared):
     data = prepared[1]
-    table = fold_metrics(data, evaluate_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
+    table = fold_score_table(data, score_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
     own = table[table["name"] == "made_up"]
     assert len(own) == 12 and own.groupby("block").size().tolist() == [3, 3, 3, 3]
     means = [own.loc[own["block"] == block, "log_loss_gain"].mean() for block in range(4)]
     wanted = (np.mean(means), np.std(means, ddof=1) / 2)
-    assert gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
+    assert mean_gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
 
 
-def test_the_best_baseline_of_a_fold_is_chosen_on_rows_it_held_out(prepared):
+def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared):
     """Not on the rows it judges: with their labels changed the choice and the baselines are the same."""
     data = prepared[1]
     plan = plan_of(data, "purged_kfold")
-    judged = evaluate_folds(data, made_up(plan), "made_up")
+    assessed = score_folds(data, made_up(plan), "made_up")
     train, test = plan.folds[1]
     labels = data.labels.copy()
     labels.iloc[plan.rows[test], labels.columns.get_loc("label")] = np.int8(1)
-    other = evaluate_folds(replace(data, labels=labels), made_up(plan), "made_up")
-    assert other[1].best == judged[1].best
-    np.testing.assert_array_equal(other[1].forecasts["clock"], judged[1].forecasts["clock"])
+    other = score_folds(replace(data, labels=labels), made_up(plan), "made_up")
+    assert other[1].best == assessed[1].best
+    np.testing.assert_array_equal(other[1].forecasts["clock"], assessed[1].forecasts["clock"])
     readable = np.sort(train[plan.usable[train]])
     held_out = plan.rows[readable[len(readable) - round(0.15 * len(readable)) :]]
     fit = [row for row in plan.rows[readable] if data.labels["label_end"].iloc[row] < data.labels.index[held_out[0]]]
-    assert judged[1].best == best_baseline(data, np.array(fit), held_out)
-    table = fold_metrics(data, judged).set_index(["fold", "name"])
+    assert assessed[1].best == dataset_best_baseline(data, np.array(fit), held_out)
+    table = fold_score_table(data, assessed).set_index(["fold", "name"])
     losses = table.loc[1, "log_loss"]
-    assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[judged[1].best] - losses["made_up"])
+    assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[assessed[1].best] - losses["made_up"])
 
 
-def test_judged_folds_use_each_fold_s_own_calibration_and_none(prepared):
+def test_evaluate_folds_gives_calibrated_and_uncalibrated_forecasts_per_fold(prepared):
     data = prepared[1]
     outcome = made_up(plan_of(data, "purged_kfold"))
     own = [Calibration(0.5, (0.1, 0.2, -0.3)), Calibration(), Calibration(2.0), Calibration(4.0, (-0.5, 0.5, 0.0))]
     warm = replace(outcome, calibrations=own)
-    for one, calibration in zip(evaluate_folds(data, warm, "made_up"), own, strict=True):
+    for one, calibration in zip(score_folds(data, warm, "made_up"), own, strict=True):
         raw = one.forecasts["made_up_uncalibrated"]
         powered = raw ** (1 / calibration.temperature) * np.exp(calibration.bias)
         np.testing.assert_allclose(one.forecasts["made_up"], powered / powered.sum(axis=1, keepdims=True), rtol=1e-9)
         assert list(one.forecasts) == ["made_up", "made_up_uncalibrated", *BASELINES]
 
 
-def test_verdict_of_folds_names_absent_classes_and_weeks_and_else_judges(prepared):
+def test_verdict_of_folds_names_absent_classes_and_too_few_weeks(prepared):
     """16 days, less than the 8 weeks of a verdict; the same rows spread over 20 weeks have one."""
     data = prepared[1]
-    judged = evaluate_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
-    table, labels = fold_metrics(data, judged), evaluated_labels(data, judged)
+    assessed = score_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
+    table, labels = fold_score_table(data, assessed), labels_of_scored_folds(data, assessed)
     assert labels.index.is_unique and labels.index.is_monotonic_increasing
     assert data.clear[data.labels.index.get_indexer(labels.index)].all()
-    short = verdict_of_folds(data, table, "made_up", labels)
+    short = verdict_of_fold_scores(data, table, "made_up", labels)
     assert short.status == "not enough data" and short.reason.endswith("weeks of rows, wanted at least 8")
     spread = pd.Series(labels.to_numpy(), pd.date_range("2024-01-01", "2024-05-20", periods=len(labels), tz="UTC"))
-    assert verdict_of_folds(data, table, "made_up", spread).status in ("beats", "does not beat")
-    sided = verdict_of_folds(data, table, "made_up", spread[spread != 0])
+    assert verdict_of_fold_scores(data, table, "made_up", spread).status in ("beats", "does not beat")
+    sided = verdict_of_fold_scores(data, table, "made_up", spread[spread != 0])
     assert (sided.status, sided.reason) == ("not enough data", "no test row is neutral")
-    both = verdict_of_folds(data, table, "made_up", labels[labels > 0]).reason
+    both = verdict_of_fold_scores(data, table, "made_up", labels[labels > 0]).reason
     assert both.startswith("no test row is short or neutral; ") and "weeks of rows" in both
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_cross_validation_by_every_scheme(prepared, scheme):
+def test_cross_validate_each_scheme_gives_finite_metrics_and_reuses_folds(prepared, scheme):
     workspace, _ = prepared
     ask = {"scheme": scheme, "folds": 3, "model_settings": SMALL}
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
@@ -210,16 +212,16 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     assert found.rows == own.drop_duplicates("block")["rows"].sum()
     assert found.status == "not enough data" and "weeks of rows, wanted at least 8" in result.summary()
     assert result.plot().axes
-    raw = gain_over_blocks(result.folds, "lightgbm_uncalibrated")[0]
+    raw = mean_gain_over_blocks(result.folds, "lightgbm_uncalibrated")[0]
     assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
     assert (result.fold_table["temperature"] != 1.0).all()
 
 
 @pytest.mark.soak_except("lightgbm")
 @pytest.mark.parametrize("model", ["lightgbm", "xgboost"])
-def test_trials_and_seeds_of_a_fold_share_its_bins_and_say_the_same(prepared, model):
+def test_cross_validate_with_shared_bins_equals_result_without_sharing(prepared, model):
     """Two seeds and two depths on three folds: three builds, and every forecast to the bit as without sharing."""
-    workspace, bins = prepared[0], FoldBins()
+    workspace, bins = prepared[0], FoldBinnedData()
     for seed, depth in ((5, 2), (6, 2), (5, 3)):
         ask = {"folds": 3, "seed": seed, "model_settings": SMALL | {"depth": depth}}
         shared = pipeline.cross_validate(workspace, "MES", HORIZON, model, bins=bins, **ask)
@@ -232,7 +234,7 @@ def test_trials_and_seeds_of_a_fold_share_its_bins_and_say_the_same(prepared, mo
     assert bins.builds == 4
 
 
-def test_folds_pass_their_slots_on(prepared, monkeypatch):
+def test_cross_validate_reuses_checkpoint_slots_and_returns_all(prepared, monkeypatch):
     """The outer record and one fold's fit hold slots at a time, and none when the folds are done."""
     workspace = prepared[0]
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
@@ -246,7 +248,7 @@ def test_folds_pass_their_slots_on(prepared, monkeypatch):
 
 
 @pytest.mark.parametrize("fold", [0, 1])
-def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch, fold):
+def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, monkeypatch, fold):
     workspace, now = prepared[0], []
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     asked = {"folds": 2, "model_settings": {**SMALL, "rounds": 20, "block": 5, "patience": 0}, "seed": 90 + fold}
@@ -254,13 +256,15 @@ def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch,
     def saved(state):
         if now[-1] == fold and state["rounds"] == 15:
             raise KeyboardInterrupt
-        return fit_progress(state)
+        return format_fit_progress(state)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
-            unit_checkpoints, "fold_phase", lambda model, number: now.append(number) or fold_phase(model, number)
+            unit_checkpoints,
+            "fold_fit_phase_name",
+            lambda model, number: now.append(number) or fold_fit_phase_name(model, number),
         )
-        patch.setattr(unit_checkpoints, "fit_progress", saved)
+        patch.setattr(unit_checkpoints, "format_fit_progress", saved)
         pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
@@ -269,7 +273,7 @@ def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch,
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
 
 
-def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
+def test_sample_weights_by_return_use_closes_over_label_life(prepared):
     data = prepared[1]
     rows = np.array([40, 900, 1500])
     spec = WeightSpec(uniqueness=False, returns=True)
@@ -280,15 +284,17 @@ def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
         life = data.labels["exit_bar"].iloc[row] - data.labels["entry_bar"].iloc[row]
         moved.append(abs(np.log(close.iloc[here + life] / close.iloc[here])))
     assert (data.labels["barrier"].iloc[rows] != "ambiguous").all()
-    np.testing.assert_allclose(sample_weights_of(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
+    np.testing.assert_allclose(dataset_sample_weights(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
 
 
 @pytest.mark.soak_except("spec1")
 @pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(returns=True), WeightSpec(False, bootstrap=1)])
-def test_weights_are_a_setting_of_the_run_and_of_each_fold(prepared, monkeypatch, spec):
+def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared, monkeypatch, spec):
     workspace, _ = prepared
     seen = []
-    monkeypatch.setattr(folds, "sample_weights_of", lambda *said: seen.append(sample_weights_of(*said)) or seen[-1])
+    monkeypatch.setattr(
+        folds, "dataset_sample_weights", lambda *printed: seen.append(dataset_sample_weights(*printed)) or seen[-1]
+    )
     ask = {"folds": 3, "model_settings": SMALL}
     plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
     seen.clear()
@@ -305,7 +311,7 @@ def test_weights_are_a_setting_of_the_run_and_of_each_fold(prepared, monkeypatch
     assert trained[0].predictions_hash != trained[1].predictions_hash
 
 
-def of_one_class(data: Dataset, rows: np.ndarray) -> Dataset:
+def of_one_class(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """The same data, but these rows of the labels were all long."""
     labels = data.labels.copy()
     labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
@@ -313,10 +319,10 @@ def of_one_class(data: Dataset, rows: np.ndarray) -> Dataset:
     return replace(data, labels=labels)
 
 
-def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, monkeypatch):
+def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
-    monkeypatch.setattr(open_run, "load_dataset", lambda *_: of_one_class(data, data.development()[first]))
+    monkeypatch.setattr(open_run, "load_dataset", lambda *_: of_one_class(data, data.development_rows()[first]))
     ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
     result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
@@ -324,7 +330,7 @@ def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, m
     assert result.to_dict()["untaught"] == [0]
 
 
-def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
+def test_cross_validate_without_fold_of_two_classes_raises(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     monkeypatch.setattr(open_run, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
@@ -332,7 +338,7 @@ def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
         pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
 
 
-def test_what_is_asked_of_the_run_is_no_setting_of_the_model(prepared):
+def test_cross_validate_run_arguments_in_model_settings_raise(prepared):
     workspace, _ = prepared
     for name in ("scheme", "test_blocks", "window", "weights"):
         with pytest.raises(SettingsError, match=name):

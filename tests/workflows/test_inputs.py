@@ -7,25 +7,27 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.datasets.covariates import _REFUSED, clock_ahead, resolve_covariates
+from ml_factory.datasets.covariates import _REFUSED, known_future_covariates, resolve_covariate_settings
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
-from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import Dataset, model_inputs, resolve_data_settings
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_input_reader, resolve_dataset_settings
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
 
 
 def saved(workspace, model: str):
     """The newest trained model, from its file."""
-    return load_model(Bundle.from_state(Registry(workspace.models).find("DEMO", 5, model).load_state()).model_state)
+    return load_model(
+        Bundle.from_state(ArtifactRegistry(workspace.models).find("DEMO", 5, model).load_state()).model_state
+    )
 
 
-def test_frames_are_asked_for_by_name_and_read_off_the_columns(prepared):
+def test_train_lstm_with_frames_reads_columns_per_frame_and_predicts_equal(prepared):
     trained = pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=SMALL | {"frames": True})
     columns = pipeline.load_features(prepared, "DEMO").columns
     minutes = columns.str.extract(r"@(\d+)m$")[0].dropna().astype(int)
@@ -34,52 +36,52 @@ def test_frames_are_asked_for_by_name_and_read_off_the_columns(prepared):
     read = {name: one.rnn.input_size for name, one in network.each.items()}
     assert read == {"every1": len(columns) - len(minutes), **wide} and len(wide) > 1
     # The file alone predicts what the training said.
-    said = pipeline.load_predictions(prepared, "DEMO", 5, "lstm")
+    printed = pipeline.load_predictions(prepared, "DEMO", 5, "lstm")
     again = pipeline.predict(prepared, "DEMO", 5, "lstm", all_rows=True).frame
-    pd.testing.assert_frame_equal(again.loc[said.index], said[again.columns])
+    pd.testing.assert_frame_equal(again.loc[printed.index], printed[again.columns])
     other = pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=SMALL)
     assert other.run_id != trained.run_id and np.isfinite(trained.metrics["log_loss"]).all()
 
 
-def test_frames_go_through_the_command_line_and_cross_validation(prepared, call):
+def test_cli_train_and_cross_validate_accept_frames_setting(prepared, call):
     sets = [word for name, value in {**SMALL, "frames": "true"}.items() for word in ("--set", f"{name}={value}")]
     words = ["train", "--symbol", "DEMO", "--horizon", "5", "--model", "lstm", "--quick", "--json", "--workspace"]
-    code, _, told = call(*words, prepared.root, *sets)
-    assert code == 0, told
+    code, _, reported = call(*words, prepared.root, *sets)
+    assert code == 0, reported
     folds = pipeline.cross_validate(
         prepared, "DEMO", 5, "lstm", folds=2, quick=True, model_settings=SMALL | {"frames": True}
     )
     assert np.isfinite(folds.folds["log_loss"]).all()
 
 
-def test_what_cannot_be_read_so_is_refused(prepared):
+def test_resolve_data_settings_frames_for_booster_or_odd_lookback_raise(prepared):
     data = load_dataset(prepared, "DEMO", 5)
     with pytest.raises(SettingsError, match=r"Only networks .*\[frames\]"):
-        resolve_data_settings(data, "xgboost", {"frames": True})
-    assert resolve_data_settings(data, "xgboost", {"frames": False, "rounds": 3, "offset": "none"}) == {"rounds": 3}
+        resolve_dataset_settings(data, "xgboost", {"frames": True})
+    assert resolve_dataset_settings(data, "xgboost", {"frames": False, "rounds": 3, "offset": "none"}) == {"rounds": 3}
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"lookback": 12, "frames": True})
 
 
-def reading(columns: list[str], *steps: str | dict) -> Dataset:
+def reading(columns: list[str], *steps: str | dict) -> PreparedDataset:
     """A data set of these columns and steps, without rows."""
     nothing, settings = np.empty(0), {"features": asdict(FeatureSpec()), "preprocess": list(steps)}
     features = pd.DataFrame(columns=columns)
-    return Dataset("DEMO", 5, "", features, nothing, nothing, pd.DataFrame(), {}, None, {"data": settings})
+    return PreparedDataset("DEMO", 5, "", features, nothing, nothing, pd.DataFrame(), {}, None, {"data": settings})
 
 
-def test_frames_of_columns_that_preprocessing_changes_are_refused():
+def test_resolve_data_settings_frames_after_column_changing_step_raise():
     """Also where the counts agree: two components of two columns would be read at the columns' paces."""
     columns = ["rsi_14", "rsi_14@60m"]
     for scaler in ("robust", {"step": "quantile"}):
-        assert resolve_data_settings(reading(columns, scaler), "lstm", {"frames": True}) == {
+        assert resolve_dataset_settings(reading(columns, scaler), "lstm", {"frames": True}) == {
             "frames": ((1, 1), (12, 1))
         }
     for step in sorted(set(STEPS) - set(SCALERS)):
         for frames in (True, ((1, 1), (12, 1))):
             with pytest.raises(SettingsError, match=rf"\[frames\].*{step}.*leave frames out"):
-                resolve_data_settings(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
-        assert resolve_data_settings(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
+                resolve_dataset_settings(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
+        assert resolve_dataset_settings(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
 
 
 @pytest.mark.parametrize(
@@ -96,28 +98,28 @@ def test_frames_of_columns_that_preprocessing_changes_are_refused():
         ("tft", ["robust"], {"offset": "none"}, {}),
     ],
 )
-def test_offset_of_the_clock_is_a_column_where_a_scaler_leaves_it_even(name, steps, given, wanted):
-    assert resolve_data_settings(reading(["rsi_14", "session_progress"], *steps), name, given) == wanted
+def test_resolve_data_settings_clock_offset_needs_evenly_scaled_column(name, steps, given, wanted):
+    assert resolve_dataset_settings(reading(["rsi_14", "session_progress"], *steps), name, given) == wanted
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lstm"])
-def test_offset_that_is_not_there_is_refused(name):
+def test_resolve_data_settings_unavailable_offset_raises(name):
     with pytest.raises(SettingsError, match=r"\[offset\]"):
-        resolve_data_settings(reading(["session_progress"], "robust"), name, {"offset": "hour"})
+        resolve_dataset_settings(reading(["session_progress"], "robust"), name, {"offset": "hour"})
     for columns, steps in ((["rsi_14"], ["robust"]), (["session_progress"], ["quantile"])):
         with pytest.raises(SettingsError, match=r"\[offset\].*leave offset out"):
-            resolve_data_settings(reading(columns, *steps), name, {"offset": "clock"})
+            resolve_dataset_settings(reading(columns, *steps), name, {"offset": "clock"})
 
 
 CLOCK = ["session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine"]
 SEEING = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1, "known": True, "static": ["symbol", "week_sine"]}
 
 
-def test_the_clock_ahead_is_what_the_features_will_say(prepared):
+def test_clock_ahead_equals_prepared_clock_columns_of_later_bars(prepared):
     """Against the prepared columns themselves, wherever the bar so many steps ahead came, in the same session."""
     features = pipeline.load_features(prepared, "DEMO")[CLOCK]
     index, minutes = features.index, np.array([5, 30, 600])
-    ahead = clock_ahead(index, "cme", minutes)
+    ahead = known_future_covariates(index, "cme", minutes)
     for number, later in enumerate(minutes):
         at = index.get_indexer(index + pd.Timedelta(minutes=int(later)))
         same = (at >= 0) & (features["session_progress"].to_numpy()[at] > features["session_progress"].to_numpy())
@@ -128,30 +130,30 @@ def test_the_clock_ahead_is_what_the_features_will_say(prepared):
     assert ahead["session_progress"].max() == 0.5  # and stands still where the session ends
 
 
-def test_an_early_close_is_known_ahead_and_time_stands_still_behind_it():
+def test_clock_ahead_on_early_close_stays_at_session_end():
     """The day after Thanksgiving 2024: the index futures stop at 12:15 in Chicago, 18:15 UTC."""
     moments = pd.DatetimeIndex(["2024-11-29 18:10", "2024-11-29 18:15", "2024-11-27 18:10"], tz="UTC")
-    progress = clock_ahead(moments, "cme", np.array([0, 5, 10]))["session_progress"]
+    progress = known_future_covariates(moments, "cme", np.array([0, 5, 10]))["session_progress"]
     assert progress[0, 0] < progress[0, 1] == progress[0, 2] == 0.5 and (progress[1] == 0.5).all()
     assert progress[2, 2] < 0.4
 
 
-def test_a_tft_is_told_the_clock_ahead_by_the_names_of_its_settings(prepared):
+def test_train_tft_with_known_and_static_reads_clock_ahead(prepared):
     trained = pipeline.train(prepared, "DEMO", 5, "tft", quick=True, model_settings=SEEING)
     model = saved(prepared, "tft")
     spec = model.network_spec
     assert (list(spec.known), spec.static, spec.ahead) == (CLOCK, ("symbol", "week_sine"), 5)
-    said = pipeline.load_predictions(prepared, "DEMO", 5, "tft")
+    printed = pipeline.load_predictions(prepared, "DEMO", 5, "tft")
     again = pipeline.predict(prepared, "DEMO", 5, "tft", all_rows=True).frame
-    pd.testing.assert_frame_equal(again.loc[said.index], said[again.columns])
+    pd.testing.assert_frame_equal(again.loc[printed.index], printed[again.columns])
     assert np.isfinite(trained.metrics["log_loss"]).all()
-    told = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20)
-    assert told.attention.index.tolist() == [5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5]
+    reported = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20)
+    assert reported.attention.index.tolist() == [5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5]
     # What a row is told hangs on its own moment: rows taken away behind it change nothing.
     data = load_dataset(prepared, "DEMO", 5)
-    take = model_inputs(data, data.scaler, model)
+    take = dataset_input_reader(data, data.scaler, model)
     rows = data.splits["validation"][data.usable(6)[data.splits["validation"]]]
-    fifth = clock_ahead(data.labels.index[rows], "cme", np.array([25]))
+    fifth = known_future_covariates(data.labels.index[rows], "cme", np.array([25]))
     np.testing.assert_array_equal(
         take(rows).covariates["known_BSK"][:, 4], np.stack([fifth[name][:, 0] for name in CLOCK], axis=1)
     )
@@ -159,41 +161,41 @@ def test_a_tft_is_told_the_clock_ahead_by_the_names_of_its_settings(prepared):
         np.testing.assert_array_equal(part, take(rows).covariates[name][:9])
 
 
-def test_what_is_not_known_ahead_is_refused(prepared):
+def test_resolve_data_settings_known_of_non_clock_columns_raises(prepared):
     data = load_dataset(prepared, "DEMO", 5)
     for name, given in (("known", ["rsi_14"]), ("known", "session_move"), ("static", "rsi_14")):
         with pytest.raises(SettingsError, match=rf"\[{name}\]"):
-            resolve_data_settings(data, "tft", {name: given})
+            resolve_dataset_settings(data, "tft", {name: given})
     activity = replace(FeatureSpec(), bars="volume")
     with pytest.raises(SettingsError, match="not known ahead"):
-        resolve_covariates({"known": True}, 5, activity)
+        resolve_covariate_settings({"known": True}, 5, activity)
     with pytest.raises(SettingsError, match="Unknown setting"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"known": True})
 
 
-def test_data_that_span_sessions_have_no_clock_ahead_and_no_day_of_the_week():
+def test_resolve_covariates_of_session_spanning_data_rejects_clock_and_weekday():
     """Their labels go on into the next session, whose bars the clock, still at 0.5, would say nothing of."""
     spanning = replace(FeatureSpec(), spans=True)
     for given in (True, "session_progress", ["week_sine"]):
         with pytest.raises(SettingsError, match=r"next session.*\[known\].*without --span"):
-            resolve_covariates({"known": given}, 5, spanning)
+            resolve_covariate_settings({"known": given}, 5, spanning)
     for given in ("week_sine", ["symbol", "week_cosine"]):
         with pytest.raises(SettingsError, match=r"not constant in a window.*\[static\].*use one of symbol"):
-            resolve_covariates({"static": given}, 5, spanning)
-    assert resolve_covariates({"static": True}, 5, spanning) == {"static": ["symbol"]}
-    assert resolve_covariates({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
+            resolve_covariate_settings({"static": given}, 5, spanning)
+    assert resolve_covariate_settings({"static": True}, 5, spanning) == {"static": ["symbol"]}
+    assert resolve_covariate_settings({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
 
 
-def test_what_names_no_inputs_is_refused_with_the_names():
+def test_resolve_covariates_invalid_names_raise_with_allowed_names():
     """`--set known=1` is a number; true, a name or a list of names are asked for, and nothing by what is empty."""
     for setting, named_so in (("known", "session_progress"), ("static", "symbol")):
         for given in (1, 0, 2, 0.5, {"symbol": 1}):
             with pytest.raises(SettingsError, match=rf"\[{setting}\].*{named_so}.*{setting}=true"):
-                resolve_covariates({setting: given}, 5, FeatureSpec())
+                resolve_covariate_settings({setting: given}, 5, FeatureSpec())
         for nothing in (None, False, "", [], ()):
-            assert resolve_covariates({setting: nothing}, 5, FeatureSpec()) == {}
+            assert resolve_covariate_settings({setting: nothing}, 5, FeatureSpec()) == {}
         for one in (named_so, [named_so], (named_so,)):
-            assert resolve_covariates({setting: one}, 5, FeatureSpec())[setting] == [named_so]
+            assert resolve_covariate_settings({setting: one}, 5, FeatureSpec())[setting] == [named_so]
         for other in ("sesion_progress", ["rsi_14"], [1]):
             with pytest.raises(SettingsError, match=rf"{_REFUSED[setting]}.*\[{setting}\]"):
-                resolve_covariates({setting: other}, 5, FeatureSpec())
+                resolve_covariate_settings({setting: other}, 5, FeatureSpec())

@@ -23,7 +23,7 @@ def place(tmp_path_factory) -> Workspace:
     return made
 
 
-def test_every_gap_is_named_by_the_bar_after_it(place):
+def test_gap_table_lists_each_gap_by_bar_after_gap(place):
     gaps = pipeline.gap_table(place, "MES")
     start = pd.read_parquet(place.raw_bars("MES"))["timestamp"]
     minutes = start.diff().dt.total_seconds().to_numpy() / 60
@@ -33,16 +33,16 @@ def test_every_gap_is_named_by_the_bar_after_it(place):
     assert {"session", "weekend"} <= set(gaps["kind"])
 
 
-def test_the_certificate_of_prepare_is_shown_with_its_cuts(place):
-    told = pipeline.certificate(place, "MES", 10)
-    assert told.passed and told.form == "quick" and len(told.cuts) == 10
+def test_certificate_and_draw_cuts_show_cuts_of_prepare(place):
+    reported = pipeline.certificate(place, "MES", 10)
+    assert reported.passed and reported.form == "quick" and len(reported.cuts) == 10
     words = [text.get_text() for text in pipeline.draw_cuts(place, "MES", 10).axes[0].texts]
-    assert sorted(words) == sorted(why for _, why in told.cuts)
+    assert sorted(words) == sorted(why for _, why in reported.cuts)
     with pytest.raises(NotPreparedError, match="audit --symbol MES"):
         pipeline.certificate(place, "MES", 11)
 
 
-def test_the_families_have_all_the_columns_once(place):
+def test_feature_families_count_every_column_once(place):
     families = pipeline.feature_families(place, "MES")
     assert families[["base", "coarse"]].to_numpy().sum() == pipeline.load_features(place, "MES").shape[1]
     assert {"momentum", "volume", "calendar"} <= set(families.index)
@@ -50,14 +50,14 @@ def test_the_families_have_all_the_columns_once(place):
     assert set(", ".join(families["such as"]).split(", ")) <= set(names)
 
 
-def test_a_session_bar_by_bar_has_the_bits_of_the_stored_rows(place):
+def test_replay_of_session_equals_stored_features(place):
     live, stored = pipeline.replay(place, "MES"), pipeline.load_features(place, "MES")
     last = pipeline.load_features(place, "MES", start=live.index[0])
     assert 100 < len(live) < 300 and live.equals(last)
     assert not live.equals(stored.iloc[: len(live)].set_axis(live.index))
 
 
-def test_a_feature_of_ones_own_is_tried_on_ones_own_bars(place, monkeypatch):
+def test_try_feature_computes_custom_feature_on_prepared_bars(place, monkeypatch):
     monkeypatch.setattr(custom, "_FEATURES", {})
 
     @feature(memory=12)
@@ -73,7 +73,7 @@ def test_a_feature_of_ones_own_is_tried_on_ones_own_bars(place, monkeypatch):
         pipeline.try_feature(place, "MES", "push")
 
 
-def test_what_looks_ahead_in_ones_own_bars_alone_is_refused(place, monkeypatch):
+def test_try_feature_with_look_ahead_on_user_bars_raises(place, monkeypatch):
     monkeypatch.setattr(custom, "_FEATURES", {})
 
     @feature(memory=12)
@@ -85,7 +85,7 @@ def test_what_looks_ahead_in_ones_own_bars_alone_is_refused(place, monkeypatch):
         pipeline.try_feature(place, "MES", "sleeper")
 
 
-def test_each_phase_of_prepare_is_told_with_its_rows(place):
+def test_prepare_result_phases_list_rows_and_seconds(place):
     phases = pipeline.prepare(place, "MES", (12,)).phases
     assert list(phases.index) == [
         "reading", "labels 12", "scaler 12", "refitting scaler 12", "proof", "live feed", "fitted",

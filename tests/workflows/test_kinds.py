@@ -7,24 +7,24 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
-from ml_factory.targets.barrier_search_spec import SearchSpec
-from ml_factory.targets.fixed_horizon import direction
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.fixed_horizon import fixed_horizon_labels
 from ml_factory.targets.labels import KINDS, LabelSpec
-from ml_factory.targets.trend_scanning import trend_scanning
+from ml_factory.targets.trend_scanning import trend_scanning_labels
 
 BY_HAND = {
-    "direction": lambda base, spec, market: direction(base, spec, market),
-    "trend_scanning": lambda base, spec, market: trend_scanning(base, spec, market, shortest=5),
+    "direction": lambda base, spec, market: fixed_horizon_labels(base, spec, market),
+    "trend_scanning": lambda base, spec, market: trend_scanning_labels(base, spec, market, shortest=5),
 }
 
 
 @pytest.mark.parametrize("kind", sorted(BY_HAND))
-def test_a_kind_is_prepared_proved_and_learnt(prepared, call, kind):
+def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind):
     before = pipeline.load_labels(prepared, "DEMO", 5)
     words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, "--json")
     code, out, err = call("prepare", *words)
@@ -33,7 +33,7 @@ def test_a_kind_is_prepared_proved_and_learnt(prepared, call, kind):
     store = Store.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
-    wanted = BY_HAND[kind](base_frame(bars, market, 5), LabelSpec(5, kind=kind), market)
+    wanted = BY_HAND[kind](resample_bars(bars, market, 5), LabelSpec(5, kind=kind), market)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, wanted[wanted["entry_bar"] >= store.facts["first"]], check_freq=False)
     assert not labels["label"].equals(before["label"])
@@ -41,22 +41,22 @@ def test_a_kind_is_prepared_proved_and_learnt(prepared, call, kind):
         prepared, "DEMO", 5, "xgboost", quick=True, mirror="off",
         model_settings={"rounds": 5, "depth": 2, "threads": 1},
     )  # fmt: skip
-    said = pipeline.load_predictions(prepared, "DEMO", 5, "xgboost")
-    assert trained.artifact.exists() and len(said) and {"train", "validation", "test"} <= set(said["split"])
-    p = said[["p_short", "p_neutral", "p_long"]].to_numpy()
+    printed = pipeline.load_predictions(prepared, "DEMO", 5, "xgboost")
+    assert trained.artifact.exists() and len(printed) and {"train", "validation", "test"} <= set(printed["split"])
+    p = printed[["p_short", "p_neutral", "p_long"]].to_numpy()
     assert np.allclose(p.sum(axis=1), 1, atol=1e-6)
     share = (labels["label"] == 0).mean()
     assert abs(p[:, 1].mean() - share) < 0.15  # it has learnt this question's classes: trends are hardly ever neutral
 
 
-def test_wrong_kinds_are_told(prepared, call):
-    for kind, said in (("forward_return", "use direction"), ("directoin", "did you mean 'direction'?")):
+def test_prepare_unknown_or_unsearchable_label_kind_exits_2(prepared, call):
+    for kind, printed in (("forward_return", "use direction"), ("directoin", "did you mean 'direction'?")):
         code, _, err = call("prepare", "--workspace", prepared.root, "--target", kind)
-        assert code == 2 and said in err
+        assert code == 2 and printed in err
     words = ("--workspace", prepared.root, "--target", "direction", "--search")
     code, _, err = call("prepare", *words)
     assert code == 2 and "Only barriers are searched for" in err
-    found = pipeline.search_barriers(prepared, "DEMO", 5, SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5))
+    found = pipeline.search_barriers(prepared, "DEMO", 5, BarrierSearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5))
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
         asked = DataSpec(labels=LabelSpec(kind="direction"))
         pipeline.prepare(prepared, "DEMO", (5,), settings=asked, searched=found.name)

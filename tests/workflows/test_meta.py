@@ -8,18 +8,18 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.activity_bars import base_and_minute_bars
+from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.metrics import restrict_classes
+from ml_factory.evaluation.metrics import condition_on_classes
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import StandardPipeline
-from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
+from ml_factory.leakage.proof import ProofSpec, prove_no_look_ahead
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import make_labels, primary_rule
-from ml_factory.targets.labels import LabelSpec, classes_of
+from ml_factory.targets.labels import LabelSpec, label_classes
 from ml_factory.targets.meta_labels import meta_labels
 from ml_factory.targets.splits import SplitSpec
 
@@ -37,7 +37,7 @@ def entropy(train: pd.Series, rows: pd.Series) -> float:
     return float(-np.where(rows == 1, np.log(share), np.log(1 - share)).mean())
 
 
-def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Workspace, call):
+def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepared: Workspace, call):
     code, out, err = call(*ASKED, "--workspace", prepared.root, "--primary", COLUMN, "--json")
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
@@ -47,7 +47,7 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
     store = Store.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
-    base, minute_bars = base_and_minute_bars(bars.set_index("timestamp"), market, 5)
+    base, minute_bars = build_base_and_minute_bars(bars.set_index("timestamp"), market, 5)
     wanted = meta_labels(base, minute_bars, bet, LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features
@@ -55,8 +55,8 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
     splits = pipeline.load_splits(prepared, "DEMO", 5)
     for model, settings in TINY.items():
         trained = pipeline.train(prepared, "DEMO", 5, model, quick=True, mirror="off", model_settings=settings)
-        said = pipeline.load_predictions(prepared, "DEMO", 5, model)
-        assert (said["p_short"] == 0).all() and np.allclose(said[["p_neutral", "p_long"]].sum(axis=1), 1)
+        printed = pipeline.load_predictions(prepared, "DEMO", 5, model)
+        assert (printed["p_short"] == 0).all() and np.allclose(printed[["p_neutral", "p_long"]].sum(axis=1), 1)
         metrics = trained.metrics[trained.metrics["split"] == "test"].set_index("name")
         assert abs(metrics.loc[model, "log_loss"] - metrics.loc["prior", "log_loss"]) < 0.2
         page = trained.report_path.read_text()
@@ -67,20 +67,20 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
             parts = {name: clear.index.intersection(labels.index[splits[name]]) for name in ("train", "test")}
             by_hand = entropy(clear.loc[parts["train"], "label"], clear.loc[parts["test"], "label"])
             assert metrics.loc["prior", "log_loss"] == pytest.approx(by_hand, abs=2e-5)
-    told = pipeline.predict(prepared, "DEMO", 5, "xgboost")
-    assert set(told.frame["side"]) == {-1, 1} and (told.frame["p_short"] == 0).all()
-    assert (told.frame["side"] == np.sign(features.loc[told.frame.index, COLUMN])).all()
-    assert [text.get_text() for text in told.plot().axes[0].get_legend().get_texts()] == ["pass", "act"]
-    judged = pipeline.cross_validate(
+    reported = pipeline.predict(prepared, "DEMO", 5, "xgboost")
+    assert set(reported.frame["side"]) == {-1, 1} and (reported.frame["p_short"] == 0).all()
+    assert (reported.frame["side"] == np.sign(features.loc[reported.frame.index, COLUMN])).all()
+    assert [text.get_text() for text in reported.plot().axes[0].get_legend().get_texts()] == ["pass", "act"]
+    assessed = pipeline.cross_validate(
         prepared, "DEMO", 5, "xgboost", folds=2, quick=True, model_settings=TINY["xgboost"]
     )
-    assert abs(judged.gain_mean) < 0.2
+    assert abs(assessed.gain_mean) < 0.2
     stacked = pipeline.stack(prepared, "DEMO", 5, ("xgboost", "linear"), folds=2, quick=True, mirror="off")
     assert (pipeline.load_predictions(prepared, "DEMO", 5, "stack")["p_short"] == 0).all()
     assert "the plain mean of its models" in stacked.summary()
 
 
-def test_a_side_may_wait_and_may_be_turned_round(prepared: Workspace):
+def test_prepare_meta_labels_with_threshold_and_against_flips_side(prepared: Workspace):
     features = pipeline.load_features(prepared, "DEMO", columns=[COLUMN])[COLUMN]
     least = float(features.abs().median())
     settings = DataSpec(labels=LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True))
@@ -91,42 +91,46 @@ def test_a_side_may_wait_and_may_be_turned_round(prepared: Workspace):
     assert 0.3 < len(labels) / len(features) < 0.6
 
 
-def test_a_side_that_knows_what_comes_is_caught(prepared: Workspace, monkeypatch):
+def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared: Workspace, monkeypatch):
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
     spec = LabelSpec(5, kind="meta", primary=COLUMN)
-    asked = StandardPipeline("DEMO", FeatureSpec(frames=(60,), families=("calendar",)), (spec,), SplitSpec(), folds=0)
+    asked = StandardPipelineUnderTest(
+        "DEMO", FeatureSpec(frames=(60,), families=("calendar",)), (spec,), SplitSpec(), folds=0
+    )
     short = ProofSpec(cuts=10, whole_cuts=2, ways_a_cut=2, fit_rows=0, feed_rows=0)
-    assert prove(asked, bars, short).passed
-    honest = primary_rule.base_column
+    assert prove_no_look_ahead(asked, bars, short).passed
+    honest = primary_rule.build_feature_column
 
     def peeking(base, market, name):
         return np.append(honest(base, market, name)[1:], np.nan)
 
-    monkeypatch.setattr(primary_rule, "base_column", peeking)
-    leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
+    monkeypatch.setattr(primary_rule, "build_feature_column", peeking)
+    leaks = prove_no_look_ahead(
+        asked, bars, short
+    ).leaks  # one bar is less than a label's life: only the side itself shows it
     assert "frame primary side" in {leak.part for leak in leaks}
-    assert make_labels.primary_side is primary_rule.primary_side
+    assert make_labels.primary_rule_side is primary_rule.primary_rule_side
 
 
-def test_mistakes_are_one_clear_line(prepared: Workspace, call):
+def test_cli_prepare_invalid_meta_label_options_exit_2_in_one_line(prepared: Workspace, call):
     words = (*ASKED, "--workspace", prepared.root)
-    for more, said in (
+    for more, printed in (
         ((), "--primary"),
         (("--primary", "macd_12_62"), "did you mean 'macd_12_26'"),
         (("--primary", COLUMN, "--set", "labels.primary_least=-1"), "primary_least"),
         (("--primary", COLUMN, "--search"), "Only barriers are searched for"),
     ):
         code, _, err = call(*words, *more)
-        assert code == 2 and said in err, err
+        assert code == 2 and printed in err, err
     code, _, err = call("prepare", "--workspace", prepared.root, "--primary", COLUMN)
     assert code == 2 and "Only meta-labels have a primary side" in err
     with pytest.raises(SettingsError, match="against"):
         LabelSpec(kind="meta", primary=COLUMN, against="yes")
 
 
-def test_probabilities_among_the_answers_there_are():
+def test_restrict_classes_renormalises_probabilities_of_given_classes():
     p_N3 = np.array([[0.5, 0.3, 0.2], [0.0, 0.9, 0.1], [np.nan] * 3])
-    np.testing.assert_array_equal(restrict_classes(p_N3), p_N3)
-    told = restrict_classes(p_N3, classes_of("meta").values())
-    np.testing.assert_allclose(told, [[0, 0.6, 0.4], [0, 0.9, 0.1], [np.nan] * 3])
-    assert classes_of("direction") == {"short": -1, "neutral": 0, "long": 1}
+    np.testing.assert_array_equal(condition_on_classes(p_N3), p_N3)
+    reported = condition_on_classes(p_N3, label_classes("meta").values())
+    np.testing.assert_allclose(reported, [[0, 0.6, 0.4], [0, 0.9, 0.1], [np.nan] * 3])
+    assert label_classes("direction") == {"short": -1, "neutral": 0, "long": 1}

@@ -14,21 +14,21 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.models.registry import build_model
-from ml_factory.run_folder import open_run
-from ml_factory.settings import run_spec
+from ml_factory.run_folder import open_run_folder
+from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import encode_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import fold_schemes, folds, predict, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prepared_dataset import Dataset, with_baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_metrics_with_baselines
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
+def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     workspace = Workspace(tmp_path_factory.mktemp("clean"))
     import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
     pipeline.prepare(workspace, "MES", (HORIZON,))
@@ -36,11 +36,11 @@ def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
 
 
 @pytest.fixture
-def data(prepared) -> Dataset:
+def data(prepared) -> PreparedDataset:
     return prepared[1]
 
 
-def disturbed(data: Dataset, rows: np.ndarray, *, inputs: bool) -> Dataset:
+def disturbed(data: PreparedDataset, rows: np.ndarray, *, inputs: bool) -> PreparedDataset:
     """The same data with other outcomes in these rows of the labels, and with `inputs` other features and prices."""
     labels, random = data.labels.copy(), np.random.default_rng(7)
     wrong = np.where(random.random(len(rows)) < 0.8, 1, -1).astype(np.int8)
@@ -55,23 +55,23 @@ def disturbed(data: Dataset, rows: np.ndarray, *, inputs: bool) -> Dataset:
     return replace(data, labels=labels, features=features, close=close)
 
 
-def fitted(data: Dataset, root: Path, model: str = "lightgbm", **settings):
+def fitted(data: PreparedDataset, root: Path, model: str = "lightgbm", **settings):
     workspace = Workspace(root)
-    spec = run_spec(
+    spec = make_run_settings(
         data.symbol, HORIZON, model, task="train", seed=1, quick=False, data=data.fingerprint, settings=SMALL | settings
     )
-    run = open_run(workspace.results, data.symbol, spec, False)
+    run = open_run_folder(workspace.results, data.symbol, spec, False)
     return workspace, train_module.fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
 
 
-def test_a_model_knows_nothing_of_the_test_rows(data, tmp_path):
+def test_train_with_changed_test_rows_gives_same_artifact_hash(data, tmp_path):
     """Weights, scaler, best round and calibration are one state, and its hash does not move."""
     _, clean = fitted(data, tmp_path / "clean")
     _, other = fitted(disturbed(data, data.splits["test"], inputs=True), tmp_path / "other")
     assert other.hash == clean.hash and other.facts["best_epoch"] == clean.facts["best_epoch"]
 
 
-def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
+def test_train_with_changed_validation_labels_changes_only_stop_and_calibration(data, tmp_path):
     _, clean = fitted(data, tmp_path / "clean", patience=0)
     _, other = fitted(disturbed(data, data.splits["validation"], inputs=False), tmp_path / "other", patience=0)
     clean, other = clean.load_state(), other.load_state()
@@ -80,15 +80,15 @@ def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
     assert other["model_state"]["best_round"] != clean["model_state"]["best_round"]
 
 
-def test_the_baselines_are_counted_on_training_rows(data):
+def test_with_baselines_counts_prior_on_training_rows_only(data):
     rows = data.splits["test"]
     shown = {"model": np.full((len(rows), 3), 1 / 3)}
-    clean = with_baselines(data, data.splits["train"], rows, shown, "prior")
+    clean = dataset_metrics_with_baselines(data, data.splits["train"], rows, shown, "prior")
     # The judge's labels reversed in place: the prior, if it were counted on them, would still do as well.
     labels = data.labels.copy()
     labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
     labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
-    other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
+    other = dataset_metrics_with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
     train = data.splits["train"]
     clear = train[data.clear[train]]
     share = np.mean(data.y[clear] == 1)
@@ -96,52 +96,52 @@ def test_the_baselines_are_counted_on_training_rows(data):
     assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
 
 
-def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(prepared, data, monkeypatch):
+def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data, monkeypatch):
     workspace, _ = prepared
     read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
-    frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
-    monkeypatch.setattr(predict, "load_or_predict", lambda *_: frame)
+    frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_names()[read])
+    monkeypatch.setattr(predict, "load_or_make_predictions", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
-    test = predict.evaluate_artifact(workspace, data, artifact).test_table
+    test = predict.predict_and_evaluate_artifact(workspace, data, artifact).test_metrics
 
-    def prior_loss(teachers):
-        teachers, judged = teachers[data.clear[teachers]], np.intersect1d(read, data.splits["test"])
-        share = {side: np.mean(data.y[teachers] == side) for side in (-1, 0, 1)}
-        return np.mean([-np.log(share[side]) for side in data.y[judged[data.clear[judged]]]])
+    def prior_loss(training_rows):
+        training_rows, assessed = training_rows[data.clear[training_rows]], np.intersect1d(read, data.splits["test"])
+        share = {side: np.mean(data.y[training_rows] == side) for side in (-1, 0, 1)}
+        return np.mean([-np.log(share[side]) for side in data.y[assessed[data.clear[assessed]]]])
 
     wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
     assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)
     assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
 
 
-def test_the_stored_scaler_is_fitted_on_training_rows(data):
+def test_prepared_scaler_equals_scaler_fitted_on_training_rows(data):
     wanted = RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
     assert data.scaler.to_dict() == wanted.to_dict()
     assert data.scaler.to_dict() != RobustScaler.fit(data.x_NF).to_dict()
 
 
-def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
+def test_load_or_predict_assigns_rows_to_matching_split(data, tmp_path):
     """Purged rows belong to no part, neither trained on nor judged, and are left out."""
     workspace, artifact = fitted(data, tmp_path)
-    said = predict.load_or_predict(workspace, data, artifact)
+    printed = predict.load_or_make_predictions(workspace, data, artifact)
     inside = np.sort(np.concatenate(list(data.splits.values())))
-    assert (said["label"].to_numpy() == data.y[inside]).all() and said.index.equals(data.labels.index[inside])
+    assert (printed["label"].to_numpy() == data.y[inside]).all() and printed.index.equals(data.labels.index[inside])
     for name, rows in data.splits.items():
-        assert said.index[said["split"] == name].equals(data.labels.index[rows])
-    assert len(data.labels) > len(inside) == said["split"].isin(prepared_dataset.SPLITS).sum()
+        assert printed.index[printed["split"] == name].equals(data.labels.index[rows])
+    assert len(data.labels) > len(inside) == printed["split"].isin(prepared_dataset.SPLITS).sum()
 
 
-def out_of_fold(data: Dataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:
-    spec = run_spec(
+def out_of_fold(data: PreparedDataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:
+    spec = make_run_settings(
         data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
     )
-    plan = fold_schemes.fold_plan(data, data.development(), 3, 1, False)
+    plan = fold_schemes.plan_folds(data, data.development_rows(), 3, 1, False)
     with CheckpointManager(root, run="folds") as manager:
-        return plan, folds.out_of_fold_predictions(manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL))
+        return plan, folds.forecast_folds_or_raise(manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL))
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
+def test_out_of_fold_with_changed_block_labels_gives_same_block_forecasts(data, tmp_path, block):
     plan, clean = out_of_fold(data, tmp_path / "clean")
     test = plan.folds[block][1]
     _, other = out_of_fold(disturbed(data, plan.rows[test], inputs=False), tmp_path / "other")
@@ -152,7 +152,7 @@ def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
     assert not np.array_equal(other.p_N3[rest], clean.p_N3[rest])  # the other folds have learnt from it
 
 
-def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
+def test_out_of_fold_scaler_ignores_rows_of_test_block(data, tmp_path, monkeypatch):
     """Rows of the block moved far away: the scaler of that fold stays where it was."""
     seen = []
     fit = RobustScaler.fit
@@ -166,16 +166,16 @@ def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
     assert seen[3] != seen[0] and seen[5] != seen[2]
 
 
-def test_folds_stay_before_the_test_rows(data):
-    rows, first = data.development(), data.labels.index[data.splits["test"][0]]
+def test_development_rows_end_before_first_test_row(data):
+    rows, first = data.development_rows(), data.labels.index[data.splits["test"][0]]
     assert (data.labels["label_end"].iloc[rows] < first).all()
     left = np.setdiff1d(np.arange(len(data.labels)), rows)
     assert (data.labels["label_end"].iloc[left] >= first).all()
 
 
 @pytest.mark.parametrize(("lookback", "wanted"), [(1, 64), (200, 200)])
-def test_the_embargo_covers_the_input_window(data, lookback, wanted):
-    plan = fold_schemes.fold_plan(data, data.development(), 3, lookback, False)
+def test_fold_plan_embargo_covers_lookback_window(data, lookback, wanted):
+    plan = fold_schemes.plan_folds(data, data.development_rows(), 3, lookback, False)
     for train, test in plan.folds[:2]:
         end = data.labels["label_end"].iloc[plan.rows[test]].max()
         known = data.labels.index[plan.rows]
@@ -185,7 +185,7 @@ def test_the_embargo_covers_the_input_window(data, lookback, wanted):
 
 
 @pytest.mark.soak
-def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkeypatch):
+def test_stack_with_changed_test_rows_gives_same_state(prepared, tmp_path, monkeypatch):
     """Pool and calibration are the same state whatever the test rows were; the pool ignores validation rows, too."""
     _, data = prepared
     quick = type("Limits", (), {"settings_for": lambda self, family: dict(SMALL)})
@@ -197,18 +197,20 @@ def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkey
         for model in ("lightgbm", "xgboost"):
             _, bases[model] = fitted(data, workspace.root, model)
         settings = (("base_models", list(bases)), ("bases", [one.hash for one in bases.values()]), ("folds", 3))
-        spec = run_spec(data.symbol, HORIZON, "lightgbm", task="stack", seed=0, quick=True, data="0", settings=None)
+        spec = make_run_settings(
+            data.symbol, HORIZON, "lightgbm", task="stack", seed=0, quick=True, data="0", settings=None
+        )
         spec = replace(spec, settings=settings)
-        run = open_run(workspace.results, data.symbol, spec, False)
+        run = open_run_folder(workspace.results, data.symbol, spec, False)
         for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
-            predict.load_or_predict(workspace, data, base)
+            predict.load_or_make_predictions(workspace, data, base)
         states[name] = stack.fit_stack(workspace, now, run, spec, 3).load_state()
     assert encode_state(states["test"]) == encode_state(states["clean"])
     assert states["validation"]["stack"] == states["clean"]["stack"]
     assert states["validation"]["calibration"] != states["clean"]["calibration"]
 
 
-def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):
+def test_training_windows_stay_inside_one_segment(data):
     lookback = 12
     model = build_model("lstm", lookback=lookback)
     train, validation, _ = train_module._train_validation_rows(data, model, False)
@@ -217,24 +219,24 @@ def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):
         assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()
 
 
-def test_predictions_of_another_artifact_are_made_again(prepared, tmp_path):
+def test_load_or_predict_replaces_predictions_of_other_artifact(prepared, tmp_path):
     """A folder of results outlives its model: what another model said there is not taken for this one's."""
     _, data = prepared
     workspace, artifact = fitted(data, tmp_path)
-    said = predict.load_or_predict(workspace, data, artifact)
+    printed = predict.load_or_make_predictions(workspace, data, artifact)
     path = predict.predictions_path(workspace, artifact)
     written = path.read_bytes()
-    strange = said.copy()
+    strange = printed.copy()
     strange[["p_short", "p_neutral", "p_long"]] = [0.1, 0.1, 0.8]
     for spoil in (lambda: strange.to_parquet(path), lambda: path.write_bytes(written[:1000])):
         spoil()
-        assert not predict.is_prediction_of(path, artifact)
-        predict.load_or_predict(workspace, data, artifact)
-        assert path.read_bytes() == written and predict.is_prediction_of(path, artifact)
-    assert not predict.is_prediction_of(path, replace(artifact, hash="0" * 64))
+        assert not predict.is_prediction_of_artifact(path, artifact)
+        predict.load_or_make_predictions(workspace, data, artifact)
+        assert path.read_bytes() == written and predict.is_prediction_of_artifact(path, artifact)
+    assert not predict.is_prediction_of_artifact(path, replace(artifact, hash="0" * 64))
 
 
-def test_the_jump_over_a_night_is_no_bar_s_move(data):
+def test_dataset_last_move_is_nan_at_segment_start(data):
     opening = data.segment[data.row] != data.segment[data.row - 1]
     assert opening.any() and np.isnan(data.last_move[opening & (data.row > 0)]).all()
     inside = np.flatnonzero(~opening & (data.row > 0))

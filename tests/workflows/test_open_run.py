@@ -11,30 +11,30 @@ LEARNT = SMALL | {"offset": "none"}  # an epoch that is no better than the clock
 P = ["p_short", "p_neutral", "p_long"]
 
 
-def test_what_is_shown_beside_a_run_is_its_own_though_a_newer_one_is_there(prepared):
+def test_predictions_and_explanation_of_older_run_ignore_newer_run(prepared):
     """A notebook that is run again finds its finished run; another of other settings may have come in between."""
     first, second = (
         pipeline.train(prepared, "DEMO", 5, "tft", seed=seed, quick=True, model_settings=LEARNT) for seed in (0, 1)
     )
     newest = pipeline.load_predictions(prepared, "DEMO", 5, "tft")[P].to_numpy()
-    said = {}
+    printed = {}
     for one in (first, second):
         frame = pipeline.load_predictions(prepared, "DEMO", 5, "tft", one.run_id)
         predicted = pipeline.predict(prepared, "DEMO", 5, "tft", run=one.run_id, all_rows=True)
         np.testing.assert_allclose(predicted.frame.loc[frame.index, P], frame[P], rtol=0, atol=1e-6)
         assert predicted.run_id == one.run_id and one.run_id in predicted.summary()
         looked_at = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20, run=one.run_id).shares["share"]
-        said[one.run_id] = frame[P].to_numpy(), looked_at.sort_index().to_numpy()
-    assert (said[second.run_id][0] == newest).all()
-    assert all(abs(one - other).max() > 1e-3 for one, other in zip(*said.values(), strict=True))
+        printed[one.run_id] = frame[P].to_numpy(), looked_at.sort_index().to_numpy()
+    assert (printed[second.run_id][0] == newest).all()
+    assert all(abs(one - other).max() > 1e-3 for one, other in zip(*printed.values(), strict=True))
     for ask in (pipeline.load_predictions, pipeline.predict, pipeline.explain):
         with pytest.raises(NotPreparedError, match="run_id train-tft-h5-nobody"):
             ask(prepared, "DEMO", 5, "tft", run="train-tft-h5-nobody")
 
 
 @pytest.mark.parametrize("settings", [{"dropuot": 0.2}, {"dropout": "abc"}, {"frames": "maybe"}, {"lookback": 10**6}])
-def test_what_is_refused_is_not_told_to_begin(settings, prepared):
-    heard = []
+def test_train_with_refused_settings_reports_no_status_and_opens_no_run(settings, prepared):
+    received = []
     with pytest.raises(FactoryError):
-        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, on_status=heard.append)
-    assert not heard and not list(prepared.results.rglob("train-lstm-*"))
+        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, on_status=received.append)
+    assert not received and not list(prepared.results.rglob("train-lstm-*"))

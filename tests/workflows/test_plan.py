@@ -5,8 +5,8 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
-from ml_factory.run_folder import open_checkpoints, open_run
-from ml_factory.settings import run_spec
+from ml_factory.run_folder import open_run_checkpoints, open_run_folder
+from ml_factory.settings import make_run_settings
 from ml_factory.workflows import cost_model
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows.load import load_dataset
@@ -23,7 +23,7 @@ def plan(workspace, data, models, **more):
     return plan_module.plan_models(workspace, data, models, **{"quick": False, "seed": 0, "settings": SMALL} | more)
 
 
-def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
+def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
     result = plan(prepared, data, ["lstm", "xgboost"])
     assert set(result.table.index) == {"lstm", "xgboost"}
     assert (result.table["fits"] == "whole").all()
@@ -32,26 +32,26 @@ def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
     assert list(plan(prepared, data, ["lstm", "xgboost"]).table.index) == ["lstm"]
 
 
-def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
+def test_plan_with_short_session_marks_unit_as_partly_fitting(prepared, data, monkeypatch):
     monkeypatch.setattr(
         plan_module, "expected_hours_left", lambda records: 16 / 3600
     )  # one second more than the reserve
     monkeypatch.setattr(
-        cost_model.CostModel, "forecast", lambda self, work: cost_model.Cost(0.7 if work < 100 else 900.0)
+        cost_model.WorkCostModel, "forecast", lambda self, work: cost_model.WorkCost(0.7 if work < 100 else 900.0)
     )
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
 
 
-def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes(prepared, data, monkeypatch):
+def test_plan_warm_up_fits_training_rows_in_two_sizes(prepared, data, monkeypatch):
     seen = []
-    fit_once = cost_model.fit_once
+    fit_once = cost_model.measure_fit_cost
 
     def spy(data, name, settings, seed, size, whole):
         seen.append((name, size, whole))
         return fit_once(data, name, settings, seed, size, whole)
 
-    monkeypatch.setattr(cost_model, "fit_once", spy)
+    monkeypatch.setattr(cost_model, "measure_fit_cost", spy)
     plan(prepared, data, ["lstm", "xgboost"])
     for name in SMALL:
         sizes = {size for one, size, _ in seen if one == name}
@@ -62,37 +62,41 @@ def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes
         assert max(size.iterations for size in sizes) <= 30
 
 
-def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, monkeypatch):
+def test_warm_up_of_small_fit_uses_at_most_a_fifth_of_work(data, monkeypatch):
     """QUICK's few epochs: a fifth of them at most, where a batch is no more. A long fit is tried as far as ever."""
     seen = []
     monkeypatch.setattr(
-        cost_model, "fit_once", lambda *given: seen.append(given[4].rows) or cost_model.Cost(float(seen[-1]))
+        cost_model,
+        "measure_fit_cost",
+        lambda *given: seen.append(given[4].rows) or cost_model.WorkCost(float(seen[-1])),
     )
     settings = {**SMALL["lstm"], "batch": 8}
-    whole = cost_model.full_size(data, "lstm", settings, 0, True)
-    cost_model.warm_up(data, "lstm", settings, 0, whole)
+    whole = cost_model.full_fit_size(data, "lstm", settings, 0, True)
+    cost_model.fit_cost_model(data, "lstm", settings, 0, whole)
     assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.iterations
     seen.clear()
-    cost_model.warm_up(data, "lstm", settings, 0, cost_model.WorkSize(whole.rows, 1000))
+    cost_model.fit_cost_model(data, "lstm", settings, 0, cost_model.FitSize(whole.rows, 1000))
     assert seen == [96, 96, 384]
 
 
-def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
+def test_fit_once_checkpoint_size_matches_checkpoint_of_real_run(prepared, data, monkeypatch):
     weighed = []
     recorder = cost_model._CheckpointSizeRecorder
     monkeypatch.setattr(recorder, "save", lambda self, state, metrics=None, force=False: weighed.append(
-        cost_model.plan_layout(state).size))  # fmt: skip
-    size = cost_model.full_size(data, "lstm", SMALL["lstm"], 0, False)
-    cost_model.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
-    spec = run_spec("DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"])
+        cost_model.plan_state_layout(state).size))  # fmt: skip
+    size = cost_model.full_fit_size(data, "lstm", SMALL["lstm"], 0, False)
+    cost_model.measure_fit_cost(data, "lstm", SMALL["lstm"], 0, size, size)
+    spec = make_run_settings(
+        "DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"]
+    )
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     pipeline.train(prepared, "DEMO", 5, "lstm", model_settings=SMALL["lstm"], mirror="off")
-    with open_checkpoints(prepared.checkpoints, open_run(prepared.results, "DEMO", spec, False)) as manager:
+    with open_run_checkpoints(prepared.checkpoints, open_run_folder(prepared.results, "DEMO", spec, False)) as manager:
         real = [one["bytes"] for one in manager.list_checkpoints()]
     assert max(weighed) == pytest.approx(max(real), rel=0.15)
 
 
-def test_an_unknown_model_is_refused(prepared, data):
+def test_plan_with_unknown_model_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
         plan(prepared, data, ["xgbost"])
 
@@ -101,7 +105,7 @@ def trained(workspace, model, **more):
     return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
 
 
-def test_only_what_these_very_settings_seed_and_form_have_finished_is_left_out(prepared, data):
+def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, data):
     trained(prepared, "xgboost", model_settings={"rounds": 10, "depth": 2})
     trained(prepared, "xgboost", seed=1)
     trained(prepared, "xgboost", quick=True)
@@ -110,7 +114,7 @@ def test_only_what_these_very_settings_seed_and_form_have_finished_is_left_out(p
         assert plan(prepared, data, ["xgboost"], **others).table.empty
 
 
-def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
+def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, monkeypatch):
     class Killed(Exception):
         pass
 
@@ -120,7 +124,9 @@ def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
+        plan_module,
+        "fit_cost_model",
+        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
     )
     before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
     assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
@@ -130,17 +136,19 @@ def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
     assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
 
 
-def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeypatch):
+def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, monkeypatch):
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
+        plan_module,
+        "fit_cost_model",
+        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
     )
-    scheme = plan_module.SchemeSpec(folds=3)
+    scheme = plan_module.FoldSchemeSpec(folds=3)
     row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
-    folds = plan_module.fold_plan(data, data.development(), scheme, 1, False)
+    folds = plan_module.plan_folds(data, data.development_rows(), scheme, 1, False)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
-    whole = cost_model.full_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
+    whole = cost_model.full_fit_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
-    seen, fit_inside = [], out_of_fold.inner_validation
+    seen, fit_inside = [], out_of_fold.inner_validation_split
 
     def killed(*asked):
         seen.append(asked)
@@ -148,22 +156,24 @@ def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeyp
             raise KeyboardInterrupt
         return fit_inside(*asked)
 
-    monkeypatch.setattr(out_of_fold, "inner_validation", killed)
+    monkeypatch.setattr(out_of_fold, "inner_validation_split", killed)
     with pytest.raises(KeyboardInterrupt):
         pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
-    monkeypatch.setattr(out_of_fold, "inner_validation", fit_inside)
+    monkeypatch.setattr(out_of_fold, "inner_validation_split", fit_inside)
     left = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
     assert left["minutes"] == pytest.approx(row["minutes"] / 3, abs=0.1) and left["done_percent"] == 66.7
     pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
     assert plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.empty
 
 
-def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, monkeypatch):
+def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data, monkeypatch):
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
+        plan_module,
+        "fit_cost_model",
+        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
     )
     own = {"xgboost": {"rounds": 20, "depth": 2}}
-    names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.SchemeSpec(folds=2)}
+    names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.FoldSchemeSpec(folds=2)}
     table = plan(prepared, data, names, tasks=["stack"], **how).table
     assert set(table.index) == {*names, "stack"} and table.index[-1] == "stack" and table.loc["stack", "minutes"] > 0
     pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off", model_settings=own)
@@ -172,7 +182,7 @@ def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, mon
     assert set(others.index) == {"xgboost", "stack"}  # of other settings neither is finished
 
 
-def test_settings_of_a_model_that_is_not_used_are_refused(prepared):
+def test_stack_and_plan_with_settings_of_unused_model_raise(prepared):
     own = {"lstm": {"hidden": 4}}
     with pytest.raises(SettingsError, match="not used here"):
         pipeline.stack(prepared, "DEMO", 5, ["linear", "xgboost"], model_settings=own)
@@ -180,35 +190,37 @@ def test_settings_of_a_model_that_is_not_used_are_refused(prepared):
         pipeline.plan(prepared, "DEMO", 5, ["linear"], model_settings=own)
 
 
-def test_a_unit_that_the_device_cannot_hold_says_so(prepared, data, monkeypatch):
+def test_plan_marks_unit_exceeding_device_memory(prepared, data, monkeypatch):
     class Gpu:
         kind, peak = "cuda", 0
 
         def free_bytes(self):
             return 1_000_000_000
 
-        def reset_peak(self):
+        def reset_peak_memory(self):
             Gpu.peak = 2_000_000_000
 
-        def peak_bytes(self):
+        def peak_memory_bytes(self):
             return Gpu.peak
 
         def release(self):
             pass
 
     chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
-    monkeypatch.setattr(plan_module, "device_of", chosen)
-    monkeypatch.setattr(cost_model, "device_of", chosen)
+    monkeypatch.setattr(plan_module, "accelerator_of_model", chosen)
+    monkeypatch.setattr(cost_model, "accelerator_of_model", chosen)
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "device memory"}
     assert table["device_mb"].to_dict() == {"xgboost": 0.0, "lstm": 2000.0}
 
 
-def test_the_plan_keeps_time_free_for_the_save_that_was_measured(prepared, data, monkeypatch):
+def test_plan_reserves_measured_save_duration(prepared, data, monkeypatch):
     asked = []
-    order = plan_module.plan
+    order = plan_module.plan_session_work
     monkeypatch.setattr(
-        plan_module, "plan", lambda units, room, save: asked.append((room, save)) or order(units, room, save)
+        plan_module,
+        "plan_session_work",
+        lambda units, capacity, save: asked.append((capacity, save)) or order(units, capacity, save),
     )
     plan(prepared, data, ["xgboost"])
     assert asked[-1][1].seconds > 0 and asked[-1][0].pool_bytes == 0
@@ -220,6 +232,6 @@ def test_the_plan_keeps_time_free_for_the_save_that_was_measured(prepared, data,
     plan_module.save_durations(prepared.checkpoints).copied = 0.0
 
 
-def test_an_unknown_task_is_refused(prepared, data):
+def test_plan_with_unknown_task_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown task"):
         plan(prepared, data, ["xgboost"], tasks=["fold"])

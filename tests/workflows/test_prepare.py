@@ -18,14 +18,14 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import incremental_quantiles, memmap
 from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, WorkspaceError
-from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
 from ml_factory.workflows import inspect_data, prepare, prove
-from ml_factory.workflows.prepared_dataset import fit_preprocessing
+from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def workspace(tmp_path_factory) -> Workspace:
     return made
 
 
-def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
+def test_prepare_keeps_given_calendar_and_tick_until_changed(workspace):
     with pytest.raises(BarsError, match="--calendar, --tick"):  # all 12 sessions decided what was inferred
         pipeline.prepare(workspace, "ODD", (10,))
     given = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="24h", tick=0.5))
@@ -46,13 +46,13 @@ def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
     assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
 
 
-def test_labels_and_windows_span_sessions_only_where_that_is_asked(workspace, call):
+def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call):
     """`--span` is part of the data's identity, asked again without settings, and proved like the rest."""
 
     def leaving() -> tuple[int, int, str]:
         """Labels that end in another session, rows with a window of 64, and what the data set is."""
         data = pipeline.load_dataset(workspace, "ODD", 20)
-        rows = Store.current(workspace.processed("ODD")).load_rows()
+        rows = Store.current(workspace.processed("ODD")).load_row_facts()
         out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
         assert rows["segment"].is_monotonic_increasing
         return int(out.sum()), int(data.usable(64).sum()), data.fingerprint
@@ -60,18 +60,18 @@ def test_labels_and_windows_span_sessions_only_where_that_is_asked(workspace, ca
     words = ("prepare", "--workspace", workspace.root, "--symbol", "ODD", "--horizon", 20, "--json")
     inside = leaving() if not call(*words)[0] else None
     code, out, err = call(*words, "--span")
-    across, told = leaving(), json.loads(out)
-    assert code == 0 and told["proof"] == "quick, 10 cuts", err
+    across, reported = leaving(), json.loads(out)
+    assert code == 0 and reported["proof"] == "quick, 10 cuts", err
     assert inside[0] == 0 and inside[1] < across[1] - 300 and across[0] > 50
-    assert across[2] == told["fingerprint"] != inside[2]
+    assert across[2] == reported["fingerprint"] != inside[2]
     again = pipeline.prepare(workspace, "ODD", (20,))
     assert (again.fingerprint, again.reused) == (across[2], True)
     settings = {"epochs": 1, "lookback": 64, "hidden": 4}
-    told = pipeline.train(workspace, "ODD", 20, "lstm", model_settings=settings, mirror="off")
-    assert np.isfinite(told.metrics["log_loss"]).all()
+    reported = pipeline.train(workspace, "ODD", 20, "lstm", model_settings=settings, mirror="off")
+    assert np.isfinite(reported.metrics["log_loss"]).all()
 
 
-def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(prepared):
+def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
     folder = Store.current(prepared.processed("DEMO")).folder
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("spans", "bars", "bar_size"):
@@ -82,12 +82,12 @@ def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(
     assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
 
 
-def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
-    told = []
-    monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: told.append(parts))
+def test_frame_alignment_shows_newest_known_frame_per_row(workspace, monkeypatch):
+    reported = []
+    monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: reported.append(parts))
     pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme", tick=0.5))
     inspect_data.frame_alignment(workspace, "ODD", row=700)
-    base, coarse, visible, row = told[0]
+    base, coarse, visible, row = reported[0]
     assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value
     assert [frame.minutes for frame in coarse] == [15, 30, 60]
     for frame, seen in zip(coarse, visible, strict=True):
@@ -110,7 +110,7 @@ def place(tmp_path, monkeypatch) -> Workspace:
     return Workspace(tmp_path / "here")
 
 
-def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp_path, monkeypatch):
+def test_prepare_appended_bars_add_part_and_equal_whole_file(place, tmp_path, monkeypatch):
     parts = place.processed("MES") / "parts"
     kept, passes = {}, []
     monkeypatch.setattr(
@@ -139,12 +139,12 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
     there = Store.current(elsewhere.processed("MES"))
     assert len(there.parts) == 1
     pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
-    pd.testing.assert_frame_equal(store.load_rows(), there.load_rows(), check_exact=True)
+    pd.testing.assert_frame_equal(store.load_row_facts(), there.load_row_facts(), check_exact=True)
     for name in ("market", "staleness", "first", "horizons"):
         assert store.facts[name] == there.facts[name]
-    told, wanted = store.facts["bars"], there.facts["bars"]
-    assert {**told, "findings": 0} == {**wanted, "findings": 0}
-    count = {one["kind"]: one["count"] for one in told["findings"]}
+    reported, wanted = store.facts["bars"], there.facts["bars"]
+    assert {**reported, "findings": 0} == {**wanted, "findings": 0}
+    count = {one["kind"]: one["count"] for one in reported["findings"]}
     assert count == {one["kind"]: one["count"] for one in wanted["findings"]}
     for horizon in (5, 20):
         for kind in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
@@ -152,9 +152,9 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
             assert store.files[name] == there.files[name]
 
 
-def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch):
+def test_prepare_appended_bars_reads_only_new_bars(place, monkeypatch):
     pushed, checked = [], []
-    honest = append_check.check_bars
+    honest = append_check.validate_bars
     monkeypatch.setattr(append_check, "LOOK_BACK", 3000)
 
     def counting(bars, *given, **more):
@@ -184,7 +184,7 @@ def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch
 
 @pytest.mark.soak_except("a price")
 @pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
-def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
+def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place):
     raw(place, BARS[:9000])
     pipeline.prepare(place, "MES", (5,))
     bars, settings = BARS.copy(), DataSpec()
@@ -204,19 +204,19 @@ def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
     assert [part["rows"] for part in store.parts] == [store.rows]
 
 
-def test_nothing_changed_is_found_and_nothing_is_written_or_hashed_again(place, monkeypatch):
+def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
     raw(place, BARS)
     first = pipeline.prepare(place, "MES", (5, 20))
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
     hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
-    monkeypatch.setattr(memmap, "content_hash", hashed.append)
+    monkeypatch.setattr(memmap, "npy_content_hash", hashed.append)
     monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
     again = pipeline.prepare(place, "MES", (20,))
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_a_horizon_later_reads_the_features_it_finds(place, monkeypatch):
+def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,))
     monkeypatch.setattr(prepare, "build_features", None)
@@ -226,7 +226,7 @@ def test_a_horizon_later_reads_the_features_it_finds(place, monkeypatch):
     assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
 
 
-def test_the_data_set_maps_its_features(place):
+def test_load_dataset_maps_features_read_only(place):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,))
     data = pipeline.load_dataset(place, "MES", 5)
@@ -234,23 +234,23 @@ def test_the_data_set_maps_its_features(place):
     assert not data.x_NF.flags.writeable
 
 
-def test_the_steps_up_to_the_scaler_are_a_setting(place):
+def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
     steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.8}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
     data = pipeline.load_dataset(place, "MES", 5)
     assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
-    assert fit_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
+    assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
-    said = pipeline.load_predictions(place, "MES", 5, "lightgbm")
+    printed = pipeline.load_predictions(place, "MES", 5, "lightgbm")
     new = pipeline.predict(place, "MES", 5, "lightgbm", all_rows=True).frame
     columns = ["p_short", "p_neutral", "p_long"]
-    np.testing.assert_allclose(new.loc[said.index, columns], said[columns], atol=1e-12)
+    np.testing.assert_allclose(new.loc[printed.index, columns], printed[columns], atol=1e-12)
     assert trained.report_path.is_file()
 
 
 @pytest.mark.soak
-def test_two_processes_prepare_a_horizon_each_at_once(place):
+def test_prepare_by_two_concurrent_processes_stores_both_horizons(place):
     raw(place, BARS)
     code = (
         "import sys; from ml_factory import pipeline; print(pipeline.prepare(sys.argv[1], 'MES', (int(sys.argv[2]),)))"
@@ -270,14 +270,14 @@ def test_two_processes_prepare_a_horizon_each_at_once(place):
 KILLED = """
 import os, signal, sys
 from ml_factory import pipeline
-from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.leakage.progress_file import ProofProgressFile
 
-def save(self, told, real=ProofProgress.save):
+def save(self, told, real=ProofProgressFile.save):
     real(self, told)
     if len(told["did"]) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-ProofProgress.save = save
+ProofProgressFile.save = save
 pipeline.prepare(sys.argv[1], "MES", (5, 20))
 """
 
@@ -290,9 +290,7 @@ def certificates(place: Workspace) -> dict[str, bytes]:
 
 @pytest.mark.soak_except("False")
 @pytest.mark.parametrize(("grown", "steps"), [(False, 16), (True, 2)])
-def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
-    place, tmp_path, monkeypatch, grown, steps
-):
+def test_prepare_killed_in_proof_resumes_and_writes_same_certificates(place, tmp_path, monkeypatch, grown, steps):
     """The whole proof inside its fits, and that of appended bars; killed for good, and then between the two
     certificates as well."""
     elsewhere = Workspace(tmp_path / "there")
@@ -313,8 +311,10 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
         real(processed, certificate)
         raise Died
 
-    steps_now, real = [], ProofProgress.save
-    monkeypatch.setattr(ProofProgress, "save", lambda self, told: steps_now.append(told["did"][-1]) or real(self, told))
+    steps_now, real = [], ProofProgressFile.save
+    monkeypatch.setattr(
+        ProofProgressFile, "save", lambda self, reported: steps_now.append(reported["did"][-1]) or real(self, reported)
+    )
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(prove, "write_certificate", die_after_one)
         pipeline.prepare(place, "MES", (5, 20))
@@ -328,7 +328,7 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
     assert all(len(one["stretches"]) == 1 + grown and one["passed"] for one in found)
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatch):
     place = Workspace(tmp_path / "w")
     import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
     monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
@@ -339,10 +339,10 @@ def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, mo
         pipeline.prepare(place, "MES", (5,))
 
 
-def test_the_estimate_of_a_data_set_is_what_it_takes(prepared):
+def test_bytes_needed_estimate_matches_stored_bytes(prepared):
     store = Store.current(prepared.processed("DEMO"))
     taken = sum(file["bytes"] for name, file in store.files.items() if "parts" in name or "labels" in name)
-    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.settings_of(store)
+    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
-    needed = prepare.bytes_needed(bars, bars, market, settings, len(store.horizons))
+    needed = prepare.estimate_prepared_bytes(bars, bars, market, settings, len(store.horizons))
     assert 0.8 * taken < needed < 1.5 * taken

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.metrics import debiased_calibration_error, metrics_table
-from ml_factory.evaluation.verdict import model_verdict, row_gains
-from ml_factory.targets.labels import classes_of
+from ml_factory.evaluation.metrics import compute_forecast_metrics, debiased_calibration_error
+from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
+from ml_factory.targets.labels import label_classes
 from ml_factory.workflows import report
-from ml_factory.workflows.prepared_dataset import gain_over
+from ml_factory.workflows.prepared_dataset import dataset_gain_over_forecast
 
 ROWS = 600
 
@@ -21,48 +21,50 @@ def forecasts(count: int) -> dict[str, np.ndarray]:
     return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
 
 
-def evaluated(count: int, reference_gains: dict | None = None) -> report.TestPredictions:
+def evaluated(count: int, reference_gains: dict | None = None) -> report.ReportPredictions:
     """`count` models of random forecasts beside a flat prior, 60 days of rows five minutes apart."""
-    said, y = forecasts(count), np.arange(ROWS) % 3 - 1
+    printed, y = forecasts(count), np.arange(ROWS) % 3 - 1
     flat = {name: np.full((ROWS, 3), 1 / 3) for name in BASELINES}
     times = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC")
-    table = metrics_table(said | flat, y, np.ones(ROWS), times=times)
+    table = compute_forecast_metrics(printed | flat, y, np.ones(ROWS), times=times)
     found = {
-        name: model_verdict(name, row_gains(y, p, flat, horizon=1, times_N=times), "clock", rows=ROWS, effective_rows=9)
-        for name, p in said.items()
+        name: model_verdict(
+            name, verdict_gains_of_rows(y, p, flat, horizon=1, times_N=times), "clock", rows=ROWS, effective_rows=9
+        )
+        for name, p in printed.items()
     }
-    return report.TestPredictions(np.arange(ROWS), said, table, found, "model0", reference_gains or {})
+    return report.ReportPredictions(np.arange(ROWS), printed, table, found, "model0", reference_gains or {})
 
 
-def data_of(on_test: report.TestPredictions, ret=None) -> SimpleNamespace:
+def data_of(on_test: report.ReportPredictions, ret=None) -> SimpleNamespace:
     """What a page reads of the data set whose test rows were judged."""
     index = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC", name="known_at")
     ret = np.zeros(ROWS) if ret is None else ret
     return SimpleNamespace(
         labels=pd.DataFrame({"ret": ret}, index), y=np.arange(ROWS) % 3 - 1, clear=np.ones(ROWS, bool), horizon=1,
-        classes=classes_of("direction"),
+        classes=label_classes("direction"),
     )  # fmt: skip
 
 
 def verdict(count: int, of: int = ROWS) -> str:
-    return report.verdict(evaluated(count), of).text
+    return report.verdict_section(evaluated(count), of).text
 
 
-def test_verdict_section_has_each_models_sentence_and_numbers_first():
+def test_report_verdict_section_starts_with_sentence_and_gain_per_model():
     on_test = evaluated(2)
-    text = report.verdict(on_test, ROWS).text
+    text = report.verdict_section(on_test, ROWS).text
     for number, one in enumerate(on_test.verdicts.values()):
         paragraph = text.split("\n\n")[number]
         assert paragraph.startswith(one.sentence) and f"{one.gain_best:+.4f} ({one.gain_best_low:+.4f}" in paragraph
-    names = [name for _, table in report.verdict(on_test, ROWS).tables for name in table]
+    names = [name for _, table in report.verdict_section(on_test, ROWS).tables for name in table]
     assert names[:3] == ["gain_best", "gain_best_low", "gain_best_high"] and len(set(names)) == len(names)
-    unsided = [name for _, table in report.verdict(on_test, ROWS, two_sided=False).tables for name in table]
+    unsided = [name for _, table in report.verdict_section(on_test, ROWS, two_sided=False).tables for name in table]
     assert set(names) - set(unsided) == {"direction_gain", "direction_low"}
 
 
-def test_tiles_are_those_of_the_chosen_model_with_intervals():
+def test_summary_cards_show_chosen_model_with_intervals():
     on_test = evaluated(2)
-    summary_cards, one = report.summary_cards(on_test), on_test.verdicts["model0"]
+    summary_cards, one = report.report_cards(on_test), on_test.verdicts["model0"]
     assert summary_cards["best on validation rows"] == ("model0", one.status)
     assert summary_cards["gain over clock"] == (
         f"{one.gain_best:+.4f}",
@@ -72,83 +74,83 @@ def test_tiles_are_those_of_the_chosen_model_with_intervals():
         ROWS,
         "9 effective",
     )
-    assert "directional gain" not in report.summary_cards(on_test, two_sided=False) and "model" in report.summary_cards(
+    assert "directional gain" not in report.report_cards(on_test, two_sided=False) and "model" in report.report_cards(
         evaluated(1)
     )
 
 
-def test_period_names_first_and_last_test_day_and_both_row_counts():
-    words = report.period(data_of(evaluated(1)), evaluated(1))
+def test_report_period_names_test_days_and_row_counts():
+    words = report.report_test_period(data_of(evaluated(1)), evaluated(1))
     assert "2024-01-02 to 2024-03-02" in words and "600 rows" in words and "9 without overlap" in words
 
 
-def test_returns_of_the_chosen_model_by_decile():
+def test_report_returns_lists_deciles_of_chosen_model():
     on_test = evaluated(2)
     forecast = on_test.forecasts["model0"] @ [-1, 0, 1]
-    section = report.returns(data_of(on_test, 1e-4 * forecast), on_test)
+    section = report.decile_returns_section(data_of(on_test, 1e-4 * forecast), on_test)
     assert "Information coefficient of model0: +1.0000" in section.text
     ((_, table),) = section.tables
     tenth = np.sort(forecast)[-60:].mean()
     assert table.loc[10, "ret_bp"] == pytest.approx(tenth) and table.loc[10, "rows"] == 60
-    assert "no deciles" in report.returns(data_of(on_test), on_test).text  # the return is a constant
+    assert "no deciles" in report.decile_returns_section(data_of(on_test), on_test).text  # the return is a constant
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
 )
-def test_a_stack_is_told_beside_the_plain_mean_of_its_models(low, high, words):
-    told = report.verdict(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
-    assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in told
-    assert ("The learnt weights show no advantage" in told) == (low <= 0)
-    assert "equal_pool" not in report.verdict(evaluated(1), ROWS).text
+def test_report_verdict_compares_stack_with_equal_pool(low, high, words):
+    reported = report.verdict_section(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
+    assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in reported
+    assert ("The learnt weights show no advantage" in reported) == (low <= 0)
+    assert "equal_pool" not in report.verdict_section(evaluated(1), ROWS).text
 
 
-def test_the_gain_over_another_is_that_of_the_clear_rows():
+def test_gain_over_matches_hand_computed_gain_on_clear_rows():
     random = np.random.default_rng(0)
     ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
     clear, rows = random.random(90) < 0.8, np.arange(10, 80)
     labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
     data = SimpleNamespace(clear=clear, y=y, horizon=3, labels=labels)
-    gain, low, high = gain_over(data, rows, ours[rows], other[rows])
+    gain, low, high = dataset_gain_over_forecast(data, rows, ours[rows], other[rows])
     kept = rows[clear[rows]]
     by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
     assert gain == pytest.approx(by_hand.mean(), abs=1e-12) and low < gain < high
     assert high - gain == pytest.approx(gain - low)
-    assert gain_over(data, rows, ours[rows], ours[rows]) == (0.0, 0.0, 0.0)
+    assert dataset_gain_over_forecast(data, rows, ours[rows], ours[rows]) == (0.0, 0.0, 0.0)
 
 
-def test_the_made_up_market_is_called_so_and_no_other():
+def test_synthetic_notice_appears_only_for_demo_market():
     assert "synthetic market" in report.synthetic_notice("DEMO")
     assert report.synthetic_notice("MES") == ""
 
 
-def test_what_quick_limited_is_told():
+def test_quick_notice_lists_limited_settings():
     assert "lstm epochs: 2" in report.quick_notice({"lstm epochs": 2})
     assert report.quick_notice({}) == ""
 
 
-def test_the_best_of_several_is_called_chosen():
+def test_report_verdict_of_several_models_names_model_chosen_on_validation():
     assert "model0 was chosen on validation rows" in verdict(2)
     assert "chosen on validation rows" not in verdict(1)
 
 
-def test_rows_that_are_not_judged_are_told():
+def test_report_verdict_counts_unevaluated_test_rows():
     assert "600 of the 700 test rows, those with a full input window." in verdict(1, of=700)
     assert "Evaluated on all 600 test rows." in verdict(1)
 
 
 @pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
-def test_many_forecasts_get_a_reliability_plot_each(count, figures):
+def test_report_calibration_draws_reliability_plots_by_forecast_count(count, figures):
     on_test = evaluated(count)
-    assert len(report.calibration(data_of(on_test), on_test).figures) == figures
+    assert len(report.calibration_section(data_of(on_test), on_test).figures) == figures
 
 
-def test_calibration_shows_predicted_and_observed_by_class_of_clear_rows_and_the_debiased_error():
+def test_report_calibration_lists_class_shares_of_clear_rows_and_debiased_error():
     on_test = evaluated(2)
     data = data_of(on_test)
     data.clear[:300] = False
-    section = report.calibration(data, on_test)
+    section = report.calibration_section(data, on_test)
     ((_, table),) = section.tables
     assert table.index.tolist() == ["model0"] * 3 + ["model1"] * 3
     for name, p in on_test.forecasts.items():
@@ -160,20 +162,22 @@ def test_calibration_shows_predicted_and_observed_by_class_of_clear_rows_and_the
         assert on_test.metrics.loc[name, "ece_debiased"] == error > 0.1
         assert f"Calibration error of {name}: {error:.3f} debiased" in section.text
     bets = data_of(on_test)
-    bets.classes = classes_of("meta")
-    assert list(report.calibration(bets, on_test).tables[0][1]["class"]) == 2 * list(classes_of("meta"))
+    bets.classes = label_classes("meta")
+    assert list(report.calibration_section(bets, on_test).tables[0][1]["class"]) == 2 * list(label_classes("meta"))
 
 
-def test_rows_of_no_part_are_told_apart_by_why():
-    assert report.left_out_sentence({"purged": 1_234, "inferred": 0}) == report.left_out_sentence({"purged": 1_234})
-    assert "1,234 rows whose labels reach across an edge" in report.left_out_sentence({"purged": 1_234})
-    both = report.left_out_sentence({"purged": 8, "inferred": 5_520})
+def test_left_out_sentence_separates_purged_and_inferred_rows():
+    assert report.report_left_out_rows({"purged": 1_234, "inferred": 0}) == report.report_left_out_rows(
+        {"purged": 1_234}
+    )
+    assert "1,234 rows whose labels reach across an edge" in report.report_left_out_rows({"purged": 1_234})
+    both = report.report_left_out_rows({"purged": 8, "inferred": 5_520})
     assert "8 rows whose labels" in both and both.endswith(
         "5,520 rows of the sessions that calendar or tick were inferred from."
     )
 
 
-def test_seconds_are_read_as_seconds():
+def test_report_runs_table_shows_seconds_with_one_decimal():
     facts = {"run_id": "train-lstm", "seconds": 1.94}
-    section = report.runs({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
+    section = report.compared_runs_section({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
     assert section.tables[0][1].loc["lstm"].tolist() == ["train-lstm", "0123456789ab", "1.9"]

@@ -9,14 +9,14 @@ from ml_factory import pipeline
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking import wandb_process
 from ml_factory.workflows import folds
 from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 SMALL = {"rounds": 20, "depth": 2, "block": 5, "patience": 0}
-SEARCH = SearchSpec(LabelSpec(horizon=5), trials=4)
+SEARCH = BarrierSearchSpec(LabelSpec(horizon=5), trials=4)
 
 
 @pytest.fixture
@@ -84,13 +84,15 @@ def left_by(result) -> list:
     ("verb", "death", "reached"),
     [
         (train, None, "unfinished at round 15"),
-        (cross_validate, (folds, "sample_weights_of", 2), "unfinished at fold 2 of 3"),
+        (cross_validate, (folds, "dataset_sample_weights", 2), "unfinished at fold 2 of 3"),
         (nested, (barrier_search._View, "evaluate", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
-        (stack, (folds, "sample_weights_of", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
+        (stack, (folds, "dataset_sample_weights", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
         (search, (barrier_search._View, "evaluate", 2), "2"),
     ],
 )
-def test_it_goes_on_in_an_empty_workspace(verb, death, reached, places, tmp_path, monkeypatch):
+def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
+    verb, death, reached, places, tmp_path, monkeypatch
+):
     dies, empty, straight = places
     wanted = left_by(verb(straight))  # mirrored nowhere
     store, done = install(tmp_path, monkeypatch), settle(monkeypatch)
@@ -113,25 +115,25 @@ def test_it_goes_on_in_an_empty_workspace(verb, death, reached, places, tmp_path
 
 @pytest.mark.soak_except("search")
 @pytest.mark.parametrize("verb", [cross_validate, nested, search])
-def test_what_was_finished_elsewhere_is_found_finished(verb, places, tmp_path, monkeypatch):
+def test_finished_run_restored_from_wandb_is_not_fitted_again(verb, places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     done = settle(monkeypatch)
     first = verb(places[0])
     assert all(done())
     with monkeypatch.context() as patch:
-        patch.setattr(folds, "sample_weights_of", None)  # nothing is fitted
+        patch.setattr(folds, "dataset_sample_weights", None)  # nothing is fitted
         again = verb(places[1])
     assert left_by(again) == left_by(first)
     assert all(done())
 
 
 @pytest.mark.soak
-def test_what_is_to_begin_anew_is_not_brought_back(places, tmp_path, monkeypatch):
+def test_train_with_fresh_restores_nothing_from_wandb(places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     done = settle(monkeypatch)
     pipeline.train(places[0], "DEMO", 5, "linear", quick=True)
     assert all(done())
-    anew = pipeline.train(places[1], "DEMO", 5, "linear", quick=True, fresh=True)
-    assert not anew.reused and anew.found.startswith("Found nothing")
+    rebuilt = pipeline.train(places[1], "DEMO", 5, "linear", quick=True, fresh=True)
+    assert not rebuilt.reused and rebuilt.found.startswith("Found nothing")
     assert pipeline.train(places[2], "DEMO", 5, "linear", quick=True).reused
     assert all(done())

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, row_gains
-from ml_factory.workflows.result_summaries import verdict_lines, wrap_line
+from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, verdict_gains_of_rows
+from ml_factory.workflows.result_summaries import summary_verdict_lines, wrap_summary_line
 from ml_factory.workflows.results import EvaluateResult, TrainResult
 
 RNG = np.random.default_rng(1)
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(1)
 def verdict_of(model: str = "xgboost", kind: str = "triple_barrier") -> ModelVerdict:
     y, times = RNG.integers(-1, 2, 900), pd.date_range("2024-01-02", periods=900, freq="2h", tz="UTC")
     flat = {name: np.full((900, 3), 1 / 3) for name in BASELINES}
-    gains = row_gains(y, RNG.dirichlet((3, 3, 3), 900), flat, horizon=2, times_N=times)
+    gains = verdict_gains_of_rows(y, RNG.dirichlet((3, 3, 3), 900), flat, horizon=2, times_N=times)
     return model_verdict(model, gains, "clock", rows=900, effective_rows=451.2, kind=kind)
 
 
@@ -45,7 +45,7 @@ def trained(verdict: ModelVerdict | None) -> TrainResult:
     )  # fmt: skip
 
 
-def test_summary_ends_with_the_sentence_and_four_numbers():
+def test_train_result_summary_ends_with_verdict_and_four_numbers():
     verdict = verdict_of()
     sentence, *numbers = trained(verdict).summary().splitlines()[-5:]
     assert sentence == verdict.sentence
@@ -57,33 +57,33 @@ def test_summary_ends_with_the_sentence_and_four_numbers():
     assert f"({verdict.direction_low:+.4f} to {verdict.direction_high:+.4f})" in numbers[1]
 
 
-def test_summary_of_meta_labels_has_no_directional_gain_and_none_without_a_verdict():
-    assert len(verdict_lines(verdict_of(kind="meta"))) == 4
-    assert not any("directional" in line for line in verdict_lines(verdict_of(kind="meta")))
-    assert verdict_lines(None) == [] and trained(None).summary().splitlines()[-3].startswith("  report ")
+def test_verdict_lines_of_meta_labels_omit_directional_gain():
+    assert len(summary_verdict_lines(verdict_of(kind="meta"))) == 4
+    assert not any("directional" in line for line in summary_verdict_lines(verdict_of(kind="meta")))
+    assert summary_verdict_lines(None) == [] and trained(None).summary().splitlines()[-3].startswith("  report ")
 
 
-def test_summary_has_the_calibration_error_and_the_shares_of_this_model_on_test_rows():
+def test_train_result_summary_shows_calibration_error_and_class_shares():
     error, shares = trained(verdict_of()).summary().splitlines()[-7:-5]
     assert error == "  calibration error            0.0321 (debiased 0.0123)"
     assert shares == "  predicted/observed  short 0.301/0.292, neutral 0.378/0.447, long 0.321/0.261"
     assert len(shares) <= 80
 
 
-def test_printed_result_fits_80_columns_but_for_paths():
+def test_train_result_str_fits_80_columns_except_paths():
     result = trained(verdict_of())
     assert all(len(line) <= 80 or "/" in line for line in str(result).splitlines())
     assert str(result).split() == result.summary().split()  # nothing is lost
 
 
 @pytest.mark.parametrize("indent", ["", "  "])
-def test_wrapped_line_continues_under_its_indent_and_cuts_no_word(indent):
-    lines = wrap_line(indent + "word " * 30 + "a-hyphenated-word" * 6).splitlines()
+def test_wrap_line_keeps_indent_and_whole_words(indent):
+    lines = wrap_summary_line(indent + "word " * 30 + "a-hyphenated-word" * 6).splitlines()
     assert max(map(len, lines[:-1])) <= 80 and lines[-1].strip() == "a-hyphenated-word" * 6
     assert all(line.startswith(f"{indent}  ") for line in lines[1:]) and lines[0].startswith(f"{indent}word")
 
 
-def test_evaluation_ends_with_the_model_chosen_on_validation_rows():
+def test_evaluate_result_summary_ends_with_model_chosen_on_validation():
     verdicts = {name: verdict_of(name) for name in ("linear", "lstm")}
     result = EvaluateResult(
         symbol="MES", horizon=20, metrics=METRICS, report_path=Path("r"), verdicts=verdicts,

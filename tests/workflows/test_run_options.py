@@ -4,11 +4,11 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
-from ml_factory.workflows.run_options import RunOptions, run_options
+from ml_factory.workflows.run_options import RunOptions, build_run_options
 
 
-def test_run_options_of_known_names_holds_their_values():
-    assert run_options({"seed": 3, "quick": True}) == RunOptions(seed=3, quick=True)
+def test_run_options_of_known_names_keep_values():
+    assert build_run_options({"seed": 3, "quick": True}) == RunOptions(seed=3, quick=True)
 
 
 @pytest.mark.parametrize(("given", "unused", "words"), [
@@ -17,18 +17,18 @@ def test_run_options_of_known_names_holds_their_values():
     ({"seed": -1}, (), "SEED cannot be used"),
     ({"source": "there"}, (), "registry or wandb"),
 ])  # fmt: skip
-def test_run_options_of_a_wrong_name_or_value_is_refused(given, unused, words):
+def test_run_options_of_unknown_name_or_value_raise(given, unused, words):
     with pytest.raises(SettingsError, match=words):
-        run_options(given, unused)
+        build_run_options(given, unused)
 
 
-def test_cross_validate_with_a_source_is_refused(prepared):
+def test_cross_validate_with_source_option_raises(prepared):
     with pytest.raises(SettingsError, match=r"no such argument.*source"):
         pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", source="wandb")
 
 
 @pytest.mark.parametrize("verb", ["cross_validate", "stack"])
-def test_a_verb_of_one_process_in_a_further_rank_is_refused_and_writes_nothing(verb, prepared, monkeypatch):
+def test_cross_validate_and_stack_in_second_rank_raise_and_write_nothing(verb, prepared, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     models = "xgboost" if verb == "cross_validate" else ("xgboost", "linear")
@@ -37,7 +37,7 @@ def test_a_verb_of_one_process_in_a_further_rank_is_refused_and_writes_nothing(v
     assert not list(prepared.results.rglob("run.json"))
 
 
-def test_stack_hands_its_base_models_all_options_but_fresh_and_run(prepared, monkeypatch):
+def test_stack_passes_options_except_fresh_and_run_to_base_models(prepared, monkeypatch):
     class Done(Exception):
         pass
 
@@ -53,8 +53,8 @@ def test_stack_hands_its_base_models_all_options_but_fresh_and_run(prepared, mon
     assert calls == [{"seed": 3, "quick": True, "source": "wandb", "mirror": "off", "model_settings": None}]
 
 
-def test_cross_validate_with_a_scheme_spec_uses_its_window(prepared):
-    scheme = pipeline.SchemeSpec("walk_forward_rolling", 2, window=300)
+def test_cross_validate_with_scheme_spec_uses_window(prepared):
+    scheme = pipeline.FoldSchemeSpec("walk_forward_rolling", 2, window=300)
     settings = {"rounds": 2, "depth": 2}
     found = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", scheme=scheme, model_settings=settings, quick=True)
     assert found.scheme == "walk_forward_rolling" and found.fold_table["train"].max() <= 300

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from ml_factory import code_fingerprint, run_folder
-from ml_factory.run_folder import Run, open_checkpoints
-from ml_factory.settings import RunSpec
+from ml_factory.run_folder import RunFolder, open_run_checkpoints
+from ml_factory.settings import RunSettings
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.run_status import format_run_status
 
-FOLDS = RunSpec("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
+FOLDS = RunSettings("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
 TRAIN = replace(FOLDS, task="train", settings=(("rounds", 20),))
 BASES = (("base_models", ["xgboost", "lightgbm"]), ("bases", ["a", "b"]), ("folds", 2))
-STACK = RunSpec("MES", 10, "stack", "stack", 0, False, "0" * 64, BASES)
+STACK = RunSettings("MES", 10, "stack", "stack", 0, False, "0" * 64, BASES)
 
 
 @pytest.fixture
@@ -23,28 +23,28 @@ def workspace(tmp_path) -> Workspace:
     return Workspace(tmp_path)
 
 
-def run_of(workspace: Workspace, spec: RunSpec) -> Run:
-    return Run(spec.run_id, workspace.results / spec.symbol / spec.run_id)
+def run_of(workspace: Workspace, spec: RunSettings) -> RunFolder:
+    return RunFolder(spec.run_id, workspace.results / spec.symbol / spec.run_id)
 
 
 def save(workspace: Workspace, run_id: str, phase: str, **metrics) -> None:
-    with open_checkpoints(workspace.checkpoints, Run(run_id, Path())) as manager:
+    with open_run_checkpoints(workspace.checkpoints, RunFolder(run_id, Path())) as manager:
         assert manager.save_checkpoint(phase, {"a": 1}, force=True, metrics=metrics)
 
 
-def done(run: Run, name: str) -> None:
+def done(run: RunFolder, name: str) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / name).touch()
 
 
-def line(workspace: Workspace, spec: RunSpec) -> str:
+def line(workspace: Workspace, spec: RunSettings) -> str:
     return format_run_status(workspace, run_of(workspace, spec), spec, finished=False)
 
 
 # ---- folds ---------------------------------------------------------------------------------------------------------
 
 
-def test_folds_tell_of_the_fit_inside_the_one_they_go_on_with(workspace):
+def test_format_run_status_of_folds_includes_progress_in_current_fold(workspace):
     run = run_of(workspace, FOLDS)
     assert "Starts from the beginning" in line(workspace, FOLDS)
     save(workspace, run.run_id, "folds_lightgbm_0", reached="round 10")
@@ -57,7 +57,7 @@ def test_folds_tell_of_the_fit_inside_the_one_they_go_on_with(workspace):
     assert "unfinished at all folds (" in line(workspace, FOLDS)
 
 
-def test_nested_folds_are_looked_for_where_they_keep_theirs(workspace):
+def test_format_run_status_of_nested_folds_reads_trials_and_fold_checkpoints(workspace):
     spec = replace(FOLDS, settings=(*FOLDS.settings, ("search", {"trials": 5})))
     run = run_of(workspace, spec)
     assert "Starts from the beginning" in line(workspace, spec)
@@ -71,7 +71,7 @@ def test_nested_folds_are_looked_for_where_they_keep_theirs(workspace):
     assert "unfinished at fold 1 of 3, round 10 in the next (" in line(workspace, spec)
 
 
-def test_a_stack_tells_of_each_of_its_models(workspace):
+def test_format_run_status_of_stack_lists_progress_per_base_model(workspace):
     run = run_of(workspace, STACK)
     done(run, "forecasts-xgboost.state")
     save(workspace, run.run_id, "folds_lightgbm_0", reached="round 10")
@@ -97,9 +97,7 @@ def changed(package: Path, source: str, number: int) -> None:
 
 @pytest.mark.parametrize("source", ["features/momentum.py", "seeding.py"])
 @pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
-def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
-    workspace, package, monkeypatch, spec, source
-):
+def test_format_run_status_after_code_changes_offers_newest_commit(workspace, package, monkeypatch, spec, source):
     """A changed feature changes the data, and any change the models that a stack is built on."""
     before = None
     for version in range(5):
@@ -108,29 +106,29 @@ def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
         bases = tuple((name, [f"{version}a", f"{version}b"] if name == "bases" else one) for name, one in spec.settings)
         now = replace(spec, data=data, settings=bases)
         if before is not None:
-            said = line(workspace, now)
-            assert f"{before.run_id} was begun with other code ({source} changed)" in said
-            assert f"git checkout {version - 1:012}" in said and "Starts a new run" in said
-            assert ("prepare there first" in said) == source.startswith("features")
+            printed = line(workspace, now)
+            assert f"{before.run_id} was begun with other code ({source} changed)" in printed
+            assert f"git checkout {version - 1:012}" in printed and "Starts a new run" in printed
+            assert ("prepare there first" in printed) == source.startswith("features")
         monkeypatch.setattr(run_folder, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
         before = run_of(workspace, now)
         before.begin(now)
 
 
-def test_other_settings_and_other_data_are_named(workspace):
+def test_format_run_status_names_changed_settings_or_data(workspace):
     run_of(workspace, FOLDS).begin(FOLDS)
     deeper = replace(FOLDS, settings=(*FOLDS.settings, ("depth", 4)))
     assert f"{FOLDS.run_id} is of other settings (depth as usual then, 4 now). Opens" in line(workspace, deeper)
     run_of(workspace, deeper).begin(deeper)
-    said = line(workspace, replace(FOLDS, data="1" * 64, settings=deeper.settings))
-    assert f"{deeper.run_id} is of other data, and 1 earlier ones differ too. Opens" in said
+    printed = line(workspace, replace(FOLDS, data="1" * 64, settings=deeper.settings))
+    assert f"{deeper.run_id} is of other data, and 1 earlier ones differ too. Opens" in printed
     run_of(workspace, STACK).begin(STACK)
     other = replace(STACK, settings=(*BASES[:1], ("bases", ["a", "c"]), BASES[2]))
-    said = line(workspace, other)
-    assert "is of other settings (other bases). Opens" in said and "git checkout" not in said
+    printed = line(workspace, other)
+    assert "is of other settings (other bases). Opens" in printed and "git checkout" not in printed
 
 
-def test_settings_come_before_code(workspace, package):
+def test_format_run_status_names_changed_settings_before_code(workspace, package):
     run_of(workspace, FOLDS).begin(FOLDS)
     changed(package, "seeding.py", 1)
     other = replace(FOLDS, settings=(("folds", 3), ("rounds", 30)))

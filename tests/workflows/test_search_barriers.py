@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from ml_factory import __main__, pipeline
-from ml_factory.checkpoints.slot_pool import Pool, Slot
+from ml_factory.checkpoints.slot_pool import Slot, SlotPool
 from ml_factory.data.io import import_bars
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
@@ -23,33 +23,33 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import found_barriers, search_barriers
 from ml_factory.workflows.results import PrepareResult, SearchResult
 from tests.targets.markets import gappy
 
-SPEC = SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
+SPEC = BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: SearchSpec = SPEC, **options) -> SearchResult:
+def search(place: Workspace, spec: BarrierSearchSpec = SPEC, **options) -> SearchResult:
     return pipeline.search_barriers(place, "DEMO", 5, spec, **options)
 
 
 @pytest.fixture
-def judged(monkeypatch) -> list:
+def assessed(monkeypatch) -> list:
     """One entry a trial that is really judged."""
-    told, whole = [], barrier_search._View.evaluate
-    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: told.append(given[2]) or whole(*given))
-    return told
+    reported, whole = [], barrier_search._View.evaluate
+    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: reported.append(given[2]) or whole(*given))
+    return reported
 
 
 def bars_of(place: Workspace) -> pd.DataFrame:
     return pd.read_parquet(place.raw_bars("DEMO")).set_index("timestamp")
 
 
-def test_off_by_default(prepared):
+def test_search_barriers_leaves_prepared_data_and_default_spec_unchanged(prepared):
     before = Store.current(prepared.processed("DEMO"))
     unsearched = {name: value for name, value in asdict(DataSpec()).items() if name != "searched"}
     assert fingerprint(DataSpec().to_dict()) == fingerprint(unsearched)
@@ -60,9 +60,9 @@ def test_off_by_default(prepared):
     assert "searched" not in before.facts["settings"]
 
 
-def test_what_is_found_makes_the_labels_and_names_its_rows(prepared):
+def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     result = search(prepared)
-    found = SearchedLabels.from_json(result.path.read_text())
+    found = SearchedLabelSpec.from_json(result.path.read_text())
     assert result.path == prepared.processed("DEMO") / "searched" / "h5-v1.json"
     assert f"{found.seen_rows.count:,} training rows, {found.seen_rows.first} to" in result.summary()
     assert result.trials["kept"].any() and len(result.trials) == SPEC.trials and result.plot().axes
@@ -77,7 +77,7 @@ def test_what_is_found_makes_the_labels_and_names_its_rows(prepared):
     market = MarketSpec.from_dict(store.facts["market"])
     bars = bars_of(prepared)
     spec = LabelSpec(5, found.labels.k_up, found.labels.k_down, found.labels.sigma_span)
-    byhand = triple_barrier(base_frame(bars, market, 5), base_frame(bars, market, 1), spec, market)
+    byhand = triple_barrier_labels(resample_bars(bars, market, 5), resample_bars(bars, market, 1), spec, market)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, byhand[byhand["entry_bar"] >= store.facts["first"]], check_freq=False)
     assert not labels["label"].equals(given[1]["label"])
@@ -92,13 +92,13 @@ def test_what_is_found_makes_the_labels_and_names_its_rows(prepared):
     assert pipeline.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
 
 
-def test_a_killed_search_goes_on_and_writes_the_same_file(prepared, tmp_path, judged, monkeypatch):
+def test_search_barriers_after_kill_resumes_and_writes_same_file(prepared, tmp_path, assessed, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     code = """
 import os, signal, sys
 from ml_factory import pipeline
 from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 whole, count = barrier_search._View.evaluate, []
 def judge(*given):
     count.append(1)
@@ -106,7 +106,7 @@ def judge(*given):
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(*given)
 barrier_search._View.evaluate = judge
-pipeline.search_barriers(sys.argv[1], "DEMO", 5, SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3))
+pipeline.search_barriers(sys.argv[1], "DEMO", 5, BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3))
 """
     root = Path(__file__).resolve().parents[2]
     dead = subprocess.run([sys.executable, "-c", code, str(prepared.root)], cwd=root, capture_output=True, text=True)
@@ -115,28 +115,28 @@ pipeline.search_barriers(sys.argv[1], "DEMO", 5, SearchSpec(trials=6, neutral=(0
     assert not list(folder.glob("*.json"))
     result = search(prepared)
     assert result.resumed_from in (2, 3)  # the third save may have been on its way
-    assert len(judged) == SPEC.trials - result.resumed_from and not result.reused
+    assert len(assessed) == SPEC.trials - result.resumed_from and not result.reused
     resumed = result.path.read_bytes()
-    anew = search(prepared, fresh=True)
-    assert anew.resumed_from is None and len(judged) == 2 * SPEC.trials - result.resumed_from
-    assert anew.path.name == "h5-v2.json" and anew.path.read_bytes() == resumed
-    pd.testing.assert_frame_equal(anew.trials, result.trials)
+    rebuilt = search(prepared, fresh=True)
+    assert rebuilt.resumed_from is None and len(assessed) == 2 * SPEC.trials - result.resumed_from
+    assert rebuilt.path.name == "h5-v2.json" and rebuilt.path.read_bytes() == resumed
+    pd.testing.assert_frame_equal(rebuilt.trials, result.trials)
     again = search(prepared)  # finished: nothing is tried again, and no third file is written
-    assert again.reused and again.path == result.path and len(judged) == 2 * SPEC.trials - result.resumed_from
+    assert again.reused and again.path == result.path and len(assessed) == 2 * SPEC.trials - result.resumed_from
     assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v3.json"
 
 
-def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared, judged, monkeypatch):
+def test_search_barriers_restarted_with_fresh_keeps_longer_attempt(prepared, assessed, monkeypatch):
     """FRESH left on: each restart opens an attempt beside, and the one that had come furthest is still there."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
 
     def killed(after: int) -> None:
         def judge(*given):
-            if len(judged) == after:
+            if len(assessed) == after:
                 raise KeyboardInterrupt
             return whole(*given)
 
-        judged.clear()
+        assessed.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             whole = barrier_search._View.evaluate
             patch.setattr(barrier_search._View, "evaluate", judge)
@@ -158,7 +158,7 @@ def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared,
     assert newest.reused and newest.path == went_on.path
 
 
-def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
+def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):
     result = search(prepared)
     bars = bars_of(prepared)
     cut = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["until"]) - pd.Timedelta("1min"), side="right"))
@@ -182,7 +182,7 @@ def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
 
 
 @pytest.mark.soak
-def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(tmp_path):
+def test_prepare_with_barriers_searched_on_other_bars_raises(tmp_path):
     """Bars that follow what was seen may come and change; one tick in what was seen may not, wherever the spec lies."""
     bars = synthetic_bars(days=14, seed=4)
     settings = DataSpec(calendar="cme", tick=0.25)
@@ -205,27 +205,27 @@ def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(t
     place = prepare("moved", moved).folder.parent
     before = Store.current(place).fingerprint
     for name, table in (("moved", moved), ("short", bars.iloc[300:])):
-        with pytest.raises(SettingsError, match="bars changed since these barriers were searched") as told:
+        with pytest.raises(SettingsError, match="bars changed since these barriers were searched") as reported:
             prepare(name, table, searched=found.path)
-        assert found.seen_rows["until"] in str(told.value) and "prepare --search" in str(told.value)
+        assert found.seen_rows["until"] in str(reported.value) and "prepare --search" in str(reported.value)
     assert Store.current(place).fingerprint == before  # what was prepared stays
     with pytest.raises(SettingsError, match="bars changed since"):
         prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
 
 
 @pytest.mark.parametrize("session_end", ["session", "drop", "span"])
-def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(session_end):
+def test_search_rows_end_before_first_validation_row_for_all_barriers(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
     market, splits = MarketSpec("MES", "cme", 0.25, False), SplitSpec(0.6, 0.2)
-    spec = SearchSpec(LabelSpec(horizon=30, session_end=session_end), symmetric=False, sigma_spans=(10, 300))
+    spec = BarrierSearchSpec(LabelSpec(horizon=30, session_end=session_end), symmetric=False, sigma_spans=(10, 300))
     moved = 0
     for seed, end in enumerate(range(3000, 5000, 170)):
         bars = gappy(seed % 3, 0.25).iloc[:end]
-        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
-        train, judging = search_barriers.search_rows(base, spec, market, splits, first=50)
+        base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
+        train, judging = search_barriers.barrier_search_rows(base, spec, market, splits, first=50)
         for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
             tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
-            labels = triple_barrier(base, minute_bars, tried, market)
+            labels = triple_barrier_labels(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
             first = labels.index[chronological_split(labels, splits)["validation"][0]]
             assert train[-1] < judging[0] <= first
@@ -233,12 +233,12 @@ def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(s
     assert moved
 
 
-def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
+def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
     name = search(prepared).name
     before = Store.current(prepared.processed("DEMO")).fingerprint
-    with pytest.raises(SettingsError, match="saw rows that are now validation or test rows") as told:
+    with pytest.raises(SettingsError, match="saw rows that are now validation or test rows") as reported:
         pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(splits=SplitSpec(0.5, 0.2)), searched=name)
-    assert "search again" in str(told.value)
+    assert "search again" in str(reported.value)
     assert Store.current(prepared.processed("DEMO")).fingerprint == before
     with pytest.raises(SettingsError, match="horizon that is not prepared"):
         pipeline.prepare(prepared, "DEMO", (10,), searched=name)
@@ -256,62 +256,62 @@ def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
 
 
 @pytest.mark.parametrize("session_end", ["session", "span"])
-def test_labels_that_span_sessions_beside_windows_that_do_not_are_told(tmp_path, caplog, session_end):
+def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path, caplog, session_end):
     labels = LabelSpec(horizon=5, session_end=session_end)
-    found = SearchedLabels(labels, SearchSpec(labels), SeenRows("", "", "", 1, "", ""), {}, 1)
+    found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {}, 1)
     for spans in (True, False):
         caplog.clear()
-        found_barriers.with_searched(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        found_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
-def test_a_balance_that_cannot_be_met_is_said_and_not_searched_for_twice(prepared, judged):
+def test_search_barriers_with_impossible_balance_raises_without_second_search(prepared, assessed):
     impossible = replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5))
     for _ in range(2):
-        with pytest.raises(SettingsError, match="None of 6 trials keeps the balance") as told:
+        with pytest.raises(SettingsError, match="None of 6 trials keeps the balance") as reported:
             search(prepared, impossible)
-        assert "at the nearest" in str(told.value) and "widen neutral" in str(told.value)
-    assert len(judged) == 6
+        assert "at the nearest" in str(reported.value) and "widen neutral" in str(reported.value)
+    assert len(assessed) == 6
     assert not list((prepared.processed("DEMO") / "searched").glob("h*.json"))
 
 
 def slots_of(place: Workspace) -> list[Slot]:
-    return Pool(place.checkpoints).scan()
+    return SlotPool(place.checkpoints).scan()
 
 
-def test_a_finished_search_gives_its_slots_back_and_is_found_without_them(prepared, judged, monkeypatch):
+def test_search_barriers_finished_returns_slots_and_is_loaded_without_slots(prepared, assessed, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     result = search(prepared)
     before = {slot.path for slot in slots_of(prepared)}
-    assert before and all(slot.returned for slot in slots_of(prepared))
+    assert before and all(slot.is_returned for slot in slots_of(prepared))
     assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v2.json"
     assert {slot.path for slot in slots_of(prepared)} == before  # the next one wrote over them
     for path in before:
         path.write_bytes(b"")
-    judged.clear()
+    assessed.clear()
     again = search(prepared)
-    assert again.reused and not judged
+    assert again.reused and not assessed
     pd.testing.assert_frame_equal(again.trials, result.trials)
     with pytest.raises(SettingsError, match="None of 6 trials"):
         search(prepared, replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5)))
-    assert all(slot.returned for slot in slots_of(prepared))
+    assert all(slot.is_returned for slot in slots_of(prepared))
 
 
-def test_command_line(prepared, capsys, monkeypatch):
+def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, capsys, monkeypatch):
     def call(*words: str) -> dict:
         monkeypatch.setattr(sys, "argv", ["ml_factory", "prepare", "--workspace", str(prepared.root), *words])
         with pytest.raises(SystemExit) as left:
             __main__.main()
-        said = capsys.readouterr()
-        assert not left.value.code, said.err
-        return json.loads(said.out)
+        printed = capsys.readouterr()
+        assert not left.value.code, printed.err
+        return json.loads(printed.out)
 
-    told = call("--horizon", "5", "--search", "--json")
-    assert [one["name"] for one in told["search"]] == ["h5-v1"] and told["search"][0]["trials"][0]["kept"] in (
+    reported = call("--horizon", "5", "--search", "--json")
+    assert [one["name"] for one in reported["search"]] == ["h5-v1"] and reported["search"][0]["trials"][0]["kept"] in (
         True,
         False,
     )
     named = call("--horizon", "5", "--searched", "h5-v1", "--json")
-    assert named["fingerprint"] == told["fingerprint"] and named["reused"] and "search" not in named
+    assert named["fingerprint"] == reported["fingerprint"] and named["reused"] and "search" not in named
     plain = call("--horizon", "5", "--json")
-    assert plain["fingerprint"] != told["fingerprint"] and plain["reused"]
+    assert plain["fingerprint"] != reported["fingerprint"] and plain["reused"]

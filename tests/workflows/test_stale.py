@@ -12,10 +12,10 @@ from ml_factory.code_fingerprint import changed
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
-from ml_factory.settings import QuickLimits, RunSpec, run_spec
+from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.workspace import Workspace
 
-SPEC = RunSpec("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
+SPEC = RunSettings("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,13 @@ UNUSED = {
 }  # fmt: skip
 
 
-def _spec(task: str, model: str) -> RunSpec:
+def _spec(task: str, model: str) -> RunSettings:
     bases = (("base_models", ["xgboost", "lstm"]),) if task == "stack" else ()
     return replace(SPEC, task=task, model=model, settings=bases)
 
 
 @pytest.mark.parametrize(("run", "source"), [(run, source) for run, files in USED.items() for source in files])
-def test_a_changed_computation_is_another_run(copied, run, source):
+def test_run_spec_run_id_changes_with_used_source(copied, run, source):
     spec = _spec(*run)
     before = spec.run_id
     with open(copied / source, "a") as file:
@@ -72,7 +72,7 @@ def test_a_changed_computation_is_another_run(copied, run, source):
 
 
 @pytest.mark.parametrize("run", list(UNUSED))
-def test_a_changed_picture_or_another_model_is_not(copied, run):
+def test_run_spec_run_id_ignores_changes_in_unused_sources(copied, run):
     spec = _spec(*run)
     before = spec.run_id
     for source in UNUSED[run]:
@@ -81,7 +81,7 @@ def test_a_changed_picture_or_another_model_is_not(copied, run):
     assert spec.run_id == before
 
 
-def test_a_comment_or_a_docstring_is_not(copied):
+def test_run_spec_run_id_ignores_comments_and_docstrings(copied):
     before = SPEC.run_id
     path = copied / "seeding.py"
     text = path.read_text()
@@ -92,7 +92,7 @@ def test_a_comment_or_a_docstring_is_not(copied):
     assert SPEC.run_id != before
 
 
-def test_other_limits_are_another_quick_run(monkeypatch):
+def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
     quick = replace(SPEC, quick=True)
     full_id, quick_id = SPEC.run_id, quick.run_id
     monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), train_rows=17))
@@ -100,22 +100,22 @@ def test_other_limits_are_another_quick_run(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["seed", "folds"])
-def test_what_has_an_argument_of_its_own_is_no_setting_of_the_model(name, prepared):
+def test_train_and_cross_validate_reject_run_arguments_in_model_settings(name, prepared):
     for work in (pipeline.train, pipeline.cross_validate):
         with pytest.raises(SettingsError, match=f"model_settings.*{name}"):
             work(prepared, "MES", 5, "lightgbm", model_settings={name: 2})
 
 
-def test_a_numpy_number_is_a_number():
+def test_run_spec_run_id_treats_numpy_integer_as_integer():
     def run_id(rounds):
-        return run_spec(
+        return make_run_settings(
             "MES", 10, "lightgbm", task="train", seed=0, quick=False, data="0", settings={"rounds": rounds}
         ).run_id
 
     assert run_id(np.int64(20)) == run_id(20) != run_id(21)
 
 
-def test_a_torn_model_is_made_again(prepared):
+def test_train_of_torn_artifact_retrains_with_same_bytes(prepared):
     workspace = prepared
     options = {"mirror": "off", "model_settings": {"rounds": 10, "depth": 2, "threads": 1}}
     first = pipeline.train(workspace, "MES", 5, "lightgbm", **options)

@@ -34,35 +34,35 @@ def two_processes(root, model: str, settings: dict) -> tuple[dict, str]:
 
 
 @pytest.fixture
-def beside(prepared, tmp_path) -> Workspace:
+def second(prepared, tmp_path) -> Workspace:
     """A second copy of the prepared workspace."""
     shutil.copytree(prepared.root, tmp_path / "beside")
     return Workspace(tmp_path / "beside")
 
 
 @pytest.mark.soak
-def test_two_processes_from_the_command_line_give_the_losses_of_one_and_one_writes(prepared, beside):
+def test_torchrun_train_in_two_processes_gives_losses_of_one_and_one_run(prepared, second):
     alone = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
-    told, _ = two_processes(beside.root, "gru", SETTINGS)
-    together = pipeline.train(beside, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
-    assert together.reused and told["run_id"] == together.run_id == alone.run_id
+    reported, _ = two_processes(second.root, "gru", SETTINGS)
+    together = pipeline.train(second, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
+    assert together.reused and reported["run_id"] == together.run_id == alone.run_id
     for name in ("train_loss", "val_loss"):
         np.testing.assert_allclose(together.history[name], alone.history[name], rtol=1e-6)
     # One attempt, one record, one artifact: the second process left nothing behind.
-    runs = [path.name for path in (beside.results / "DEMO").iterdir() if path.is_dir()]
+    runs = [path.name for path in (second.results / "DEMO").iterdir() if path.is_dir()]
     assert runs == [alone.run_id]
     logged = {path.name.split("-")[1] for path in (together.report_path.parent / "log").glob("segment-*.jsonl")}
     assert logged == {"0001"}
-    assert told["artifact_hash"] == together.artifact_hash
+    assert reported["artifact_hash"] == together.artifact_hash
     # What is finished is found, and the second process does not wait for a fit that does not come.
-    again, _ = two_processes(beside.root, "gru", SETTINGS)
-    assert again["reused"] and again["artifact_hash"] == told["artifact_hash"]
+    again, _ = two_processes(second.root, "gru", SETTINGS)
+    assert again["reused"] and again["artifact_hash"] == reported["artifact_hash"]
 
 
 @pytest.mark.soak
-def test_a_booster_has_no_use_for_a_second_process(prepared):
-    told, said = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
-    assert not told["reused"] and told["run_id"] and "Another process" not in said
+def test_torchrun_train_of_booster_in_two_processes_fits_once(prepared):
+    reported, printed = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
+    assert not reported["reused"] and reported["run_id"] and "Another process" not in printed
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def test_train_of_booster_in_further_rank_returns_none_and_writes_nothing(prepar
 
 
 def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothing(prepared, further_rank, monkeypatch):
-    monkeypatch.setattr(train_ranks, "broadcast_decision", lambda spec, fitting=False: True)
-    honest, fitted = train_ranks.training_data, []
+    monkeypatch.setattr(train_ranks, "broadcast_fit_decision", lambda spec, fitting=False: True)
+    honest, fitted = train_ranks.build_training_data, []
 
     class Recorded:
         def fit(self, *rows, validation):
@@ -96,14 +96,14 @@ def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothi
         return dataclasses.replace(training, model=Recorded())
 
     wanted, before = [], files_of(prepared)
-    monkeypatch.setattr(train_ranks, "training_data", observed)
+    monkeypatch.setattr(train_ranks, "build_training_data", observed)
     assert pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS) is None
     assert len(fitted) == 1 and fitted[0][0][0] is wanted[0][0][0] and fitted[0][1] is wanted[0][1]
     assert files_of(prepared) == before
 
 
 def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, further_rank, monkeypatch):
-    monkeypatch.setattr(train_ranks, "broadcast_decision", lambda spec, fitting=False: True)
+    monkeypatch.setattr(train_ranks, "broadcast_fit_decision", lambda spec, fitting=False: True)
 
     class Left:
         def fit(self, *rows, validation):
@@ -111,7 +111,7 @@ def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, 
 
     monkeypatch.setattr(
         train_ranks,
-        "training_data",
+        "build_training_data",
         lambda data, spec: type("Setup", (), {"model": Left(), "train": (), "held_out": ()}),
     )
     with pytest.raises(FactoryError, match="Rank 0 has left this training"):

@@ -13,7 +13,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"mirror": "off", "model_settings": {"rounds": 20, "depth": 2, "threads": 1}}
@@ -30,7 +30,7 @@ import json
 import sys
 from ml_factory import pipeline
 from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.workflows import folds, train
 
 def stop_before(owner, name, after):
@@ -48,9 +48,9 @@ if verb == "train":
     stop_before(train._LogThenCheckpoint, "save", 1)
 elif verb == "search_barriers":
     stop_before(barrier_search._View, "evaluate", 1)
-    given = [SearchSpec(**given[0])]
+    given = [BarrierSearchSpec(**given[0])]
 else:
-    stop_before(folds, "sample_weights_of", 3 if verb == "stack" else 1)
+    stop_before(folds, "dataset_sample_weights", 3 if verb == "stack" else 1)
 getattr(pipeline, verb)(sys.argv[1], "MES", 5, *given, **named)
 """
 
@@ -70,23 +70,23 @@ def market(tmp_path_factory) -> Workspace:
 
 @pytest.mark.soak_except("search_barriers")
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_second_is_refused_and_the_first_finishes(verb, market, tmp_path, monkeypatch):
+def test_second_process_on_running_run_raises_and_first_finishes(verb, market, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     workspace = Workspace(shutil.copytree(market.root, tmp_path / "workspace"))
     given, named = VERBS[verb]
     command = [sys.executable, "-c", FIRST, str(workspace.root), verb, json.dumps(given), json.dumps(named)]
-    given = [SearchSpec(**given[0])] if verb == "search_barriers" else given
+    given = [BarrierSearchSpec(**given[0])] if verb == "search_barriers" else given
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         try:
             assert first.stdout.readline() == "working\n"
             before = content(workspace.results) | content(tmp_path / "cache")
-            heard = []
-            heeded = {} if verb == "search_barriers" else {"on_status": heard.append}
+            received = []
+            heeded = {} if verb == "search_barriers" else {"on_status": received.append}
             with pytest.raises(CheckpointError, match="Another process is working"):
                 getattr(pipeline, verb)(workspace, "MES", 5, *given, **named, **heeded)
             # That it is locked comes first; a stack's run is known once its finished base models are found.
-            assert [line for line in heard if verb != "stack" or "Found stack" in line] == []
+            assert [line for line in received if verb != "stack" or "Found stack" in line] == []
             assert content(workspace.results) | content(tmp_path / "cache") == before
         finally:
             first.communicate("\n" * 200, timeout=120)

@@ -10,21 +10,21 @@ import pytest
 from numba.core import caching
 
 from ml_factory import progress
-from ml_factory.storage.worker_process import WorkerUnavailable
+from ml_factory.storage.worker_process import WorkerUnavailableError
 from ml_factory.workflows import warm_kernels
-from ml_factory.workflows.warm_kernels import TARGETS, compile_kernels
+from ml_factory.workflows.warm_kernels import TARGETS, warm_up_kernels
 
 FAMILIES = ("fractional",)
 AGAIN = """
 import sys
 from numba.core.event import Listener, install_listener
-from ml_factory.workflows.warm_kernels import compile_share
+from ml_factory.workflows.warm_kernels import compile_kernel_share
 compiled = []
 class Told(Listener):
     on_start = lambda self, event: compiled.append(event.data["dispatcher"].py_func.__name__)
     on_end = lambda self, event: None
 with install_listener("numba:compile", Told()):
-    compile_share(sys.argv[1])
+    compile_kernel_share(sys.argv[1])
 print(*compiled)
 """
 
@@ -51,7 +51,7 @@ class Children:
         self.requested.append(request["share"])
         time.sleep(self.seconds)
         if request["share"] == self.fails:
-            raise WorkerUnavailable("the child process died")
+            raise WorkerUnavailableError("the child process died")
         return {}, b""
 
     def close(self):
@@ -59,9 +59,9 @@ class Children:
 
 
 @pytest.mark.soak
-def test_another_process_finds_everything_compiled(fresh):
-    with progress.record() as phases:
-        compile_kernels(FAMILIES)
+def test_compile_kernels_leaves_no_compilation_for_next_process(fresh):
+    with progress.record_progress() as phases:
+        warm_up_kernels(FAMILIES)
     assert [(one.name, one.done, one.of) for one in phases] == [("kernels", 2, "kinds")]
     assert len(list(fresh.glob("*.whole"))) == 2
     for share in (*FAMILIES, TARGETS):
@@ -69,19 +69,19 @@ def test_another_process_finds_everything_compiled(fresh):
         assert again.stdout.split() == [], f"{share} was compiled again"
 
 
-def test_it_is_done_once(fresh, monkeypatch):
+def test_compile_kernels_second_call_starts_no_worker(fresh, monkeypatch):
     children = Children()
     monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
-    compile_kernels(("calendar", "volatility"))
+    warm_up_kernels(("calendar", "volatility"))
     assert sorted(children.requested) == ["calendar", TARGETS, "volatility"] and children.started == 2
     assert children.requested.index("volatility") < children.requested.index("calendar"), (
         "the longest is to begin first"
     )
-    compile_kernels(("calendar", "volatility"))
+    warm_up_kernels(("calendar", "volatility"))
     assert len(children.requested) == 3
 
 
-def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
+def test_compile_kernels_after_waiting_for_lock_skips_compiled_kernels(fresh, monkeypatch):
     @contextmanager
     def waited(lock):
         for share in (*FAMILIES, TARGETS):
@@ -90,59 +90,59 @@ def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
 
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     monkeypatch.setattr(warm_kernels, "file_lock", waited)
-    with progress.record() as phases:
-        compile_kernels(FAMILIES)
+    with progress.record_progress() as phases:
+        warm_up_kernels(FAMILIES)
     assert not warm_kernels.WorkerProcess.started and not phases
 
 
-def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatch, caplog):
+def test_compile_kernels_with_failing_family_warns_and_compiles_others(fresh, monkeypatch, caplog):
     children = Children(fails="calendar")
     monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
-    compile_kernels(("calendar", "volatility"))
+    warm_up_kernels(("calendar", "volatility"))
     assert "calendar could not be compiled ahead" in caplog.text and "died" in caplog.text
     assert sorted(path.name.split("-")[0] for path in fresh.glob("*.whole")) == [TARGETS, "volatility"]
 
 
 @pytest.mark.parametrize(("cores", "families"), [(1, FAMILIES), (2, ())])
-def test_nothing_is_started_where_nothing_is_to_be_gained(cores, families, monkeypatch):
+def test_compile_kernels_with_one_core_or_no_family_starts_no_worker(cores, families, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     monkeypatch.setattr(warm_kernels, "cores", lambda: cores)
-    compile_kernels(families)
+    warm_up_kernels(families)
     assert not warm_kernels.WorkerProcess.started
 
 
-def test_a_mark_is_of_one_numba_and_one_processor(fresh, monkeypatch):
+def test_compile_kernels_marks_are_per_processor(fresh, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
-    compile_kernels(("calendar",))
+    warm_up_kernels(("calendar",))
     monkeypatch.setattr(warm_kernels, "get_host_cpu_name", lambda: "another")
-    compile_kernels(("calendar",))
+    warm_up_kernels(("calendar",))
     assert len(warm_kernels.WorkerProcess.requested) == 4
 
 
-def test_who_stops_it_does_not_wait_for_what_is_left(monkeypatch):
-    def stop(one: progress.Phase) -> None:
+def test_compile_kernels_on_interrupt_stops_remaining_families(monkeypatch):
+    def stop(one: progress.ProgressPhase) -> None:
         if one.done:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children(seconds=0.05))
-    with pytest.raises(KeyboardInterrupt), progress.watch(stop):
-        compile_kernels(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
+    with pytest.raises(KeyboardInterrupt), progress.watch_progress(stop):
+        warm_up_kernels(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
     assert (
         len(warm_kernels.WorkerProcess.requested) <= 4
     )  # two had begun when the first was done, and may have taken one more
 
 
-def test_two_children_do_not_save_at_once(fresh, monkeypatch):
+def test_save_one_at_a_time_serialises_kernel_cache_writes(fresh, monkeypatch):
     """Numba's own way, index first and then the code, takes no lock."""
-    told = []
+    reported = []
 
     def save(files, key, data):
-        told.append("begins")
+        reported.append("begins")
         time.sleep(0.05)
-        told.append("ends")
+        reported.append("ends")
 
     monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
     warm_kernels._save_one_at_a_time(fresh / "save.lock")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda key: caching.IndexDataCacheFile.save(None, key, b""), range(2)))
-    assert told == ["begins", "ends"] * 2
+    assert reported == ["begins", "ends"] * 2

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.forecaster import weighted_mse, weighted_pinball
-from ml_factory.models.heads import Forecast
-from ml_factory.training.device import Device, pick
+from ml_factory.models.heads import ForecastTask
+from ml_factory.training.device import Device, pick_device
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from tests.models.cases import CASES, Case
@@ -17,7 +17,7 @@ BY_ID = {case.id: case for case in CASES}
 
 
 def device_of(kind: str) -> Device:
-    return pick(TrainSpec(device=kind, threads=1, precision="fp32"))
+    return pick_device(TrainSpec(device=kind, threads=1, precision="fp32"))
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Rows:
         draw = torch.Generator().manual_seed(1)
         self.inputs = {name: self.device.to_device(x) for name, x in self.case.inputs(self.rows).items()}
         task = self.case.task
-        shape = (self.rows, task.steps, task.count(6)) if isinstance(task, Forecast) else (self.rows,)
+        shape = (self.rows, task.steps, task.count(6)) if isinstance(task, ForecastTask) else (self.rows,)
         target = torch.randn(shape, generator=draw)
-        if not isinstance(task, Forecast):
+        if not isinstance(task, ForecastTask):
             target = torch.randint(0, 3, shape, generator=draw)
         self.target, self.weight = map(self.device.to_device, (target, torch.rand(self.rows, generator=draw)))
 
@@ -46,7 +46,7 @@ class Rows:
     def loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
         inputs, target, weight = batch
         out, task = network(**inputs), self.case.task
-        if not isinstance(task, Forecast):
+        if not isinstance(task, ForecastTask):
             return weighted_cross_entropy(out, target, weight)
         if task.quantiles:
             return weighted_pinball(out, target, weight, task.quantiles)

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from benchmarks.training_scan import Unrolled
-from ml_factory.models.registry import available_models, locate, spec_of
+from ml_factory.models.registry import available_models, find_model_spec, resolve_registry_entry
 from ml_factory.models.sequence import LSTM
-from ml_factory.training.device import Xla
-from ml_factory.training.loop import fit
+from ml_factory.training.device import XlaDevice
+from ml_factory.training.loop import run_training_loop
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from tests.xla.side_by_side import IDENTITY, device_of
 
 LOOKBACK, BATCH, CHANNELS = 96, 256, 32
-NETWORKS = [name for name in available_models() if spec_of(name).windowed]
+NETWORKS = [name for name in available_models() if find_model_spec(name).windowed]
 # Instructions of a whole training step, a fifth above what was counted. An LSTM whose steps are written out one by one
 # has 17 times as many; splitting the moments by `Tensor.split` gave the TFT twice as many.
 MOST = {"lstm": 1130, "gru": 1070, "tcn": 2360, "patchtst": 2000, "itransformer": 2060, "tft": 3810}
@@ -30,8 +30,8 @@ MOST = {"lstm": 1130, "gru": 1070, "tcn": 2360, "patchtst": 2000, "itransformer"
 def compile_seconds() -> list[float]:
     """Of every program so far, in order."""
     metrics = pytest.importorskip("torch_xla.debug.metrics")
-    told = metrics.metric_data("CompileTime")
-    return [nanoseconds * 1e-9 for _, nanoseconds in told[2]] if told else []
+    reported = metrics.metric_data("CompileTime")
+    return [nanoseconds * 1e-9 for _, nanoseconds in reported[2]] if reported else []
 
 
 def instructions(*outputs: torch.Tensor) -> int:
@@ -43,14 +43,14 @@ def instructions(*outputs: torch.Tensor) -> int:
 @pytest.fixture
 def counted(monkeypatch) -> dict[str, list[int]]:
     """Program -> its instructions at each hand-over."""
-    counts, flush = {}, Xla.mark_step
+    counts, flush = {}, XlaDevice.mark_step
 
     def counting(device, program, inputs=(), outputs=()):
         if outputs:
             counts.setdefault(program, []).append(instructions(*outputs))
         flush(device, program, inputs, outputs)
 
-    monkeypatch.setattr(Xla, "mark_step", counting)
+    monkeypatch.setattr(XlaDevice, "mark_step", counting)
     return counts
 
 
@@ -63,24 +63,25 @@ def rows_of(device) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_large_network_is_one_small_program(name, counted, record_property):
-    device, kind = device_of("xla"), locate(spec_of(name).network)
+def test_fit_large_network_on_xla_compiles_one_small_train_program(name, counted, record_property):
+    device, kind = device_of("xla"), resolve_registry_entry(find_model_spec(name).network)
     batch = rows_of(device)
     network, before = kind(CHANNELS, LOOKBACK, 3, kind.Spec()), len(compile_seconds())
     began, busy = time.perf_counter(), time.process_time()
     spec = TrainSpec(epochs=2, batch=BATCH, precision="fp32")
-    result = fit(network, BATCH, lambda positions: batch, _loss, spec, device, identity=IDENTITY)
+    result = run_training_loop(network, BATCH, lambda positions: batch, _loss, spec, device, identity=IDENTITY)
     wall, busy, compiled = time.perf_counter() - began, time.process_time() - busy, compile_seconds()[before:]
-    told = ", ".join(f"{seconds:.1f}" for seconds in compiled if seconds > 0.1)
+    reported = ", ".join(f"{seconds:.1f}" for seconds in compiled if seconds > 0.1)
     most = max(counted["train"])
     record_property(
-        "told", f"{name}: {most} instructions compiled in {told} s, second step after {wall:.1f} s ({busy:.1f} CPU s)"
+        "told",
+        f"{name}: {most} instructions compiled in {reported} s, second step after {wall:.1f} s ({busy:.1f} CPU s)",
     )
     assert result.compiles["train"] <= 2 and len(result.history) == 2 == len(counted["train"])
     assert most <= MOST[name]
 
 
-def test_the_bound_would_see_an_lstm_that_is_written_out_step_by_step():
+def test_instruction_bound_rejects_lstm_unrolled_step_by_step():
     """Traced, forward and backward, and never compiled: that takes minutes."""
     device, sizes = device_of("xla"), {}
     for kind in (LSTM, Unrolled):

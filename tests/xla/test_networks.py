@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ml_factory.training.loop import fit
+from ml_factory.training.loop import run_training_loop
 from ml_factory.training.spec import TrainSpec
 from tests.models.cases import WITHOUT_GRADIENT, felt
 from tests.xla.side_by_side import BY_ID, IDENTITY, Rows, device_of
@@ -25,7 +25,7 @@ def gradients(case, kind: str):
 
 
 @pytest.mark.parametrize("name", BY_ID)
-def test_first_loss_and_gradients_are_eagers(name):
+def test_network_on_xla_first_loss_and_gradients_equal_eager_cpu(name):
     loss, expected = gradients(BY_ID[name], "cpu")
     ours, found = gradients(BY_ID[name], "xla")
     assert ours == pytest.approx(loss, rel=1e-6)
@@ -39,7 +39,7 @@ def twenty_steps(case, kind: str) -> tuple[list[float], torch.Tensor, torch.Tens
     device = device_of(kind)
     network, rows = case.build(dropout=0.0), Rows(case, device, ROWS)
     spec = TrainSpec(epochs=20, batch=ROWS, lr=1e-4, warmup=0.0)
-    result = fit(network, ROWS, rows, rows.loss, spec, device, identity=IDENTITY)
+    result = run_training_loop(network, ROWS, rows, rows.loss, spec, device, identity=IDENTITY)
     # What never feels the loss but for rounding goes its own way in each, as far as others: Adam divides by its size.
     moved = [felt(case, name, p.detach().cpu()) for name, p in network.named_parameters()]
     spread = [value.cpu() for name, value in network.named_buffers() if name.endswith("running_var")]
@@ -47,7 +47,7 @@ def twenty_steps(case, kind: str) -> tuple[list[float], torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("name", [name for name in BY_ID if name.endswith("classes")])
-def test_twenty_steps_are_eagers(name):
+def test_network_on_xla_20_training_steps_equal_eager_cpu(name):
     losses, weights, spread = twenty_steps(BY_ID[name], "cpu")
     ours, found, remembered = twenty_steps(BY_ID[name], "xla")
     np.testing.assert_allclose(ours, losses, rtol=1e-5)

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.training.loop import fit
+from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.training.loop import run_training_loop
 from ml_factory.training.spec import TrainSpec
 from tests.xla.side_by_side import BY_ID, IDENTITY, Rows, device_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = [f"{name}-classes" for name in available_models() if spec_of(name).windowed] + ["itransformer-quantiles"]
+NAMES = [f"{name}-classes" for name in available_models() if find_model_spec(name).windowed] + [
+    "itransformer-quantiles"
+]
 
 
 def trained(name: str, kind: str, accumulate: int = 1) -> dict:
@@ -32,7 +34,7 @@ def trained(name: str, kind: str, accumulate: int = 1) -> dict:
         return dict(zip(names, parts, strict=True)), target, weight
 
     spec = TrainSpec(epochs=3, batch=16, accumulate=accumulate, lr=1e-3)
-    result = fit(network, 32, spread, rows.loss, spec, device, identity=IDENTITY)
+    result = run_training_loop(network, 32, spread, rows.loss, spec, device, identity=IDENTITY)
     return {
         "chips": device.chips,
         "losses": [row["train_loss"] for row in result.history],
@@ -61,15 +63,15 @@ def on_four(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_four_devices_give_the_numbers_of_one(on_four, name):
-    told, one = on_four[name], trained(name, "cpu")
-    assert told["chips"] == 4 and device_of("xla").chips == 1
-    np.testing.assert_allclose(told["losses"], one["losses"], rtol=1e-6)
+def test_fit_on_four_spmd_devices_equals_one_device(on_four, name):
+    reported, one = on_four[name], trained(name, "cpu")
+    assert reported["chips"] == 4 and device_of("xla").chips == 1
+    np.testing.assert_allclose(reported["losses"], one["losses"], rtol=1e-6)
     expected = np.array(one["weights"])
-    assert np.linalg.norm(np.array(told["weights"]) - expected) <= 1e-4 * np.linalg.norm(expected)
-    assert told["compiles"]["train"] <= 2 and told["complaints"] == []
+    assert np.linalg.norm(np.array(reported["weights"]) - expected) <= 1e-4 * np.linalg.norm(expected)
+    assert reported["compiles"]["train"] <= 2 and reported["complaints"] == []
 
 
-def test_in_parts_too(on_four):
+def test_fit_on_four_spmd_devices_with_accumulation_equals_one_device(on_four):
     np.testing.assert_allclose(on_four["parts"]["losses"], trained("tcn-classes", "cpu")["losses"], rtol=1e-6)
     assert on_four["parts"]["compiles"]["accumulate"] <= 2

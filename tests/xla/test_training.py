@@ -11,19 +11,19 @@ from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
-from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import pick, pinned
-from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import fit, take_step
+from ml_factory.training.device import deterministic_device, pick_device
+from ml_factory.training.evaluate import evaluate_mean_loss
+from ml_factory.training.loop import run_training_loop, take_training_step
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingRun
+from ml_factory.training.state import TrainingState
 from tests.models.cases import SMALL
 from tests.training.test_state import Kept, flat, small, weighted
 from tests.xla.side_by_side import IDENTITY, device_of
 
-NETWORKS = [name for name in available_models() if spec_of(name).windowed]
+NETWORKS = [name for name in available_models() if find_model_spec(name).windowed]
 T, F = 16, 6
 
 
@@ -38,7 +38,7 @@ def market(rows: int):
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, {}) for name in NETWORKS), ("gru", {"offset_column": 1, "offset_bars": 2})]
 )
-def test_two_epochs_of_eight_batches_train_in_a_few_programs(name, more, caplog):
+def test_fit_on_xla_two_epochs_compile_at_most_two_programs_each(name, more, caplog):
     """Epochs, evaluations and saves: two compiles of each program at most, none after the first cycle."""
     x, y, w = market(160)
     settings = {**SMALL[name], "lookback": T, "epochs": 2, "batch": 16, "eval_batch": 16, "lr": 5e-3, "device": "xla"}
@@ -59,18 +59,18 @@ def test_two_epochs_of_eight_batches_train_in_a_few_programs(name, more, caplog)
 
 
 def trained(kind: str, spec: dict, loss=weighted, dropout: float = 0.0, **more):
-    device = pick(TrainSpec(device=kind, threads=1, precision=spec.get("precision", "fp32")))
+    device = pick_device(TrainSpec(device=kind, threads=1, precision=spec.get("precision", "fp32")))
     network, batch, _ = small(dropout)
 
     def there(positions):
         return tuple(device.to_device(part) for part in batch(positions))
 
     chosen = TrainSpec(**{"epochs": 6, "batch": 16, "threads": 1, **spec})
-    result = fit(network, 48, there, loss, chosen, device, identity=IDENTITY, **more)
+    result = run_training_loop(network, 48, there, loss, chosen, device, identity=IDENTITY, **more)
     return flat(network).cpu(), result, device
 
 
-def test_a_whole_schedule_from_warm_up_to_zero_is_two_programs():
+def test_fit_on_xla_full_lr_schedule_compiles_two_train_programs():
     """150 steps to a rate of almost 0, with averaged weights; numbers that become 0 or 1 make no program."""
     weights, result, device = trained("xla", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
     assert result.compiles["train"] <= 2 and device.recompiles.complaints == []
@@ -79,22 +79,22 @@ def test_a_whole_schedule_from_warm_up_to_zero_is_two_programs():
 
 
 @pytest.mark.parametrize("first", [15_925, 36_295])
-def test_the_step_counter_crosses_36300_without_a_program(first):
+def test_take_step_on_xla_past_step_36300_compiles_no_new_program(first):
     """The square's correction becomes 1 at step 15,935 in float32, at 36,301 to 36,314 in a double, by its formula."""
     device = device_of("xla")
     network, batch, _ = small()
-    run = TrainingRun(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
+    run = TrainingState(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
     run.step = first
-    run.clear_totals()
+    run.reset_loss_totals()
     for step in range(25):
-        take_step(run, lambda rows: tuple(map(device.to_device, batch(rows))), weighted)
+        take_training_step(run, lambda rows: tuple(map(device.to_device, batch(rows))), weighted)
         if step == 2:
             device.recompiles.end_first_cycle()  # from here on each program too many is told
     assert device.recompiles.counts["train"] <= 2 and not device.recompiles.complaints
     assert run.step == first + 25 == int(run.flag[1])
 
 
-def test_a_fold_of_another_length_is_the_same_program():
+def test_fit_on_xla_fold_of_similar_length_reuses_program():
     """Lengths up to an eighth apart are one; what is answered is what the CPU answers."""
     x, y, w = market(160)
     settings = {**SMALL["gru"], "lookback": T, "epochs": 1, "batch": 16, "eval_batch": 16, "precision": "fp32"}
@@ -108,16 +108,16 @@ def test_a_fold_of_another_length_is_the_same_program():
             assert result.history[0][name] == pytest.approx(expected.history[0][name], rel=1e-5)
 
 
-def test_parts_are_one_program_more():
+def test_fit_on_xla_with_accumulation_compiles_accumulate_program():
     weights, result, device = trained("xla", {"accumulate": 4})
     assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.recompiles.complaints
     expected, _, _ = trained("cpu", {})
     assert (weights - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_dropout_keeps_the_right_share_and_follows_the_seed():
+def test_dropout_on_xla_keeps_expected_share_and_follows_seed():
     device, layer, drawn = device_of("xla"), nn.Dropout(0.3), []
-    with pinned(device):
+    with deterministic_device(device):
         for seed in (7, 7, 8):
             device.seed_step(seed)
             kept = layer(device.to_device(torch.ones(200, 200)))
@@ -129,12 +129,12 @@ def test_dropout_keeps_the_right_share_and_follows_the_seed():
     assert torch.equal(drawn[0].unique(), torch.tensor([0.0, 1 / 0.7]))
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+def test_fit_on_xla_same_seed_repeats_bits_and_other_seed_differs():
     runs = [trained("xla", {"seed": seed}, dropout=0.5)[0] for seed in (0, 0, 1)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
 
-def test_a_killed_run_goes_on_to_the_bit():
+def test_fit_on_xla_resumed_after_kill_equals_uninterrupted_run_bitwise():
     expected, _, _ = trained("xla", {"accumulate": 2, "ema": 0.9}, dropout=0.3)
     kept, calls = Kept(), []
 
@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_to_the_bit():
 
 
 @pytest.mark.parametrize(("first", "second"), [("xla", "cpu"), ("cpu", "xla")])
-def test_a_run_goes_on_on_another_device(first, second):
+def test_fit_resumed_on_other_device_ends_as_uninterrupted_run(first, second):
     """Its state makes the journey to the bit; its end is the one of a run that stayed, but for rounding."""
     kept, calls = Kept(), []
 
@@ -167,7 +167,7 @@ def test_a_run_goes_on_on_another_device(first, second):
         trained(first, {"save_seconds": 0.0}, killing, checkpoints=kept)
     before = kept.load()["state"]
     device = device_of(second)
-    run = TrainingRun(device.to_device(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
+    run = TrainingState(device.to_device(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
     run.restore(before)
     after = decode_state(encode_state(run.state()))
     for part in ("network", "optimizer", "totals", "step", "micro"):
@@ -180,7 +180,7 @@ def test_a_run_goes_on_on_another_device(first, second):
     assert result.history[-1]["train_loss"] == pytest.approx(whole.history[-1]["train_loss"], rel=1e-5)
 
 
-def test_the_watchdog_names_a_shape_that_changed(caplog):
+def test_recompiles_changed_batch_shape_warns_with_shapes(caplog):
     sizes = []
     network, batch, _ = small()
     device = device_of("xla")
@@ -190,13 +190,13 @@ def test_the_watchdog_names_a_shape_that_changed(caplog):
         parts = batch(positions[:9] if len(sizes) == 15 else positions)
         return tuple(map(device.to_device, parts))
 
-    fit(network, 48, there, weighted, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
+    run_training_loop(network, 48, there, weighted, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
     assert len(device.recompiles.complaints) == 1
     assert "float32[16, 3] became float32[9, 3]" in device.recompiles.complaints[0]
     assert "Compiled in mid-run: train was compiled again" in caplog.text
 
 
-def test_the_watchdog_shows_a_number_that_became_part_of_the_program():
+def test_recompiles_changed_python_constant_warns_with_program():
     """XLA writes 0 and 1 into its programs: a factor of 1 is another program than one of 0.5."""
     device, calls = device_of("xla"), []
     network, batch, _ = small()
@@ -209,19 +209,19 @@ def test_the_watchdog_shows_a_number_that_became_part_of_the_program():
     def there(positions):
         return tuple(map(device.to_device, batch(positions)))
 
-    fit(network, 48, there, scaled, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
+    run_training_loop(network, 48, there, scaled, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
     first, *rest = device.recompiles.complaints
     assert "no shape changed, so a Python number is part of the program" in first
     assert rest and "the program train now holds:" in rest[0]
 
 
-def test_fp16_is_refused_since_a_tpu_has_none():
+def test_pick_xla_with_fp16_raises_settings_error():
     with pytest.raises(SettingsError, match=r"no fp16 \[precision\].*bf16 or fp32"):
-        pick(TrainSpec(device="xla", precision="fp16"))
+        pick_device(TrainSpec(device="xla", precision="fp16"))
 
 
-def test_bf16_is_what_xla_computes_in_unless_told():
-    assert pick(TrainSpec(device="xla")).precision == "bf16"
+def test_pick_xla_default_precision_is_bf16():
+    assert pick_device(TrainSpec(device="xla")).precision == "bf16"
     weights, result, _ = trained("xla", {"precision": "bf16", "lr": 0.02})
     full, whole, _ = trained("xla", {"lr": 0.02})
     assert weights.dtype == torch.float32 and not torch.equal(weights, full)
@@ -229,21 +229,21 @@ def test_bf16_is_what_xla_computes_in_unless_told():
 
 
 @pytest.mark.parametrize(("name", "more"), [("patchtst", {}), ("patchtst", {"norm": "batch"}), ("tcn", {})])
-def test_recomputed_blocks_give_the_same_numbers(name, more):
+def test_fit_on_xla_with_recompute_equals_without(name, more):
     """Also where a block's input is the data itself (TCN), and where a block remembers what it saw (batch norm)."""
     x, y, w = market(48)
     settings = {**SMALL[name], **more, "lookback": T, "epochs": 3, "batch": 16, "lr": 5e-3, "device": "xla"}
-    told = []
+    reported = []
     for recompute in (False, True):
         model = build_model(name, **settings, dropout=0.3, precision="fp32", recompute=recompute)
         result = model.fit(x, y, w, validation=(x, y, w))
-        told.append([(row["train_loss"], row["val_loss"]) for row in result.history])
+        reported.append([(row["train_loss"], row["val_loss"]) for row in result.history])
         assert result.compiles["train"] <= 2
-    np.testing.assert_allclose(told[1], told[0], rtol=1e-4)
-    assert told[1][-1][1] < 0.97 * told[1][0][1]
+    np.testing.assert_allclose(reported[1], reported[0], rtol=1e-4)
+    assert reported[1][-1][1] < 0.97 * reported[1][0][1]
 
 
-def test_windows_are_gathered_on_the_device():
+def test_batch_loader_on_xla_gathers_windows_on_device():
     device = device_of("xla")
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(40, F)).astype(np.float32)
@@ -255,7 +255,7 @@ def test_windows_are_gathered_on_the_device():
     np.testing.assert_array_equal(column_B.cpu(), at)
 
 
-def test_padded_and_masked_evaluation_is_the_mean_over_all_rows():
+def test_mean_loss_on_xla_with_padded_batch_equals_mean_over_all_rows():
     device, network = device_of("xla"), nn.Linear(2, 1)
     rng = np.random.default_rng(0)
     x, y, w = (rng.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
@@ -266,12 +266,12 @@ def test_padded_and_masked_evaluation_is_the_mean_over_all_rows():
 
     with torch.no_grad():
         error = (network(torch.from_numpy(x)).numpy()[:, 0] - y[:, 0, 0]) ** 2
-    found = mean_loss(network, BatchLoader(device, [x, y, np.abs(w)]), loss, device, 4)
+    found = evaluate_mean_loss(network, BatchLoader(device, [x, y, np.abs(w)]), loss, device, 4)
     assert found == pytest.approx(np.average(error, weights=np.abs(w)), rel=1e-6)
     assert device.recompiles.counts["evaluate"] <= 2
 
 
-def test_a_cpu_training_first_does_not_break_xla():
+def test_fit_on_xla_after_cpu_training_in_same_process_succeeds():
     """The adapter starts XLA's client whatever the device: in a process of its own, CPU first."""
     text = "\n".join(
         [
@@ -288,14 +288,14 @@ def test_a_cpu_training_first_does_not_break_xla():
     assert done.returncode == 0 and done.stdout.endswith("both\n"), done.stderr[-1500:]
 
 
-def test_a_tpus_programs_are_kept_in_the_workspace(tmp_path):
+def test_pick_tpu_sets_persistent_program_cache_path(tmp_path):
     """Configured, in a process of its own that believes it has a TPU: the CPU client cannot read its own files back."""
     text = (
         "import os, torch_xla.runtime as runtime\n"
-        "from ml_factory.training.device import pick\n"
+        "from ml_factory.training.device import pick_device\n"
         "from ml_factory.training.spec import TrainSpec\n"
         "runtime.device_type = lambda: 'TPU'\n"
-        "print([pick(TrainSpec()).kind for _ in range(2)], os.environ['XLA_PERSISTENT_CACHE_PATH'])\n"
+        "print([pick_device(TrainSpec()).kind for _ in range(2)], os.environ['XLA_PERSISTENT_CACHE_PATH'])\n"
     )
     there = {**os.environ, "ML_FACTORY_PROGRAMS": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=there, check=False)
