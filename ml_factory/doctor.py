@@ -67,4 +67,4 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
 def _device() -> str:
     # Imported here, so that the other verbs start without torch.
     device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
-    return device.pick(spec.TrainSpec()).kind
+    return device.pick_device(spec.TrainSpec()).kind

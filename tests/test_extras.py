@@ -115,6 +115,8 @@ def imports_of(path: Path) -> set[str]:
             found |= {item.name for item in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "LazyModule")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("import_module", "import_module_or_explain", "LazyModule")
+        ):
             found |= {item.value for item in node.args[:1] if isinstance(item, ast.Constant)}
     return {name.partition(".")[0] for name in found}

@@ -44,13 +44,13 @@ def test_epoch_line_updates_one_display_for_all_epochs(monkeypatch):
     shown, updated = [], []
     handle = types.SimpleNamespace(update=lambda line, raw: updated.append(line["text/plain"]))
     monkeypatch.setattr("ml_factory.notebook.display", lambda line, **_: shown.append(line["text/plain"]) or handle)
-    monkeypatch.setattr("ml_factory.notebook.status_line", lambda: "")  # of checkpoints that other tests saved
+    monkeypatch.setattr("ml_factory.notebook.save_status_line", lambda: "")  # of checkpoints that other tests saved
     line = EpochLine()
     for epoch in (1, 2, 3):
         line(epoch, {"train_loss": 1.0 / epoch, "val_loss": None})
     assert shown == ["epoch 1 · train_loss 1"]
     assert updated == ["epoch 2 · train_loss 0.5", "epoch 3 · train_loss 0.3333"]
-    monkeypatch.setattr("ml_factory.notebook.status_line", lambda: "train_lstm #3 saved 12:00:00")
+    monkeypatch.setattr("ml_factory.notebook.save_status_line", lambda: "train_lstm #3 saved 12:00:00")
     line(4, {"train_loss": 0.25})
     assert updated[-1] == "epoch 4 · train_loss 0.25 · checkpoint train_lstm #3 saved 12:00:00"
 

@@ -173,7 +173,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
 
 
-def safe_stop_colab(seconds: float = 300, logs=()) -> bool:
+def safe_stop(seconds: float = 300, logs=()) -> bool:
     """Wait for the checkpoints, write the logs, and on Colab flush Drive, before this machine is given back.
 
     Flushing also unmounts Drive (there is no call that only flushes). Prints each checkpoint's status and the result;

@@ -79,7 +79,7 @@ def _from_slots(store: CheckpointStore, phase: str, run: str) -> dict | None:
     state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})
     models = importlib.import_module(_MODELS)
     history = state["history"] if "history" in state else state["memory"]["history"]
-    state = {**state, "model_state": models.state_in_training(state, trained_on), "epoch": len(history)}
+    state = {**state, "model_state": models.model_state_from_checkpoint(state, trained_on), "epoch": len(history)}
     return {**found, "state": state, "symbol": trained_on.get("symbol"), "horizon": trained_on.get("horizon")}
 
 

@@ -40,10 +40,10 @@ def state_dict_module_source(model: NeuralClassifier) -> str:
     )
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
     if model.frames:
-        imports.append("from ml_factory.models.multi_timeframe_network import several_frames")
-        made = f"several_frames({kind.__name__}, {model.frames!r})"
+        imports.append("from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network")
+        made = f"build_multi_timeframe_network({kind.__name__}, {model.frames!r})"
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
-        imports.append("from ml_factory.models.heads import ClockOffsetNetwork")
-        made = f"ClockOffsetNetwork({made}, {model.offset.column}, {model.offset.ending})"
+        imports.append("from ml_factory.models.heads import ClockOffsetHead")
+        made = f"ClockOffsetHead({made}, {model.offset.column}, {model.offset.ending})"
     return "; ".join([*imports, f"module = {made}"])

@@ -151,5 +151,5 @@ def accelerator_of_model(name: str, settings: Mapping):
     if not find_model_spec(name).windowed:
         return None
     # torch comes with the networks only
-    device = importlib.import_module("ml_factory.training.device").pick(build_model(name, **settings).settings)
+    device = importlib.import_module("ml_factory.training.device").pick_device(build_model(name, **settings).settings)
     return None if device.kind == "cpu" else device

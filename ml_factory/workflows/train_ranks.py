@@ -21,7 +21,9 @@ def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
     settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
-    device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
+    device = importlib.import_module("ml_factory.training.device").pick_device(
+        build_model(spec.model, **settings).settings
+    )
     return device.processes.broadcast({"fitting": fitting})["fitting"]
 
 

@@ -57,7 +57,9 @@ def test_prove_resumed_after_kill_skips_finished_steps(bars, tmp_path, monkeypat
     steps = json.loads((tmp_path / "kept.json").read_text())["record"]["did"]
     assert len(steps) == kept
     built, fitted = [], []
-    monkeypatch.setattr(proving, "perturb_future_bars", lambda *a, real=proving.perturb: built.append(a[1]) or real(*a))
+    monkeypatch.setattr(
+        proving, "perturb_future_bars", lambda *a, real=proving.perturb_future_bars: built.append(a[1]) or real(*a)
+    )
     monkeypatch.setattr(Learning, "fit", lambda *a, real=Learning.fit: fitted.append(a) or real(*a))
     again = prove_no_look_ahead(
         clean_pipeline(), bars, SPEC, progress_file=ProofProgressFile(tmp_path / "kept.json", "this")

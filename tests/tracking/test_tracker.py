@@ -354,7 +354,7 @@ def test_mirror_main_measures_checkpoint_size_under_deadline(tmp_path, monkeypat
         def upload_checkpoints(self):
             assert under[-1] > 7
 
-    for name, stand_in in {"DeadlineWatchdog": Guard, "WandbSync": Story, "client": lambda: None}.items():
+    for name, stand_in in {"DeadlineWatchdog": Guard, "WandbSync": Story, "import_wandb": lambda: None}.items():
         monkeypatch.setattr(tracker_module, name, stand_in)
     monkeypatch.setattr(os, "nice", lambda step: step)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

@@ -162,7 +162,7 @@ def test_prepare_appended_bars_reads_only_new_bars(place, monkeypatch):
         return honest(bars, *given, **more)
 
     for module in (append_check, io):
-        monkeypatch.setattr(module, "check_bars", counting)
+        monkeypatch.setattr(module, "validate_bars", counting)
 
     class Counting(append_module.FeatureStream):
         def push(self, bars):
