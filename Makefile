@@ -47,7 +47,7 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 
 # Each of the tests' processes would compile what it meets first, some of it twice.
 kernels: setup  ## compile numba's kernels once for this checkout, on all cores
-	@$(PY) -c 'from ml_factory.features.build import FeatureSpec; from ml_factory.workflows.warm_kernels import compile_kernels; compile_kernels(FeatureSpec().families)'
+	@$(PY) -c 'from ml_factory.features.build import FeatureSpec; from ml_factory.workflows.warm_kernels import warm_up_kernels; warm_up_kernels(FeatureSpec().families)'
 
 test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)

@@ -44,7 +44,7 @@ from ml_factory.tracking.wandb_sync import (
 TAKEN_OVER = "taken over"
 LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
 # Code of the mirror process.
-_MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
+_MIRROR = f"import sys; from {__name__} import run_mirror_process; run_mirror_process(sys.stdin.read())"
 
 
 class Tracker:
