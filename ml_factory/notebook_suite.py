@@ -1,5 +1,6 @@
 """Run notebooks through papermill: one by name, or the eight in order."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_parameters import SHARED, convert_notebook_parameters, read_notebook_parameters
 from ml_factory.progress import progress_phase
-from ml_factory.redaction import redact_secrets
+from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
@@ -62,20 +63,21 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folde
             kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
-        _redact_file(out)
         raise NotebookError(
             f"{path.name} stopped: {error.ename}: {error.evalue}", where=f"cell {error.cell_index + 1}",
             next_step=f"open {out}, which shows the cell and its traceback",
         ) from error  # fmt: skip
-    _redact_file(out)
+    finally:
+        _redact_file(out)
     return out
 
 
 def _redact_file(path: Path) -> None:
-    """Rewrite a text file without the secrets that it holds, such as one given as a notebook's parameter."""
-    text = path.read_text(encoding="utf-8")
-    if (redacted := redact_secrets(text)) != text:
-        files.write(path, redacted.encode("utf-8"))
+    """Rewrite an executed notebook without the secrets that it holds, such as one given as a parameter."""
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if (redacted := redact_values(stored)) != stored:
+            files.write(path, (json.dumps(redacted, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
 
 
 def run_notebook_suite(

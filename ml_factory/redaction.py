@@ -1,6 +1,5 @@
 """Redaction of secrets by name and by form: no password, key or token reaches a file, a log or an output."""
 
-import json
 import logging
 import os
 import re
@@ -38,52 +37,77 @@ _NOT_SECRET = {"PWD", "OLDPWD", "SSH_CONNECTION"}
 _SHORTEST = 8  # characters; a shorter secret would match ordinary text
 _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w.+ -]+)+[/\\]?")
 _RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d).{16,}")  # a word of this kind is no folder's name
+_ORDINARY = re.compile(r"[a-z_]{1,12}|[A-Z_]{1,12}")  # a word of ordinary text, as in AUTH_METHOD=password
 _NETRC_PASSWORD = re.compile(r"\bpassword\s+(\S+)")
-_URL_USER = re.compile(r"""://([^\s/:@"'\\]*)(?::([^\s/"'\\]*))?@""")
-_ASSIGNED = re.compile(  # ?access_token=…, &api_key=…, #token=…, and password=… of a connection string
-    r"""([?&;#](?:[\w.-]*(?:token|secret|password|passwd|api_?key|access_?key|signature|credential|auth)|sig|key|pwd|pass)=
-    |\b(?:password|passwd|pwd)=)[^&;\s"'#\\]+""", re.IGNORECASE | re.VERBOSE
+_URL_USER = re.compile(r"""://([^\s/:@"'\\,]{0,200})(?::([^\s"'\\,]{0,200}))?@""")
+# Repetitions are bounded, so that no text takes more than linear time.
+_NAME = r"[\w.-]{0,40}?(?:password|passwd|pwd|secret|token|(?:api|access|account|private)_?key|signature|credential)"
+_CODE = r"(?![A-Za-z_]\w*[.(\[]|(?:None|True|False|null|true|false)\b)"  # f(token=a.b) and password=None are no secrets
+_ASSIGNED = re.compile(  # ?access_token=…, password=… of a connection string, "password": "…", Authorization: Bearer …
+    rf"""((?:^|[?&;#\s]){_NAME}=|[?&](?:sig|key|pwd|pass|auth)=){_CODE}[^\s"'&;,(){{}}<>\[\]]++(?![(\[])
+    |((?<![\w.-]){_NAME}["']?\s{{0,3}}[=:]\s{{0,3}}["'])[^"'\\]{{4,}}(?=["'])
+    |(\bauthorization["']?\s{{0,3}}[=:]\s{{0,3}}["']?(?:bearer|basic|token)\s{{1,3}}
+      |\bbearer\s{{1,3}}(?=[\w.~+/=-]{{0,200}}\d))[\w.~+/=-]{{8,}}""", re.IGNORECASE | re.VERBOSE
 )  # fmt: skip
-_TOKEN = re.compile(  # tokens that a service marks by their beginning, JSON web tokens, headers, private keys
-    r"""(?<![\w-])(?:gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}
-    |[rs]k_(?:live|test)_\w{16,}|xox[abeprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}
-    |npm_[A-Za-z0-9]{20,}|pypi-[\w-]{40,}|wandb_v\d_[\w-]{20,}|dckr_pat_[\w-]{20,}
-    |eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}|(?<=Bearer\ )[\w.~+/=-]{16,}|(?<=Basic\ )[\w+/=-]{16,}
-    |-----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*?-----END\ [A-Z ]*PRIVATE\ KEY-----)""", re.DOTALL | re.VERBOSE
+_TOKEN = re.compile(  # tokens that a service marks by their beginning, JSON web tokens, private keys
+    r"""(?:(?<![\w-])|(?<=\\[nrtbf])|(?<=\[\dm)|(?<=\[\d\dm))
+    (?:gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}
+    |sk-(?=[\w-]*\d)(?![\w-]*__)[\w-]{20,}|[rs]k_(?:live|test)_\w{16,}|xox[abeprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}\b
+    |AIza[\w-]{35}(?![\w-])|ya29\.[\w-]{20,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{40,}|wandb_v\d_[\w-]{20,}|dckr_pat_[\w-]{20,}
+    |eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}
+    |-----BEGIN\ [A-Z ]*PRIVATE\ KEY-----[A-Za-z0-9+/=\s\\:,.-]*?-----END\ [A-Z ]*PRIVATE\ KEY-----)""", re.VERBOSE
 )  # fmt: skip
 
 
 def redact_secrets(text: str) -> str:
-    """Return the text, which may be JSON, without secrets: those that this machine knows by name, and those whose
-    form shows them (a password in a URL, a token of a known service).
+    """Return the text without secrets: those that this machine knows by name, and those whose form shows them (a
+    password in a URL, a token of a known service). For JSON see `redact_values`.
     """
-    for secret in known_secrets():
-        if secret.isdecimal():  # it may be a number in JSON, which must stay one
-            text = re.sub(rf"(?<!\d){secret}(?!\d)", "9" * len(secret), text)
-            continue
-        for spelling in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
-            text = text.replace(spelling, HIDDEN)
-    text = _URL_USER.sub(_without_password, text)
-    return _TOKEN.sub(HIDDEN, _ASSIGNED.sub(rf"\1{HIDDEN}", text))
+    return _redacted(text, known_secrets())
+
+
+def redact_values(value: Any) -> Any:
+    """Return JSON values with every text in them redacted; numbers stay."""
+    return _redacted_values(value, known_secrets())
+
+
+def _redacted_values(value: Any, secrets: list[str]) -> Any:
+    if isinstance(value, str):
+        return _redacted(value, secrets)
+    if isinstance(value, dict):
+        return {_redacted_values(name, secrets): _redacted_values(one, secrets) for name, one in value.items()}
+    return [_redacted_values(one, secrets) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _redacted(text: str, secrets: list[str]) -> str:
+    for secret in secrets:
+        if secret in text:
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", HIDDEN, text)
+    if "://" in text:
+        text = _URL_USER.sub(_without_password, text)
+    text = _ASSIGNED.sub(lambda found: f"{found[1] or found[2] or found[3]}{HIDDEN}", text)
+    return _TOKEN.sub(HIDDEN, text)
 
 
 def known_secrets() -> list[str]:
     """Return the secrets in the environment (variables whose names say so, passwords of URLs) and in .netrc, longest
     first.
     """
-    found = {value.strip() for name, value in os.environ.items() if _names_secret(name)}
+    found = {value.strip() for name, value in os.environ.items() if _names_secret(name, value.strip())}
     for value in os.environ.values():
-        found |= {password for _, password in _URL_USER.findall(value)}
+        found |= {password for _, password in _URL_USER.findall(value) if not _ORDINARY.fullmatch(password)}
     found |= set(_NETRC_PASSWORD.findall(_netrc()))
     return sorted((one for one in found if len(one) >= _SHORTEST and not _is_path(one)), key=len, reverse=True)
 
 
-def _names_secret(name: str) -> bool:
+def _names_secret(name: str, value: str) -> bool:
     name = name.upper().removesuffix("_ID") if name.upper().endswith("KEY_ID") else name.upper()
     words = name.split("_")
     if name in _NOT_SECRET or words[-1] in _OTHER_WORDS:
         return False
-    return name.endswith(_SECRET_SUFFIXES) or not _SECRET_WORDS.isdisjoint(words[-2:])
+    if name.endswith(_SECRET_SUFFIXES):
+        return True
+    return not _SECRET_WORDS.isdisjoint(words[-2:]) and not _ORDINARY.fullmatch(value)
 
 
 def _is_path(value: str) -> bool:
@@ -93,24 +117,38 @@ def _is_path(value: str) -> bool:
 
 def _without_password(found: re.Match[str]) -> str:
     user, password = found[1], found[2]
-    if password:
+    if password and not re.match(r"\d+/", password):  # host:port/path@…
         return f"://{user}:{HIDDEN}@"
     return f"://{HIDDEN}@" if len(user) >= 20 else found[0]  # a token in the place of the user
 
 
 class RedactedStream:
-    """A text stream that redacts all that is written to it."""
+    """A text stream that redacts what is written to it, line by line: a secret may come in several pieces."""
 
     def __init__(self, stream: TextIO):
-        self._stream = stream
+        self._stream, self._line = stream, ""
 
     def write(self, text: str) -> int:
-        self._stream.write(redact_secrets(text))
+        lines, end, self._line = self._ended(self._line + text)
+        if end:
+            self._stream.write(redact_secrets(lines + end))
         return len(text)
+
+    @staticmethod
+    def _ended(text: str) -> tuple[str, str, str]:
+        """Split after the last line break or carriage return."""
+        place = max(text.rfind("\n"), text.rfind("\r"))
+        return text[: max(place, 0)], text[place : place + 1] if place >= 0 else "", text[place + 1 :]
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
+
+    def flush(self) -> None:
+        if self._line:
+            line, self._line = self._line, ""
+            self._stream.write(redact_secrets(line))
+        self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

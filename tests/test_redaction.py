@@ -1,8 +1,10 @@
 """Keys that this machine knows are found and taken out of any text; ordinary text stays."""
 
+import io
 import json
 import logging
 import re
+import time
 from pathlib import Path
 
 import nbformat
@@ -11,7 +13,14 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
 from ml_factory.notebook_suite import run_suite_notebook
-from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact_secrets
+from ml_factory.redaction import (
+    LOGGERS,
+    RedactedStream,
+    has_wandb_key,
+    known_secrets,
+    redact_secrets,
+    redact_values,
+)
 from ml_factory.storage.files import files
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
@@ -113,6 +122,16 @@ def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
         ("https://host/a?X-Amz-Signature=abc", "https://host/a?X-Amz-Signature=[redacted]"),
         ("host=h user=u password=abc dbname=d", "host=h user=u password=[redacted] dbname=d"),
         ("Authorization: Bearer abcdefghijklmnop1234", "Authorization: Bearer [redacted]"),
+        ('connect(password="abcd", user=1)', 'connect(password="[redacted]", user=1)'),
+        ("{'password': 'abcd'}", "{'password': '[redacted]'}"),
+        (
+            "DefaultEndpointsProtocol=https;AccountKey=abc/d==;x",
+            "DefaultEndpointsProtocol=https;AccountKey=[redacted];x",
+        ),
+        ("authorization: token abcdefgh12", "authorization: token [redacted]"),
+        ("bearer abcdefghijklmnop1234", "bearer [redacted]"),
+        ("postgres://u:pa/ss@host/db", "postgres://u:[redacted]@host/db"),
+        ("\x1b[31mghp_abcdefghijklmnopqrstuvwx012345", "\x1b[31m[redacted]"),
         ("key sk-proj-abcdefghijklmnop1234 ends", "key [redacted] ends"),
         ("AKIAIOSFODNN7EXAMPLE", "[redacted]"),
         ("a eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK b", "a [redacted] b"),
@@ -127,11 +146,41 @@ def test_redact_secret_known_by_its_form_is_replaced(text, shown):
     "text",
     [
         "postgresql://user@host/db", "ssh://git@github.com/a/b", "git@github.com:a/b", "gs://bucket/prefix",
-        "https://host/a?symbol=MES&horizon=5", "task-risk-2024-and-more-words-behind", "2026-11-22T10:00:00Z",
+        "https://host/a?symbol=MES&horizon=5",
+        'client(password=os.environ["DB"])', "def f(token: str, password=None): ...", "this._auth=b.c;key=function(){}",
+        "sk-toggleable__label-arrow and more", "Basic characteristics/of-this", "a primary_key=3",
+        "see http://localhost:8080,user@example.com", "http://localhost:8080/a@b",
+        "task-risk-2024-and-more-words-behind", "2026-11-22T10:00:00Z",
         "xgboost-h20-s0-0123456789", "keyword=value",
     ],
 )  # fmt: skip
 def test_redact_ordinary_text_stays(text):
+    assert redact_secrets(text) == text
+
+
+def test_redact_values_of_json_keeps_names_numbers_and_structure(monkeypatch):
+    monkeypatch.setenv("APP_SECRET", "12345678")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://training:training@host/db")
+    monkeypatch.setenv("AUTH_METHOD", "password")
+    token = "ghp_abcdefghijklmnopqrstuvwx012345"
+    value = {"training": "training", "rows": 12345678, "lines": [f"x\n{token}", f"\x1b[31m{token}"], "how": "password"}
+    assert redact_values(value) == {
+        "training": "training", "rows": 12345678, "lines": ["x\n[redacted]", "\x1b[31m[redacted]"], "how": "password",
+    }  # fmt: skip
+
+
+def test_redacted_stream_joins_pieces_of_one_line():
+    stream = io.StringIO()
+    redacted = RedactedStream(stream)
+    print("Authorization: Bearer", "abcdefghijklmnop1234", file=redacted)
+    redacted.write("Bearer ")
+    redacted.write("abcdefghijklmnop1234")
+    redacted.flush()
+    assert stream.getvalue() == "Authorization: Bearer [redacted]\nBearer [redacted]"
+
+
+def test_redact_markers_of_private_keys_without_a_key_stay():
+    text = json.dumps(["-----BEGIN PRIVATE KEY-----", {"a": "-----END PRIVATE KEY-----"}])
     assert redact_secrets(text) == text
 
 
@@ -183,12 +232,12 @@ def test_run_files_with_secret_in_settings_or_metrics_hold_no_secret(secret, tmp
     assert {".json", ".ckpt", ".jsonl"} <= printed, "each was offered the key"
 
 
-def test_tracker_with_numeric_secret_keeps_log_readable(monkeypatch, tmp_path):
+def test_tracker_with_numeric_secret_redacts_texts_and_keeps_numbers(monkeypatch, tmp_path):
     monkeypatch.setenv("DOOR_KEY", "20240115")
     with Tracker("r", {"note": 20240115}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
         tracker.log(1, {"loss": 0.20240115, "note": "dial 20240115", "count": 20240115, "other": 120240115})
     [row] = read_log(tmp_path / "log").to_dict("records")
-    assert row["other"] == 120240115 and "20240115" not in json.dumps([row["loss"], row["note"], row["count"]])
+    assert row["other"] == 120240115 and (row["count"], row["note"]) == (20240115, "dial [redacted]")
 
 
 def test_error_and_log_messages_with_secret_are_redacted(secret, caplog):
@@ -210,3 +259,10 @@ def test_redaction_loggers_cover_all_package_loggers():
         for name in re.findall(r'getLogger\("(ml_factory[^"]*)"', path.read_text())
     }
     assert used == set(LOGGERS)
+
+
+@pytest.mark.parametrize("piece", ["a.b-c_", "password ", "://a:", "bearer ", "eyJ", '"password": "', "sk-", "x "])
+def test_redact_of_long_repetitive_text_takes_linear_time(piece):
+    began = time.perf_counter()
+    redact_secrets(piece * (400_000 // len(piece)))
+    assert time.perf_counter() - began < 20  # 0.2 s here; a quadratic rule takes minutes

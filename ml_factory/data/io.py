@@ -324,6 +324,8 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
         # By the number of values: repeated values take no space in a file, and all of theirs in memory.
         _check_expansion(path, local.stat().st_size, 8.0 * facts.num_rows * facts.num_columns, _MOST_OF_COLUMNS)
         return pd.read_parquet(local)
+    except BarsError:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         with open(local, "rb") as file:
             begin = file.read(4)

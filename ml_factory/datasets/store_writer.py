@@ -23,6 +23,7 @@ from ml_factory.datasets.store import (
 )
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import StreamedFeatureRows
+from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import encode_state
@@ -131,8 +132,8 @@ class StoreWriter(Store):
             "files": dict(sorted((self._valid_files() | self._written).items())),
             "facts": _merge(self._stored("facts"), facts),
         }
-        # JSON turns number keys into text, and the hash must be of the text.
-        manifest = json.loads(json.dumps(manifest, allow_nan=False))
+        # JSON turns number keys into text, writing leaves secrets out, and the hash must be of what is written.
+        manifest = redact_values(json.loads(json.dumps(manifest, allow_nan=False)))
         manifest["hash"] = fingerprint(manifest)
         files.write_json(self.folder / MANIFEST, manifest)
         self._manifest, self._written, self._rows = manifest, {}, None

@@ -13,6 +13,7 @@ from ml_factory.data.prefix_hash import PrefixHasher, hash_block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.timed_tables import Leak
+from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint, to_json_value
 
@@ -88,7 +89,11 @@ class Certificate:
 
     def to_dict(self) -> dict:
         """Return JSON values, with a hash over all of them."""
-        stored = to_json_value(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
+        stored = redact_values(to_json_value(asdict(self))) | {
+            "format": FORMAT,
+            "form": self.form,
+            "passed": self.passed,
+        }
         return stored | {"hash": fingerprint(stored)}
 
     @classmethod

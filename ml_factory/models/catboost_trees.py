@@ -36,6 +36,9 @@ def trees_of(model: catboost.CatBoost) -> dict[str, np.ndarray]:
         path = Path(folder) / "model.json"
         model.save_model(str(path), format="json")
         stored = json.loads(path.read_bytes())
+    scale, bias = stored["scale_and_bias"]
+    if scale != 1 or any(bias):
+        raise _damaged("its scale and bias", stored["scale_and_bias"], "none")
     columns = stored["features_info"]["float_features"]
     borders = [one.get("borders") or [] for one in columns]
     splits = [[split["split_index"] for split in tree.get("splits") or []] for tree in stored["oblivious_trees"]]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.errors import FileError, WorkspaceError
-from ml_factory.redaction import redact_secrets
+from ml_factory.redaction import redact_values
 from ml_factory.storage.atomic_replace import commit_rename, sweep_temporary_files, temporary_path
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.worker_process import ParentConnection
@@ -247,7 +247,7 @@ class Files:
 
         NaN and infinity are refused because JSON cannot represent them.
         """
-        text = redact_secrets(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+        text = json.dumps(redact_values(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         data = text.encode()
         self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.leases import LeaseTakenOverError, lease_session_id
 from ml_factory.errors import FactoryError, WorkspaceError
-from ml_factory.redaction import redact_secrets
+from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.storage.files import cache_folder, disk_errors, files
@@ -106,7 +106,7 @@ class Tracker:
         """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""
         if self._finished:
             raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
-        line = redact_secrets(format_log_line(int(step), time.time(), metrics)).encode()
+        line = format_log_line(int(step), time.time(), redact_values(metrics)).encode()
         try:
             with disk_errors(self.local_folder):
                 if self._file is None:
@@ -211,7 +211,7 @@ class Tracker:
         return names
 
     def _write_json(self, name: str, record: dict) -> None:
-        self._texts[name] = redact_secrets(json.dumps(record, indent=2, allow_nan=False) + "\n")
+        self._texts[name] = json.dumps(redact_values(record), indent=2, allow_nan=False) + "\n"
         self._upload()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package_error
-from ml_factory.redaction import has_wandb_key, redact_secrets
+from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.worker_process import abandon, start_python
 
@@ -86,7 +86,7 @@ class WandbMirrorProcess:
     def end(self, record: dict, seconds: float) -> None:
         """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
         with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
-            files.write(self._end, redact_secrets(json.dumps(record)).encode())
+            files.write(self._end, json.dumps(redact_values(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
         if not self._ended and self._mode == "online" and not self._status.exists():
             warn_wandb_once(
@@ -130,7 +130,7 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
 def _start(code: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
     """Start a child process that communicates with W&B and reads `spec` as JSON from its standard input."""
     with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
-        text.write(redact_secrets(json.dumps(spec)).encode())
+        text.write(json.dumps(redact_values(spec)).encode())
         text.seek(0)
         environment = _mirror_environment(mode, folder)
         return start_python(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
