@@ -18,8 +18,14 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.cost_model import FitSize, cost_model_work, fit_cost_model, full_fit_size, measure_fit_cost
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.fit_time_model import (
+    FitSize,
+    cost_model_work,
+    fit_cost_model,
+    full_fit_size,
+    measure_fit_cost,
+)
+from ml_factory.workflows.load_prepared import load_dataset
 
 TURNS = {"tabular": ({"rounds": 80}, {"rounds": 200}), "other": ({"epochs": 2}, {"epochs": 3, "lookback": 16})}
 

@@ -45,7 +45,7 @@ def quick_from_environment(quick: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
-def check_model_source(source: str) -> str:
+def check_artifact_source(source: str) -> str:
     """Return one of SOURCES. Raises SettingsError."""
     if source not in SOURCES:
         raise SettingsError(

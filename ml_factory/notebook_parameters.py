@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_factory.argument_checks import check_model_source
+from ml_factory.argument_checks import check_artifact_source
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.heartbeat import show_cell_heartbeat
 from ml_factory.lazy_module import LazyModule
@@ -211,7 +211,7 @@ def _check_values(values: dict[str, Any], family: str) -> None:
             "Bars of this length are not read", where="BAR_MINUTES", got=values["BAR_MINUTES"], wanted=wanted
         )
     if "SOURCE" in values:
-        check_model_source(values["SOURCE"])
+        check_artifact_source(values["SOURCE"])
     if "BASE_MODELS" in values:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import plots
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.leakage.artifact_comparison import Tamper
@@ -30,7 +30,7 @@ from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import predict as predict_module
 from ml_factory.workflows import report
-from ml_factory.workflows.audit import MODELS, audit_data
+from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
     check_nested_search_scheme,
@@ -53,7 +53,7 @@ from ml_factory.workflows.inspect_data import (
     replay,
     try_feature,
 )
-from ml_factory.workflows.load import load_dataset, load_features, load_labels, load_splits
+from ml_factory.workflows.load_prepared import load_dataset, load_features, load_labels, load_splits
 from ml_factory.workflows.open_run import (
     check_model_settings_for_run,
     check_stack_base_models,
@@ -124,7 +124,7 @@ def audit(
     """
     for name in models or ():
         find_model_spec(name)
-    return audit_data(
+    return audit_for_look_ahead(
         Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress, models or MODELS, tamper
     )
 
@@ -367,7 +367,8 @@ def evaluate(
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: evaluation", data,
-        Store.current(workspace.processed(symbol)), report.ReportPredictions(rows, test, metrics, verdicts, chosen),
+        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(rows, test, metrics, verdicts,
+        chosen),
         quick_limits=limited, extra_sections=[report.compared_runs_section(found)],
     )  # fmt: skip
     shown = metrics.reset_index()

@@ -101,7 +101,7 @@ def read_model_state(root: Path, model: str) -> object:
 
 
 def read_prepared(root: Path) -> object:
-    from ml_factory.workflows.load import load_dataset
+    from ml_factory.workflows.load_prepared import load_dataset
 
     data = load_dataset(root, "DEMO", 5)
     return [np.asarray(data.x_NF), data.labels.to_numpy(dtype=object).astype(str)]

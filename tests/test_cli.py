@@ -23,7 +23,7 @@ from rich.console import Console
 from ml_factory import __main__, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.progress import progress_phase
@@ -551,10 +551,10 @@ def test_a_file_of_options_that_cannot_be_used_is_refused_in_one_line(text, code
     ],
 )  # fmt: skip
 def test_prepare_refuses_settings_that_cannot_be_used_in_one_line(setting, message, call, prepared):
-    before = Store.current(prepared.processed("DEMO")).fingerprint
+    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
     code, out, err = call("prepare", "--workspace", prepared.root, "--horizon", 5, "--set", setting)
     assert code == 2 and message in one_line(code, out, err)
-    assert Store.current(prepared.processed("DEMO")).fingerprint == before
+    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before
 
 
 def test_prepare_takes_every_setting_of_data(call, prepared):
@@ -562,7 +562,7 @@ def test_prepare_takes_every_setting_of_data(call, prepared):
     sets = ("--set", "labels.k_up=1.5", "--set", "splits.train=0.6", "--set", "features.frames=[15]")
     code, _, err = call(*words, *sets)
     assert code == 0, err
-    settings = Store.current(prepared.processed("DEMO")).facts["settings"]
+    settings = DatasetStore.current(prepared.processed("DEMO")).facts["settings"]
     assert (settings["labels"]["k_up"], settings["splits"]["train"], settings["features"]["frames"]) == (1.5, 0.6, [15])
 
 

@@ -31,7 +31,7 @@ data.level_shifts data.quality data.contract_codes data.rolls data.validation da
 data.io data.synthetic data.bar_kernels data.resample data.bar_stream data.activity_bars
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
-features.fractional features.calendar features.multi_timeframe features.stateless_copy features.custom
+features.fractional features.calendar features.multi_timeframe features.clone_function features.custom
 features.build features.stream
 targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
@@ -43,9 +43,9 @@ datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
 leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.independent_baselines
 leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof leakage.certificate
-models.base models.class_scores models.clock_offset models.tabular_data models.stored_trees models.lightgbm_predict
-models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost models.tabular_lightgbm
-models.tabular_catboost models.logistic_regression
+models.base models.softmax_log_loss models.session_clock_offset models.tabular_data models.check_stored_trees
+models.lightgbm_predict models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
+models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.onednn_linear models.heads models.layers models.recurrent_layers models.sequence
 models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks
 models.setting_names models.registry
@@ -60,12 +60,12 @@ ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.bundle inference.predict inference.split_times
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
-workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data workflows.load
-workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers workflows.found_barriers
-workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks workflows.run_options
-workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate
-workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training workflows.audit_models
-workflows.audit workflows.cost_model workflows.plan workflows.report
+workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
+workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
+workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
+workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
+workflows.cross_validate workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training
+workflows.audit_models workflows.audit workflows.fit_time_model workflows.plan workflows.report
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.expand_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__

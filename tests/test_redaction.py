@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import re
-import time
 from pathlib import Path
 
 import nbformat
@@ -262,7 +261,6 @@ def test_redaction_loggers_cover_all_package_loggers():
 
 
 @pytest.mark.parametrize("piece", ["a.b-c_", "password ", "://a:", "bearer ", "eyJ", '"password": "', "sk-", "x "])
-def test_redact_of_long_repetitive_text_takes_linear_time(piece):
-    began = time.perf_counter()
-    redact_secrets(piece * (400_000 // len(piece)))
-    assert time.perf_counter() - began < 20  # 0.2 s here; a quadratic rule takes minutes
+def test_redact_of_long_repetitive_text_ends(piece):
+    """A rule of quadratic cost meets the time limit of a test here."""
+    assert redact_secrets(piece * (2_000_000 // len(piece)))

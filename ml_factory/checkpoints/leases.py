@@ -78,11 +78,11 @@ def check_fencing_token(unit: CheckpointUnit, writer: tuple[int, str], infos: It
     Parameters
     ----------
     unit : the unit of work.
-    writer : (fence, session), as of `lease_writer_rank`.
+    writer : (fence, session), as of `lease_fence_order`.
     infos : descriptions of the unit's checkpoints.
     lease : the unit's lease, {} without one.
     """
-    highest = max([lease_writer_rank(info.get("lease")) for info in infos] + [lease_writer_rank(lease)])
+    highest = max([lease_fence_order(info.get("lease")) for info in infos] + [lease_fence_order(lease)])
     if highest > writer:
         raise LeaseTakenOverError(
             "A later session has taken this work over; this session stops writing",
@@ -93,10 +93,10 @@ def check_fencing_token(unit: CheckpointUnit, writer: tuple[int, str], infos: It
 
 def fencing_token_of(info: dict) -> int:
     """Return the fence in a checkpoint's description; 0 where it has none."""
-    return lease_writer_rank(info.get("lease"))[0]
+    return lease_fence_order(info.get("lease"))[0]
 
 
-def lease_writer_rank(lease: object) -> tuple[int, str]:
+def lease_fence_order(lease: object) -> tuple[int, str]:
     """Return (fence, session) of a lease; (0, "") where no session holds it.
 
     Two sessions that began before either saw the other have equal fences: the name decides which of them keeps writing.
@@ -188,7 +188,7 @@ class LeaseHolder:
 
     def _write(self, tier: LeaseTier, record: dict) -> None:
         with suppress(WorkspaceError):  # a session that misses this record finds the fence in the checkpoints
-            if lease_writer_rank(tier.read_lease(self.unit)) <= lease_writer_rank(record):
+            if lease_fence_order(tier.read_lease(self.unit)) <= lease_fence_order(record):
                 tier.renew(self.unit, record)
 
     def _latest(self) -> dict:

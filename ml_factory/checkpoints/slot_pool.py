@@ -93,7 +93,7 @@ class Slot:
         return self.error or self.header.fault
 
     @property
-    def is_unwritable(self) -> bool:
+    def must_not_overwrite(self) -> bool:
         """True for a slot that must not be overwritten: an intact file of another kind, or unreadable just now."""
         return isinstance(self.fault, ForeignFileError | WorkspaceError)
 
@@ -101,7 +101,7 @@ class Slot:
     def is_returned(self) -> bool:
         """True when the slot was returned to the pool, and not written since."""
         same = self.fault is not None or self.manifest.get("hash") == self.header.hash
-        return self.manifest.get("status") == RETURNED and same and not self.is_unwritable
+        return self.manifest.get("status") == RETURNED and same and not self.must_not_overwrite
 
     def is_free(self, machine: str, now: float) -> bool:
         """Return True for a returned slot that no other machine is likely to take: returned by this machine, or long
@@ -112,7 +112,7 @@ class Slot:
         at = self.manifest.get("returned_at")
         return self.manifest.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
 
-    def belongs_to(self, unit: CheckpointUnit) -> bool:
+    def belongs_to_unit(self, unit: CheckpointUnit) -> bool:
         """Return True when the container names this unit, or the manifest where the container is unreadable."""
         return unit.matches(self.header.info or self.manifest)
 

@@ -24,7 +24,7 @@ from ml_factory.checkpoints.file_format import (
 from ml_factory.checkpoints.leases import (
     check_fencing_token,
     fencing_token_of,
-    lease_writer_rank,
+    lease_fence_order,
     read_lease,
     write_lease,
 )
@@ -122,7 +122,7 @@ class Slots:
 
     def _readable(self, unit: CheckpointUnit) -> list[Slot]:
         """List the unit's slots, and those whose owner the disk refused to read."""
-        return [slot for slot in self.pool.scan() if slot.belongs_to(unit) or (slot.error and not slot.manifest)]
+        return [slot for slot in self.pool.scan() if slot.belongs_to_unit(unit) or (slot.error and not slot.manifest)]
 
     def verify(self, path: str) -> dict:
         """Return the info of the checkpoint at `path`, read through. Raises CheckpointError or WorkspaceError."""
@@ -159,7 +159,7 @@ class Slots:
         """
         good: dict[Path, dict] = {}
         bad: dict[Path, Exception] = {}
-        for slot in (slot for slot in slots if slot.belongs_to(unit)):
+        for slot in (slot for slot in slots if slot.belongs_to_unit(unit)):
             try:
                 if slot.fault:
                     raise slot.fault
@@ -185,7 +185,7 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return write_container(disk, path, {**info, "sequence": sequence}, state)
 
-        return self._write(unit, keep, store, size, lease_writer_rank(info["lease"]))
+        return self._write(unit, keep, store, size, lease_fence_order(info["lease"]))
 
     def copy_from_pool(
         self, unit: CheckpointUnit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None
@@ -204,11 +204,11 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, source_on, Path(source))
 
-        writer = lease_writer_rank(header.info.get("lease"))
+        writer = lease_fence_order(header.info.get("lease"))
         if fence > writer[0]:
             writer = fence, self.lease.session
         if source_disk is not None:  # downloaded by the unit's present owner: the session that saved it may be gone
-            writer = max(writer, lease_writer_rank(self.read_lease(unit)))
+            writer = max(writer, lease_fence_order(self.read_lease(unit)))
         return self._write(unit, keep, store, header.size, writer)
 
     def _write(
@@ -217,7 +217,7 @@ class Slots:
         with self.pool.exclusive_lock():
             slots = self.pool.scan()
             good, bad = self._verify_slots(unit, slots)
-            infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
+            infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to_unit(unit)]
             check_fencing_token(unit, writer, infos, self.read_lease(unit))
             sequence = 1 + max([self._last_sequence.get(unit, 0), *map(_sequence_of, infos)])
             unfinished = self._unfinished_writes(unit, slots)
@@ -258,9 +258,9 @@ class Slots:
         with self.pool.exclusive_lock():
             slots = self.pool.scan()
             if holder is not None:
-                infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to(unit)]
-                check_fencing_token(unit, lease_writer_rank(holder), infos, self.read_lease(unit))
-            owned = [slot for slot in slots if slot.belongs_to(unit) and not slot.is_unwritable]
+                infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to_unit(unit)]
+                check_fencing_token(unit, lease_fence_order(holder), infos, self.read_lease(unit))
+            owned = [slot for slot in slots if slot.belongs_to_unit(unit) and not slot.must_not_overwrite]
             unfinished = self._unfinished_writes(unit, slots)
             for slot in owned:
                 self.pool.release(slot, last=slot.path in unfinished)

@@ -28,7 +28,7 @@ from ml_factory.checkpoints.slots import Slots, slot_recency
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
 from ml_factory.checkpoints.uploader import CheckpointUploader, SaveStatus
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
-from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.serialization import decode_state
 
@@ -92,7 +92,7 @@ class CheckpointStore:
         self.heartbeat = LeaseHeartbeat(lambda: list(self._holders))
         local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
         if local is None and files.is_remote(self.folder):
-            local = cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
+            local = local_cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
         self.home_folder = self.folder if local is None else Path(os.path.abspath(local))
         self.locks = self.home_folder / "locks"
         own_disk, own_quota = (disk, quota) if local is None else (None, None)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory.hardware import cores
-from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.files import files, local_cache_folder
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
@@ -89,7 +89,7 @@ def verified_local_copy(path: Path, digest: str) -> Path:
     """
     if not files.is_remote(path):
         return path
-    copy = cache_folder("parts") / f"{digest[:32]}{path.suffix}"
+    copy = local_cache_folder("parts") / f"{digest[:32]}{path.suffix}"
     if not copy.is_file() or cached_file_hash(copy) != digest:
         files.replace(copy, lambda temporary: files.download(path, str(temporary)), flush=False)
         _remove_old_copies(copy.parent)
@@ -109,7 +109,7 @@ def memmap_joined_parts(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndar
 
 def _joined_file(parts: list[np.ndarray], hashes: Sequence[str]) -> np.ndarray:
     names = [hashlib.sha256("".join(hashes[:count]).encode()).hexdigest()[:32] for count in range(len(parts) + 1)]
-    folder = cache_folder("parts")
+    folder = local_cache_folder("parts")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{names[-1]}.rows"
     shape = (sum(map(len, parts)), *parts[0].shape[1:])

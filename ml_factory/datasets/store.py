@@ -33,7 +33,7 @@ MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "str
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
-class Store:
+class DatasetStore:
     """One prepared data set, to read, from `find`, `current` or `open`; `datasets.store_writer` writes them."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
@@ -43,7 +43,7 @@ class Store:
     # -- opening -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def find(cls, processed: Path, fingerprint: str) -> "Store | None":
+    def find(cls, processed: Path, fingerprint: str) -> "DatasetStore | None":
         """Return the committed data set of this fingerprint with every hash checked, or None where it must be built."""
         folder = dataset_folder(processed, fingerprint)
         manifest = read_dataset_manifest(folder)
@@ -53,7 +53,7 @@ class Store:
         return None if store.verify() else store
 
     @classmethod
-    def current(cls, processed: Path) -> "Store":
+    def current(cls, processed: Path) -> "DatasetStore":
         """Return the data set committed last. Raises NotPreparedError."""
         pointer = Path(processed) / CURRENT
         if not files.is_file(pointer):
@@ -71,7 +71,7 @@ class Store:
         return cls.open(dataset_folder(processed, name))
 
     @classmethod
-    def open(cls, folder: Path) -> "Store":
+    def open(cls, folder: Path) -> "DatasetStore":
         """Return the committed data set in this folder; each file's hash is checked when it is first read.
 
         Raises NotPreparedError when there is no valid manifest.

@@ -17,7 +17,7 @@ from ml_factory.datasets.store import (
     MANIFEST,
     PARTS,
     STATE,
-    Store,
+    DatasetStore,
     dataset_folder,
     read_dataset_manifest,
 )
@@ -31,7 +31,7 @@ from ml_factory.storage.serialization import encode_state
 MOST_PARTS = 8
 
 
-class StoreWriter(Store):
+class DatasetStoreWriter(DatasetStore):
     """A data set to write, from `begin`, or from `find` where a committed one is extended."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
@@ -40,7 +40,7 @@ class StoreWriter(Store):
         self._rows: dict | None = None  # names and parts of the features, when this store has written them
 
     @classmethod
-    def begin(cls, processed: Path, fingerprint: str) -> "StoreWriter":
+    def begin(cls, processed: Path, fingerprint: str) -> "DatasetStoreWriter":
         """Return the data set of this fingerprint for writing: an intact one is kept, anything else is started again.
 
         processed : the symbol's folder
@@ -71,7 +71,7 @@ class StoreWriter(Store):
         if state is not None:
             self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
 
-    def append_features(self, rows: StreamedFeatureRows, before: Store, state: dict) -> None:
+    def append_features(self, rows: StreamedFeatureRows, before: DatasetStore, state: dict) -> None:
         """Take over the parts of `before`, whose rows come first, and write one for the rows that follow them.
 
         Files stay few: once there are MOST_PARTS, the smallest at the end are written again together with the new rows.
@@ -115,7 +115,7 @@ class StoreWriter(Store):
         """Write ranks_h{horizon}.state, from which a scaler of more training rows continues."""
         self._write(f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(encode_state(ranks.to_state())))
 
-    def reopen_horizon(self, horizon: int) -> None:
+    def allow_horizon_rewrite(self, horizon: int) -> None:
         """Allow the files of an incomplete horizon to be written again."""
         for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
             self.files.pop(name.format(horizon), None)
@@ -149,7 +149,7 @@ class StoreWriter(Store):
 
     def _valid_files(self) -> dict[str, dict]:
         """Return the committed files that stay in the manifest; damaged and rewritten ones do not."""
-        existing = Store(self.folder, self.fingerprint, {"files": self._stored("files")})
+        existing = DatasetStore(self.folder, self.fingerprint, {"files": self._stored("files")})
         return {
             name: file
             for name, file in existing.files.items()

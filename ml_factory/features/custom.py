@@ -23,7 +23,7 @@ import pandas as pd
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.data.resample import ResampledBars
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.stateless_copy import make_stateless_copy
+from ml_factory.features.clone_function import make_stateless_copy
 from ml_factory.seeding import seeded_generator
 
 Function = TypeVar("Function", bound=Callable[[ResampledBars], np.ndarray])
@@ -96,7 +96,7 @@ def fresh_custom_features() -> Iterator[None]:
     """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
     A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
-    every cut. (`features.stateless_copy` defines what is copied.)
+    every cut. (`features.clone_function` defines what is copied.)
     """
     called = dict(_FEATURES)
     _FEATURES.update(

@@ -16,7 +16,7 @@ from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.stateless_copy import make_stateless_copy
+from ml_factory.features.clone_function import make_stateless_copy
 from ml_factory.leakage.timed_tables import RAISED, Leak, bitwise_equal
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator

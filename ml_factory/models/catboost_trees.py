@@ -14,7 +14,7 @@ import catboost
 import numpy as np
 
 from ml_factory.models.base import CLASSES
-from ml_factory.models.stored_trees import checked_vectors, damaged_model
+from ml_factory.models.check_stored_trees import checked_stored_vectors, damaged_model
 
 _MISSING = ("AsIs", "AsFalse", "AsTrue")  # side of a split that a missing value takes; "AsIs": the column has none
 _damaged = partial(damaged_model, "CatBoost")
@@ -108,7 +108,7 @@ def model_of(trees: Mapping[str, np.ndarray], features: int) -> catboost.CatBoos
 
 def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.ndarray]:
     """Return the arrays. Raises CheckpointError for anything that is not a tree."""
-    arrays = checked_vectors("CatBoost", trees, _TYPES)
+    arrays = checked_stored_vectors("CatBoost", trees, _TYPES)
     if arrays["classes"].tolist() not in ([0, 1, 2], [0, 1], [0, 2], [1, 2]):
         raise _damaged("its classes", arrays["classes"][:4], "two or three of 0, 1, 2")
     counts, depths, splits = arrays["border_counts"], arrays["depths"], arrays["splits"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.clock_offset import PROGRESS_CELLS, ClockOffset
 from ml_factory.models.onednn_linear import OneDNNLinear
+from ml_factory.models.session_clock_offset import PROGRESS_CELLS, ClockOffset
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from ml_factory.models.base import (
     replay_history_to_callbacks,
     training_data_checksum,
 )
-from ml_factory.models.class_scores import mean_log_loss, softmax
-from ml_factory.models.clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.softmax_log_loss import mean_log_loss, softmax
 from ml_factory.models.tabular_data import (
     BinnedData,
     TabularRows,

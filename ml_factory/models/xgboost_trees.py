@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.stored_trees import checked_vectors, damaged_model
+from ml_factory.models.check_stored_trees import checked_stored_vectors, damaged_model
 
 CLASSES = 3
 _damaged = partial(damaged_model, "XGBoost")
@@ -84,7 +84,7 @@ def booster_of(trees: Mapping[str, np.ndarray], features: int, threads: int, dev
 
 def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.ndarray]:
     """Return the arrays in their types. Raises CheckpointError for anything that is not a tree."""
-    arrays = checked_vectors("XGBoost", trees, {**_NODES, "nodes": np.int32, "base_score": np.float32})
+    arrays = checked_stored_vectors("XGBoost", trees, {**_NODES, "nodes": np.int32, "base_score": np.float32})
     nodes, left, right = arrays["nodes"].astype(np.int64), arrays["left_children"], arrays["right_children"]
     if len(nodes) % CLASSES or (nodes < 1).any() or any(len(arrays[name]) != nodes.sum() for name in _NODES):
         raise _damaged("the sizes of its trees", f"{len(nodes)} trees of {nodes.sum()} nodes")

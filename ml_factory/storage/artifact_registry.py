@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
-from ml_factory.storage.files import cache_folder, files
+from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
@@ -114,7 +114,7 @@ class ArtifactRegistry:
     @property
     def local_fallback(self) -> "ArtifactRegistry":
         """Registry on the local disk for artifacts that a mount refused, until it accepts them."""
-        return ArtifactRegistry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
+        return ArtifactRegistry(local_cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
 
     def is_persisted(self, artifact: Artifact) -> bool:
         """Return True when the artifact is in the workspace, not only on the local disk."""

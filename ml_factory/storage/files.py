@@ -179,7 +179,7 @@ class Files:
 
     def require_space(self, folder: Path, needed: int, what: str) -> None:
         """Raise FileError when the disk of `folder`, or the local disk that stages uploads, lacks `needed` bytes."""
-        for disk in (folder, cache_folder("outgoing")) if self.is_remote(folder) else (folder,):
+        for disk in (folder, local_cache_folder("outgoing")) if self.is_remote(folder) else (folder,):
             free = self.free_bytes(disk)
             if free < needed:
                 raise FileError(
@@ -338,7 +338,7 @@ def _mount(top: str) -> Mount:
     return mount_at(top, __name__, os.getpid())
 
 
-def cache_folder(name: str) -> Path:
+def local_cache_folder(name: str) -> Path:
     """Return the folder of the local disk that caches files of this kind."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / name
 
@@ -346,7 +346,7 @@ def cache_folder(name: str) -> Path:
 @contextmanager
 def _staged(kind: str, path: Path) -> Iterator[Path]:
     """Yield a temporary path on the local disk for a file on its way to or from a mount."""
-    folder = cache_folder(kind)
+    folder = local_cache_folder(kind)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:

@@ -19,7 +19,7 @@ from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
-from ml_factory.storage.files import cache_folder, disk_errors, files
+from ml_factory.storage.files import disk_errors, files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint, to_json_value
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
@@ -271,7 +271,7 @@ def _artifact_payload(artifact: Artifact) -> dict:
 
 def _cache_folder(folder: Path, run_id: str) -> Path:
     """Return the local folder, the same for the same run of the same workspace."""
-    return cache_folder("runs") / fingerprint([str(folder), run_id])[:16]
+    return local_cache_folder("runs") / fingerprint([str(folder), run_id])[:16]
 
 
 def _now() -> str:

@@ -22,9 +22,9 @@ from ml_factory.models.base import (
     check_training_rows,
     training_data_checksum,
 )
-from ml_factory.models.clock_offset import ClockOffset, check_clock_offset_settings
 from ml_factory.models.heads import zero_output_head
 from ml_factory.models.multi_timeframe_network import Strides, build_multi_timeframe_network, parse_timeframe_strides
+from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device

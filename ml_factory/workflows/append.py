@@ -20,7 +20,7 @@ from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState, update_incremental_quantiles
 from ml_factory.datasets.preprocessing import FittedStep, fit_preprocessing_steps
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import timeframe_name, timeframe_staleness
@@ -45,7 +45,7 @@ class CheckedRawBars:
     prefixes: PrefixHasher
     market: MarketSpec
     report: dict
-    before: Store | None = None
+    before: DatasetStore | None = None
 
     @property
     def bars(self) -> pd.DataFrame:
@@ -60,13 +60,13 @@ def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) ->
     return settings.features.with_bar_size(market, bars)
 
 
-def find_appendable_store(store: Store, settings: DataSpec) -> Store | None:
+def find_appendable_store(store: DatasetStore, settings: DataSpec) -> DatasetStore | None:
     """Return the data set that new bars may be appended to: `store` if it is committed, else the symbol's current one.
 
     None unless the data set is intact and was made with the same settings and code.
     """
     try:
-        before = store if store.committed else Store.current(store.folder.parent)
+        before = store if store.committed else DatasetStore.current(store.folder.parent)
     except NotPreparedError:
         return None
     same = before.facts["settings"] == to_json_value(settings.to_dict()) and before.facts["sources"] == source_hash(
@@ -75,7 +75,9 @@ def find_appendable_store(store: Store, settings: DataSpec) -> Store | None:
     return before if same and not before.verify() else None
 
 
-def load_appended_bars(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedRawBars | None:
+def load_appended_bars(
+    before: DatasetStore, workspace: Workspace, symbol: str, settings: DataSpec
+) -> CheckedRawBars | None:
     """Load the raw bars and check only those behind the bars that `before` was made of.
 
     None where the columns are spelled otherwise, the bars are no continuation, or a new bar must be refused: then all
@@ -107,7 +109,7 @@ def load_appended_bars(before: Store, workspace: Workspace, symbol: str, setting
     return None if report is None else CheckedRawBars(prefixes, market, report, before)
 
 
-def can_append_rows(before: Store, checked: CheckedRawBars) -> bool:
+def can_append_rows(before: DatasetStore, checked: CheckedRawBars) -> bool:
     """Return True where feature rows can be appended to those of `before`, whose bars are the first of these.
 
     False with custom features: the feature stream may round them otherwise than a computation on the whole file.
@@ -128,7 +130,7 @@ def append_stream_state(
 
 
 def append_feature_rows(
-    before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec
+    before: DatasetStore, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec
 ) -> tuple[StreamedFeatureRows, dict]:
     """Return the feature rows that follow those of `before`, and the state of the stream behind them."""
     stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]

@@ -14,7 +14,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import data_plots
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
@@ -46,7 +46,7 @@ from ml_factory.workflows.audit_training import (
     audit_subsample,
     audit_training_predictions,
 )
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.open_run import load_certified_dataset
 from ml_factory.workflows.predict import predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
@@ -58,7 +58,7 @@ MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two way
 TRAINING_ROWS = {"tabular": 4_000, "network": 1_000}
 
 
-def audit_data(
+def audit_for_look_ahead(
     workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
     progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
 ) -> AuditResult:  # fmt: skip
@@ -69,7 +69,7 @@ def audit_data(
     tamper : changes values stage by stage. Then nothing is written, and earlier findings are ignored.
     """
     started = time.perf_counter()
-    store = Store.current(workspace.processed(symbol))
+    store = DatasetStore.current(workspace.processed(symbol))
     horizons = tuple(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)
@@ -110,7 +110,7 @@ def audit_data(
 
 
 def audit_prepared_files(
-    workspace: Workspace, store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
+    workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
 ) -> AuditFindings:
     """Compare everything that is stored and read by training with its reference: bars, rows, splits, scalers, data
     sets.
@@ -157,7 +157,7 @@ def _tampered(
     )  # fmt: skip
 
 
-def _training_progress(store: Store, data: PreparedDataset, models: Sequence[str]) -> ProofProgressFile:
+def _training_progress(store: DatasetStore, data: PreparedDataset, models: Sequence[str]) -> ProofProgressFile:
     """Open the file in which an audit keeps the findings of its trainings until its certificates are written."""
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": fit_environment()}

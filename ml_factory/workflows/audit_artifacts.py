@@ -17,7 +17,7 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import FitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.scaling import SCALERS
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.features import custom
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
@@ -36,7 +36,7 @@ from ml_factory.seeding import seeded_generator
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import chronological_split
-from ml_factory.workflows.load import load_dataset_of_store
+from ml_factory.workflows.load_prepared import load_dataset_of_store
 from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset
 from ml_factory.workflows.prove import pipeline_to_prove, stored_data_settings
 
@@ -64,7 +64,7 @@ class AuditFindings:
 
 
 def audit_bars_artifact(
-    workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: AuditFindings
+    workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, tamper: Tamper | None, findings: AuditFindings
 ):
     """Compare the bars that the pipeline reads with a second reading, the rows of the raw file, and the stored hash."""
     given = apply_tamper(tamper, "bars", bars.copy() if tamper else bars)
@@ -98,7 +98,7 @@ def _differences_from_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[
 
 
 def audit_row_artifacts(
-    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, findings: AuditFindings
+    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, findings: AuditFindings
 ) -> None:
     """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
     settings, facts = stored_data_settings(store), store.facts["market"]
@@ -131,7 +131,7 @@ def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
     return labels
 
 
-def audit_split_artifacts(store: Store, horizon: int, tamper: Tamper | None, findings: AuditFindings) -> None:
+def audit_split_artifacts(store: DatasetStore, horizon: int, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
     settings, labels, splits = stored_data_settings(store), store.load_labels(horizon), store.load_splits(horizon)
     given = apply_tamper(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
@@ -151,7 +151,7 @@ def audit_split_artifacts(store: Store, horizon: int, tamper: Tamper | None, fin
 
 
 def audit_scaler_artifact(
-    store: Store, horizon: int, tamper: Tamper | None, findings: AuditFindings, *, columns: int | None = None
+    store: DatasetStore, horizon: int, tamper: Tamper | None, findings: AuditFindings, *, columns: int | None = None
 ) -> None:
     """Refit the stored scaler, and the steps before it, on the stored training rows and compare.
 
@@ -185,7 +185,7 @@ def _select_columns(scaler: Mapping, some: np.ndarray) -> dict:
 
 
 def audit_dataset_artifact(
-    data: PreparedDataset, store: Store, findings: AuditFindings, tamper: Tamper | None = None
+    data: PreparedDataset, store: DatasetStore, findings: AuditFindings, tamper: Tamper | None = None
 ) -> None:
     """Compare what `load_dataset` returns with the stored files, and its derived arrays with its fields."""
     if tamper:
@@ -223,7 +223,7 @@ def _derived(part: str, given: PreparedDataset, wanted: PreparedDataset) -> list
     return leaks
 
 
-def reload_audited_dataset(store: Store, horizon: int) -> PreparedDataset:
+def reload_audited_dataset(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Return the data set with all rows read from the files again, as the reference."""
     rows = store.load_row_facts()
     return replace(
@@ -236,7 +236,7 @@ def reload_audited_dataset(store: Store, horizon: int) -> PreparedDataset:
 # ---- all of it -------------------------------------------------------------------------------------------------------
 
 
-def quick_artifact_audit(store: Store, horizons: Sequence[int]) -> AuditFindings:
+def quick_artifact_audit(store: DatasetStore, horizons: Sequence[int]) -> AuditFindings:
     """Run the last check of `prepare`: refit some columns of each stored scaler, compare the data set with its
     files.
     """

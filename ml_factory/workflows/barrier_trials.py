@@ -12,7 +12,7 @@ from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import WorkspaceError
 from ml_factory.run_folder import machine_and_library_versions
 from ml_factory.storage.files import files
@@ -26,7 +26,7 @@ _log = logging.getLogger("ml_factory")
 Frames = tuple[ResampledBars, ResampledBars | None, MarketSpec]
 
 
-def load_barrier_trial_frames(workspace: Workspace, store: Store) -> Frames:
+def load_barrier_trial_frames(workspace: Workspace, store: DatasetStore) -> Frames:
     """Return the base frame, the raw bars as a frame (None where they are the base bars) and the market of a data
     set.
     """

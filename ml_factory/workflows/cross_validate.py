@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
@@ -138,7 +138,7 @@ def cross_validate_nested(
     Each label spec found goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds have
     one test block each. Raises SettingsError where a fold's search cannot keep the class balance.
     """
-    frames = load_barrier_trial_frames(workspace, Store.current(workspace.processed(data.symbol)))
+    frames = load_barrier_trial_frames(workspace, DatasetStore.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
     with _open_unit(workspace, run, model.spec, mirror) as (_, finish):
         nested = [_nested_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]

@@ -19,7 +19,7 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import find_model_spec, load_model
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predict
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import dataset_input_reader
 from ml_factory.workflows.results import Result
 

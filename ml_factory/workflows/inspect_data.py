@@ -10,7 +10,7 @@ from ml_factory.data.gaps import find_gaps
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import asof_rows
 from ml_factory.data.sessions import MarketSpec, assign_sessions
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import data_plots
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
@@ -24,15 +24,15 @@ from ml_factory.workflows.prove import stored_data_settings
 PROOF_BARS = 50_000
 
 
-def open_current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
+def open_current_store(workspace: Workspace | str | Path, symbol: str) -> DatasetStore:
     """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
-    return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
+    return DatasetStore.current(Workspace(workspace).processed(check_symbol(symbol)))
 
 
 # ---- bars and frames -----------------------------------------------------------------------------------------------
 
 
-def bar_findings_table(store: Store) -> pd.DataFrame:
+def bar_findings_table(store: DatasetStore) -> pd.DataFrame:
     """List the findings in the raw bars: kind, severity, rows (how many), which of them, message."""
     found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
     return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
@@ -148,7 +148,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
 # ---- splits --------------------------------------------------------------------------------------------------------
 
 
-def split_figure(store: Store, horizon: int):
+def split_figure(store: DatasetStore, horizon: int):
     """Plot the chronological split of one horizon on the price."""
     labels, splits = store.load_labels(horizon), store.load_splits(horizon)
     return data_plots.plot_split(
@@ -163,7 +163,7 @@ def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
     return split_figure(open_current_store(workspace, symbol), horizon)
 
 
-def _bars_of(workspace: Workspace | str | Path, store: Store) -> tuple[pd.DataFrame, MarketSpec]:
+def _bars_of(workspace: Workspace | str | Path, store: DatasetStore) -> tuple[pd.DataFrame, MarketSpec]:
     """Return the checked bars that a data set was prepared from, and its market."""
     market = MarketSpec.from_dict(store.facts["market"])
     return load_bars(Workspace(workspace), store.facts["symbol"], stored_data_settings(store).bars, market=market)[

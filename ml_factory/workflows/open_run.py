@@ -14,12 +14,12 @@ from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import require_proved_data
 from ml_factory.workflows.restore_run import restore_run_from_wandb
 from ml_factory.workflows.run_options import RunOptionFields, RunOptions, build_run_options
-from ml_factory.workflows.run_status import check_run_name, check_run_unlocked, format_run_status
+from ml_factory.workflows.run_status import check_run_matches, check_run_unlocked, format_run_status
 from ml_factory.workflows.train import build_untrained_model
 
 
@@ -74,7 +74,7 @@ def find_or_open_run(
     check : called before the status line, where there is work to do, so that a refusal is not announced as a start.
     """
     if options.run:
-        check_run_name(workspace.results / spec.symbol, spec, options.run)
+        check_run_matches(workspace.results / spec.symbol, spec, options.run)
     run = open_run_folder(workspace.results, spec.symbol, spec, options.fresh, options.run)
     kind = "stack" if spec.task == "stack" else "model"
     check_run_unlocked(workspace, run, spec)

@@ -19,10 +19,10 @@ from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
 from ml_factory.settings import QuickLimits, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import cache_folder
+from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.cost_model import (
+from ml_factory.workflows.fit_time_model import (
     SLOTS,
     FitSize,
     accelerator_of_model,
@@ -276,7 +276,7 @@ def measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tupl
     if seconds or not size:
         return WorkCost(seconds), ()
     remote = workspace.files.is_remote(workspace.checkpoints)
-    place = cache_folder("planning") if remote else workspace.root
+    place = local_cache_folder("planning") if remote else workspace.root
     place.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=place, prefix=".planning-") as folder,

@@ -20,8 +20,8 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import FitSample
-from ml_factory.datasets.store import Store
-from ml_factory.datasets.store_writer import StoreWriter
+from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
@@ -59,7 +59,7 @@ from ml_factory.workflows.found_barriers import (
     check_found_barriers_rows,
 )
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
-from ml_factory.workflows.load import prepared_data_fingerprint
+from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
 from ml_factory.workflows.prove import (
     build_prefixes_to_prove,
@@ -119,12 +119,12 @@ def prepare(
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = StoreWriter.find(processed, key)
+            store = DatasetStoreWriter.find(processed, key)
             stored = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
                 try:
-                    store = store or StoreWriter.begin(processed, key)
+                    store = store or DatasetStoreWriter.begin(processed, key)
                     store, prefixes, seen = _write(store, workspace, symbol, settings, missing, raw)
                     _certify(store, workspace, missing, prefixes, seen)
                 except FactoryError:
@@ -167,7 +167,7 @@ def _import_raw_bars(
 
 
 def _certify(
-    store: Store,
+    store: DatasetStore,
     workspace: Workspace,
     horizons: Sequence[int],
     prefixes: PrefixHasher | None = None,
@@ -192,14 +192,14 @@ def _certify(
 def _previous_settings(processed: Path) -> DataSpec:
     """Return labels and `spans` of the symbol's current data set; defaults without one, or after a search."""
     try:
-        store = Store.current(processed)
+        store = DatasetStore.current(processed)
     except NotPreparedError:
         return DataSpec()
     labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
     return DataSpec(features=FeatureSpec(spans=_features_of(store).spans), labels=labels)
 
 
-def _features_of(store: Store) -> FeatureSpec:
+def _features_of(store: DatasetStore) -> FeatureSpec:
     """Return the feature settings of a data set of any release; settings of later releases have their defaults."""
     return FeatureSpec(**store.facts["settings"]["features"])
 
@@ -207,7 +207,7 @@ def _features_of(store: Store) -> FeatureSpec:
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     """Return the settings with calendar, tick and kind of bars as given before, where none is given now."""
     try:
-        store = Store.current(processed)
+        store = DatasetStore.current(processed)
     except NotPreparedError:
         return settings
     market, before = store.facts["market"], _features_of(store)
@@ -249,13 +249,13 @@ class _Rows:
     values: np.ndarray
     names: list[str]
     staleness: dict[str, dict[str, float]]
-    appended_to: Store | None = None
+    appended_to: DatasetStore | None = None
     seen: Sequence[PrefixBuild] = ()
 
 
 def _write(
-    store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
-) -> tuple[StoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
+    store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+) -> tuple[DatasetStoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
     """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
     for length in (settings.features.base, *settings.features.frames):
         if isinstance(length, int):
@@ -293,7 +293,7 @@ def _write(
     minute_bars = minute_bars_inside_base_bars(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
-            store.reopen_horizon(horizon)
+            store.allow_horizon_rewrite(horizon)
             facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
     return store, checked.prefixes, rows.seen
@@ -308,7 +308,7 @@ def estimate_prepared_bytes(bars: int, new_bars: int, market: MarketSpec, settin
 
 
 def _write_features(
-    store: StoreWriter, known: Store | None, checked: CheckedRawBars, symbol: str, settings: DataSpec
+    store: DatasetStoreWriter, known: DatasetStore | None, checked: CheckedRawBars, symbol: str, settings: DataSpec
 ) -> _Rows:
     """Return the feature rows: those stored already, those appended for new bars, or all built now."""
     bars, market = checked.bars, checked.market
@@ -328,7 +328,7 @@ def _write_features(
 
 
 def _write_horizon(
-    store: StoreWriter,
+    store: DatasetStoreWriter,
     rows: _Rows,
     minute_bars: ResampledBars | None,
     settings: DataSpec,
@@ -382,7 +382,8 @@ def _write_horizon(
 
 
 def _result(
-    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[ProgressPhase], *, found: list[int] | None,
+    store: DatasetStore, symbol: str, horizons: tuple[int, ...], phases: Sequence[ProgressPhase], *,
+    found: list[int] | None,
     reused: bool, seconds: float,
 ) -> PrepareResult:  # fmt: skip
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}

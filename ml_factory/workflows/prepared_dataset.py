@@ -43,8 +43,8 @@ from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase
-from ml_factory.models.clock_offset import TIMES
 from ml_factory.models.registry import find_model_spec
+from ml_factory.models.session_clock_offset import TIMES
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.settings import QuickLimits
 from ml_factory.targets.label_table import usable_label_rows
@@ -52,7 +52,7 @@ from ml_factory.targets.labels import expected_label_classes, label_classes, sto
 from ml_factory.targets.weights import WeightSpec, effective_sample_size, training_weights
 
 SPLITS = ("train", "validation", "test")
-CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.clock_offset`)
+CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.session_clock_offset`)
 
 
 @dataclass(frozen=True)

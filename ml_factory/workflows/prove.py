@@ -13,7 +13,7 @@ import pandas as pd
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
@@ -62,7 +62,8 @@ class ProofOutcome:
 
 
 def prove_store(
-    store: Store, prefixes: PrefixHasher, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
+    store: DatasetStore, prefixes: PrefixHasher, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
+    fresh: bool = False,
     also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
     seen: Sequence[PrefixBuild] = (), write: bool = True,
 ) -> ProofOutcome:  # fmt: skip
@@ -117,7 +118,7 @@ def prove_store(
     return ProofOutcome(proof, certificates)
 
 
-def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
+def horizons_to_prove(store: DatasetStore, horizons: Sequence[int]) -> Sequence[int]:
     """Return the horizons of an interrupted proof where it includes these, else these horizons."""
     unfinished = horizons_in_progress_file(proof_progress_path(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
@@ -150,7 +151,7 @@ def pipeline_to_prove(
     )
 
 
-def stored_data_settings(store: Store) -> DataSpec:
+def stored_data_settings(store: DatasetStore) -> DataSpec:
     """Return the settings a data set was prepared with."""
     stored = dict(store.facts["settings"])
     kinds = {"bars": RawBarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
@@ -158,7 +159,7 @@ def stored_data_settings(store: Store) -> DataSpec:
 
 
 def stored_tables_to_prove(
-    store: Store, pipeline: StandardPipelineUnderTest, bars: pd.DataFrame, facts: dict
+    store: DatasetStore, pipeline: StandardPipelineUnderTest, bars: pd.DataFrame, facts: dict
 ) -> dict[str, TimedTable]:
     """Return the feature rows as stored, and frames and labels rebuilt from these bars."""
     known_at = store.known_at.as_unit("ns").asi8
@@ -169,7 +170,7 @@ def stored_tables_to_prove(
     }
 
 
-def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
+def _leaks_of_stored_splits(store: DatasetStore, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
     """Check the purge and embargo rule of the splits on the rows that training reads."""
     found = []
     for horizon in horizons:
@@ -187,7 +188,7 @@ def require_proved_data(processed: Path, symbol: str, horizon: int, subject: str
         require_certificate(processed, symbol, horizon, subject=subject, code=certified_code_hash())
 
 
-def describe_proof_of_store(store: Store, horizon: int) -> str:
+def describe_proof_of_store(store: DatasetStore, horizon: int) -> str:
     """Describe the certificate of a data set for a report."""
     found = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
     return found.describe() if found else "none: uncertified"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEMO
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import data_plots, plots
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
@@ -57,7 +57,7 @@ class ReportPredictions:
 
 
 def write_evaluation_report(
-    path: Path, title: str, data: PreparedDataset, store: Store, evaluated: ReportPredictions, *,
+    path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: ReportPredictions, *,
     quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
@@ -103,7 +103,8 @@ def write_run_report(
         verdict.reference_gains,
     )  # fmt: skip
     return write_evaluation_report(
-        folder / "report.html", f"{name} on {data.symbol}", data, Store.current(workspace.processed(data.symbol)),
+        folder / "report.html", f"{name} on {data.symbol}", data,
+        DatasetStore.current(workspace.processed(data.symbol)),
         evaluated, quick_limits=facts["limited"], extra_sections=run_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
@@ -356,7 +357,7 @@ def report_left_out_rows(facts: Mapping) -> str:
     return purged + also * bool(inferred)
 
 
-def data_sections(data: PreparedDataset, store: Store) -> list[HtmlSection]:
+def data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSection]:
     """Return the sections of the split on the price, the label balance, and the findings in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}

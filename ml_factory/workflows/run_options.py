@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TypedDict
 
-from ml_factory.argument_checks import check_model_source, check_seed
+from ml_factory.argument_checks import check_artifact_source, check_seed
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.tabular_data import FoldBinnedData
 
@@ -54,7 +54,7 @@ class RunOptions:
 
     def __post_init__(self):
         check_seed(self.seed)
-        check_model_source(self.source)
+        check_artifact_source(self.source)
 
 
 def build_run_options(given: Mapping, unused: Collection[str] = ()) -> RunOptions:

@@ -209,7 +209,7 @@ def _run_records(parent: Path, start: str = "") -> list[Path]:
     return [parent / name / "run.json" for name in files.names(parent) if name.startswith(start)]
 
 
-def check_run_name(parent: Path, spec: RunSettings, run_name: str) -> None:
+def check_run_matches(parent: Path, spec: RunSettings, run_name: str) -> None:
     """Raise SettingsError for a run id that does not exist, or whose settings, data or code differ."""
     if run_name == spec.run_id or run_name.startswith(f"{spec.run_id}-"):
         if files.is_folder(parent / run_name):

@@ -20,7 +20,7 @@ import pandas as pd
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import plots
 from ml_factory.progress import progress_phase
@@ -51,7 +51,7 @@ def run_barrier_search(
     run_name : id of the attempt to resume. Raises SettingsError where it is no attempt at this search.
     """
     started = time.perf_counter()
-    store = Store.current(workspace.processed(symbol))
+    store = DatasetStore.current(workspace.processed(symbol))
     settings = stored_data_settings(store)
     spec = BarrierSearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
     spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
@@ -111,7 +111,9 @@ def barrier_search_trial_table(spec: BarrierSearchSpec, trials: Sequence[dict]) 
     return pd.DataFrame(rows)
 
 
-def _open_search_run(parent: Path, store: Store, spec: BarrierSearchSpec, fresh: bool, run_name: str) -> RunFolder:
+def _open_search_run(
+    parent: Path, store: DatasetStore, spec: BarrierSearchSpec, fresh: bool, run_name: str
+) -> RunFolder:
     """Return the newest attempt at this search, a new one with `fresh`, or the one with this name."""
     decided = _search_identity(store, spec)
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
@@ -129,7 +131,7 @@ def _open_search_run(parent: Path, store: Store, spec: BarrierSearchSpec, fresh:
     return run
 
 
-def _search_identity(store: Store, spec: BarrierSearchSpec) -> dict:
+def _search_identity(store: DatasetStore, spec: BarrierSearchSpec) -> dict:
     """Return the facts that identify a search: data, search settings, sources and the version of optuna."""
     decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
     with suppress(importlib.metadata.PackageNotFoundError):

@@ -164,7 +164,7 @@ def _files(hooks: Hooks) -> None:
 
 
 def _work(hooks: Hooks) -> None:
-    from ml_factory.datasets.store_writer import StoreWriter
+    from ml_factory.datasets.store_writer import DatasetStoreWriter
     from ml_factory.models.tabular import TabularBlockTrainer
     from ml_factory.targets import barrier_search
     from ml_factory.training.sampler import BatchSampler
@@ -174,7 +174,7 @@ def _work(hooks: Hooks) -> None:
         wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "evaluate", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
-        wrap_method(StoreWriter, name, before(hooks, "part"))
+        wrap_method(DatasetStoreWriter, name, before(hooks, "part"))
     for event, module, name in (
         ("fold", "ensemble.out_of_fold", "inner_validation_split"),
         ("part", "leakage.proof", "prove_no_look_ahead"),
@@ -194,7 +194,7 @@ def _kept_otherwise(hooks: Hooks) -> None:
     """Report progress outside checkpoints: a committed part of prepared data, and a finished model before its
     evaluation.
     """
-    from ml_factory.datasets.store_writer import StoreWriter
+    from ml_factory.datasets.store_writer import DatasetStoreWriter
 
     def commits(commit):
         def wrapped(*args, **kwargs):
@@ -224,6 +224,6 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
         return wrapped
 
-    wrap_method(StoreWriter, "commit", commits)
-    StoreWriter.find = finds(StoreWriter.find)
+    wrap_method(DatasetStoreWriter, "commit", commits)
+    DatasetStoreWriter.find = finds(DatasetStoreWriter.find)
     wrap_everywhere("ml_factory.workflows.predict", "predict_and_evaluate_artifact", evaluates)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory import pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
@@ -59,7 +59,7 @@ def based(root: Path) -> None:
 
 def prepare(root: Path) -> Hashes:
     result = pipeline.prepare(root, SYMBOL, HORIZONS)
-    store = Store(result.folder, result.fingerprint, json.loads((result.folder / "manifest.json").read_bytes()))
+    store = DatasetStore(result.folder, result.fingerprint, json.loads((result.folder / "manifest.json").read_bytes()))
     proofs = sorted((result.folder.parent / "certificates" / result.folder.name).glob("h*.json"))
     observed = {
         "files": store.files,

@@ -14,8 +14,8 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import memmap
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.datasets.store import Store
-from ml_factory.datasets.store_writer import StoreWriter
+from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files
@@ -46,7 +46,7 @@ def labels_of(base, horizon: int) -> pd.DataFrame:
     return triple_barrier_labels(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
 
 
-def add_horizon(store: StoreWriter, base, horizon: int) -> None:
+def add_horizon(store: DatasetStoreWriter, base, horizon: int) -> None:
     labels = labels_of(base, horizon)
     splits = chronological_split(labels, SplitSpec())
     store.write_labels(horizon, labels)
@@ -58,14 +58,14 @@ def add_horizon(store: StoreWriter, base, horizon: int) -> None:
 @pytest.fixture
 def processed(tmp_path, base, matrix):
     folder = tmp_path / "processed" / "MES"
-    store = StoreWriter.begin(folder, PRINT)
+    store = DatasetStoreWriter.begin(folder, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 10)
     return folder
 
 
 def test_store_load_returns_written_features_rows_labels_and_splits(processed, base, matrix):
-    store = Store.current(processed)
+    store = DatasetStore.current(processed)
     features = store.load_features()
     assert list(features) == matrix.names == store.feature_names
     np.testing.assert_array_equal(features.to_numpy(), matrix.values)
@@ -90,7 +90,7 @@ def part_files(processed) -> dict[str, bytes]:
 def test_store_features_are_memory_mapped_without_copy(processed, matrix):
     (path,) = (processed / "parts").glob("*-features.npy")
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), matrix.values)
-    store = Store.current(processed)
+    store = DatasetStore.current(processed)
     values, features = store.values, store.load_features()
     assert values.flags.c_contiguous and not values.flags.writeable and values.dtype == np.float32
     assert isinstance(values.base, mmap.mmap | np.memmap)
@@ -106,11 +106,11 @@ def rows_of(matrix, first: int, stop: int):
     return SimpleNamespace(names=matrix.names, **{name: getattr(matrix, name)[first:stop] for name in CUT})
 
 
-def grow(folder, matrix, stops) -> Store:
+def grow(folder, matrix, stops) -> DatasetStore:
     """A data set after each stop, each with the rows up to it; the last of them."""
     before = None
     for number, stop in enumerate(stops):
-        store = StoreWriter.begin(folder, fingerprint([number, stop]))
+        store = DatasetStoreWriter.begin(folder, fingerprint([number, stop]))
         if before is None and not store.committed:
             store.write_features(rows_of(matrix, 0, stop))
         elif not store.committed:
@@ -127,16 +127,16 @@ def test_store_appended_rows_add_part_and_keep_existing_parts(processed, base, m
     folder, kept, stops = tmp_path / "grown", {}, (700, 1000, 1001, 1001, len(base))
     for number in range(1, len(stops) + 1):
         grow(folder, matrix, stops[:number])
-        store, after = Store.current(folder), part_files(folder)
+        store, after = DatasetStore.current(folder), part_files(folder)
         assert {name: after[name] for name in kept} == kept and len(after) == 2 * len(set(stops[:number]))
         assert store.rows == stops[number - 1] and len(store.parts) == len(set(stops[:number]))
         np.testing.assert_array_equal(store.load_features(), matrix.values[: store.rows])
-        assert store.load_row_facts().equals(Store.current(processed).load_row_facts().iloc[: store.rows])
+        assert store.load_row_facts().equals(DatasetStore.current(processed).load_row_facts().iloc[: store.rows])
         assert store.values.flags.c_contiguous and not store.values.flags.owndata
         assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
         kept = after
     assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = Store.find(folder, fingerprint([0, 700]))
+    first = DatasetStore.find(folder, fingerprint([0, 700]))
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
@@ -166,7 +166,7 @@ def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, mo
     copied = []
     download = files.download
     monkeypatch.setattr(files, "download", lambda path, target: copied.append(path) or download(path, target))
-    store = Store.current(processed)
+    store = DatasetStore.current(processed)
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
     assert len(copied) == 2  # the features and the facts of their rows
@@ -178,7 +178,7 @@ def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, mo
     damage_byte(next((processed / "parts").glob("*-features.npy")))
     with pytest.raises(WorkspaceError, match="content has changed"):
         store.load_features()
-    assert Store.find(processed, PRINT) is None
+    assert DatasetStore.find(processed, PRINT) is None
 
 
 def test_store_damaged_joined_file_in_cache_is_rebuilt(base, matrix, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_store_damaged_joined_file_in_cache_is_rebuilt(base, matrix, tmp_path, m
 
 
 def test_store_load_features_by_column_and_time_returns_selected_part(processed, base, matrix):
-    store = Store.current(processed)
+    store = DatasetStore.current(processed)
     first, last = (pd.Timestamp(int(base.known_at[i]), tz="UTC") for i in (20, 40))
     part = store.load_features(["roc", "rsi_14"], first, last)
     np.testing.assert_array_equal(part.to_numpy(), matrix.values[20:41][:, [3, 0]])
@@ -214,18 +214,20 @@ def test_store_load_features_by_column_and_time_returns_selected_part(processed,
 
 
 def test_store_find_needs_full_fingerprint_match(processed):
-    assert Store.find(processed, PRINT) is not None
-    assert Store.find(processed, OTHER) is None
+    assert DatasetStore.find(processed, PRINT) is not None
+    assert DatasetStore.find(processed, OTHER) is None
     same_twelve = PRINT[:12] + OTHER[12:]
-    assert Store.find(processed, same_twelve) is None
+    assert DatasetStore.find(processed, same_twelve) is None
 
 
 def test_store_added_horizon_keeps_existing_files(processed, base):
-    before = {name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in Store.current(processed).files}
-    store = StoreWriter.begin(processed, PRINT)
+    before = {
+        name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in DatasetStore.current(processed).files
+    }
+    store = DatasetStoreWriter.begin(processed, PRINT)
     assert store.committed
     add_horizon(store, base, 20)
-    again = StoreWriter.find(processed, PRINT)
+    again = DatasetStoreWriter.find(processed, PRINT)
     assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
     for name, moment in before.items():
         assert (again.folder / name).stat().st_mtime_ns == moment  # parts never change
@@ -237,21 +239,21 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
 
 
 def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
-    one, two = StoreWriter.begin(processed, PRINT), StoreWriter.begin(processed, PRINT)
+    one, two = DatasetStoreWriter.begin(processed, PRINT), DatasetStoreWriter.begin(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
-    assert Store.find(processed, PRINT).horizons == (5, 10, 15)
+    assert DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
 
 
 def test_store_second_data_set_becomes_current_and_first_is_kept(processed, base, matrix):
-    store = StoreWriter.begin(processed, OTHER)
+    store = DatasetStoreWriter.begin(processed, OTHER)
     store.write_features(matrix)
-    assert Store.current(processed).fingerprint == PRINT  # until the last moment
+    assert DatasetStore.current(processed).fingerprint == PRINT  # until the last moment
     add_horizon(store, base, 5)
-    assert Store.current(processed).fingerprint == OTHER
-    kept = StoreWriter.find(processed, PRINT)
+    assert DatasetStore.current(processed).fingerprint == OTHER
+    kept = DatasetStoreWriter.find(processed, PRINT)
     kept.make_current()
-    assert Store.current(processed).horizons == (10,)
+    assert DatasetStore.current(processed).horizons == (10,)
 
 
 def damage_byte(path):
@@ -282,28 +284,28 @@ DAMAGES = [damage_byte, damage_silently, cut_short, os.unlink, lambda path: path
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("part", ["features", "rows", "labels_h10", "splits_h10", "scaler_h10", "manifest"])
 def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, part, damage):
-    Store.current(processed).load_features()
+    DatasetStore.current(processed).load_features()
     damage(file_of(processed, part))
-    assert Store.find(processed, PRINT) is None
-    store = StoreWriter.begin(processed, PRINT)
+    assert DatasetStore.find(processed, PRINT) is None
+    store = DatasetStoreWriter.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
     store.write_features(matrix)
     add_horizon(store, base, 10)
-    assert Store.find(processed, PRINT).verify() == []
-    np.testing.assert_array_equal(Store.current(processed).load_features(), matrix.values)
+    assert DatasetStore.find(processed, PRINT).verify() == []
+    np.testing.assert_array_equal(DatasetStore.current(processed).load_features(), matrix.values)
 
 
 def test_store_added_horizon_drops_damaged_horizon_from_manifest(processed, base, matrix):
     damage_byte(file_of(processed, "labels_h10"))
-    store = StoreWriter.begin(processed, PRINT)
+    store = DatasetStoreWriter.begin(processed, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 20)
-    whole = Store.find(processed, PRINT)
+    whole = DatasetStore.find(processed, PRINT)
     assert whole is not None and whole.horizons == (20,)
 
 
 def test_store_load_labels_damaged_file_raises_workspace_error(processed):
-    store = Store.current(processed)
+    store = DatasetStore.current(processed)
     store.load_labels(10)
     damage_byte(processed / PRINT[:12] / "labels_h10.parquet")
     with pytest.raises(WorkspaceError, match=r"labels_h10.parquet: its content has changed.*run prepare again"):
@@ -317,10 +319,10 @@ def test_store_edited_manifest_raises_not_prepared_error(processed):
     manifest["facts"]["rows"] = 1
     path.write_text(json.dumps(manifest))
     with pytest.raises(NotPreparedError, match="manifest"):
-        Store.current(processed)
+        DatasetStore.current(processed)
     for text in ("[]", "{}", '{"format": 2}', "null"):
         path.write_text(text)
-        assert Store.find(processed, PRINT) is None
+        assert DatasetStore.find(processed, PRINT) is None
 
 
 @pytest.mark.parametrize("stop_after", range(7))
@@ -336,22 +338,22 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
         real(*args, **kwargs)
 
     monkeypatch.setattr(files, "replace", failing)
-    store = StoreWriter.begin(processed, OTHER)
+    store = DatasetStoreWriter.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
         store.write_features(matrix)
         add_horizon(store, base, 20)
     monkeypatch.undo()
-    whole = StoreWriter.find(processed, OTHER)
+    whole = DatasetStoreWriter.find(processed, OTHER)
     assert (whole is not None) == (stop_after == 6)  # the manifest is the sixth; the pointer comes after it
-    assert Store.current(processed).fingerprint == PRINT
+    assert DatasetStore.current(processed).fingerprint == PRINT
     if whole is None:
-        store = StoreWriter.begin(processed, OTHER)
+        store = DatasetStoreWriter.begin(processed, OTHER)
         assert not store.committed
         store.write_features(matrix)
         add_horizon(store, base, 20)
     else:
         whole.make_current()
-    assert Store.current(processed).fingerprint == OTHER and Store.current(processed).horizons == (20,)
+    assert DatasetStore.current(processed).fingerprint == OTHER and DatasetStore.current(processed).horizons == (20,)
 
 
 def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monkeypatch):
@@ -360,37 +362,37 @@ def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monke
 
     monkeypatch.setattr(files, "replace", full)
     with pytest.raises(WorkspaceError, match="No space"):
-        StoreWriter.begin(processed, OTHER).write_features(matrix)
+        DatasetStoreWriter.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()
-    assert Store.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
+    assert DatasetStore.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
 
 
 def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path):
     with pytest.raises(NotPreparedError, match="run prepare"):
-        Store.current(tmp_path / "MES")
+        DatasetStore.current(tmp_path / "MES")
     (tmp_path / "MES").mkdir()
     for text in ("", "{", "[]", '{"fingerprint": "../../etc"}', '{"fingerprint": 5}'):
         (tmp_path / "MES" / "current.json").write_text(text)
         with pytest.raises(NotPreparedError, match="pointer"):
-            Store.current(tmp_path / "MES")
+            DatasetStore.current(tmp_path / "MES")
     for bad in ("", "../..", "ABCDEFABCDEF", "abc"):
         with pytest.raises(ValueError, match="hex"):
-            StoreWriter.begin(tmp_path, bad)
+            DatasetStoreWriter.begin(tmp_path, bad)
 
 
 def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, matrix):
-    again = StoreWriter.begin(tmp_path / "again", PRINT)
+    again = DatasetStoreWriter.begin(tmp_path / "again", PRINT)
     again.write_features(matrix)
     add_horizon(again, base, 10)
-    assert again.files == Store.current(processed).files
+    assert again.files == DatasetStore.current(processed).files
     assert part_files(tmp_path / "again") == part_files(processed)
 
 
 def test_store_load_splits_returns_empty_and_scattered_positions(processed):
-    store = StoreWriter.begin(processed, PRINT)
+    store = DatasetStoreWriter.begin(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
     store.write_splits(33, splits)
     store.commit({"rows": {5: 1, 10: 2}})  # numbers become text in JSON, and sort differently there
-    assert Store.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
+    assert DatasetStore.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
     found = store.load_splits(33)
     assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)

@@ -24,7 +24,7 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 from ml_factory.workflows import audit, predict, prepared_dataset
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from tests.leakage.catalogue import bars_with_events
 
 CUT = ProofSpec(cuts=8, whole_cuts=2, ahead=1_500, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)

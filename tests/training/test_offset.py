@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.clock_offset import ClockOffset
 from ml_factory.models.heads import ClockOffsetHead, zero_output_head
 from ml_factory.models.registry import available_models, build_model, find_model_spec, load_model
+from ml_factory.models.session_clock_offset import ClockOffset
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import encode_state
 from tests.interrupting_phase import InterruptingPhase

@@ -10,7 +10,7 @@ from ml_factory.data.activity_bars import activity_bars, build_base_and_minute_b
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
@@ -19,8 +19,8 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 TINY = {"rounds": 5, "depth": 2, "threads": 1}
 
 
-def stored(place: Workspace) -> tuple[Store, pd.DataFrame, MarketSpec]:
-    store = Store.current(place.processed("DEMO"))
+def stored(place: Workspace) -> tuple[DatasetStore, pd.DataFrame, MarketSpec]:
+    store = DatasetStore.current(place.processed("DEMO"))
     bars = pd.read_parquet(place.raw_bars("DEMO")).set_index("timestamp")
     return store, bars, MarketSpec.from_dict(store.facts["market"])
 
@@ -55,18 +55,18 @@ def test_prepare_volume_bars_of_given_size_are_certified_trained_and_predicted(p
 def test_prepare_keeps_bar_type_of_symbol_until_changed(prepared, call):
     words = ("prepare", "--workspace", prepared.root, "--horizon", 5, "--json")
     assert call(*words, "--bars", "volume", "--bar-size", 4_000)[0] == 0
-    made = Store.current(prepared.processed("DEMO")).fingerprint
+    made = DatasetStore.current(prepared.processed("DEMO")).fingerprint
     assert pipeline.prepare(prepared, "DEMO", (5,)).reused  # as the notebooks after 01 call it
-    assert call(*words)[0] == 0 and Store.current(prepared.processed("DEMO")).fingerprint == made
+    assert call(*words)[0] == 0 and DatasetStore.current(prepared.processed("DEMO")).fingerprint == made
     assert call(*words, "--bars", "time")[0] == 0
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     assert store.fingerprint != made and set(np.diff(store.known_at.as_unit("ns").asi8)) >= {5 * MINUTE_NS}
     assert store.facts["market"]["bar_size"] is None
 
 
 def test_cli_prepare_invalid_bar_options_exit_in_one_line_and_keep_data(prepared, call, tmp_path):
     words = ("prepare", "--workspace", prepared.root, "--horizon", 5)
-    before = Store.current(prepared.processed("DEMO")).fingerprint
+    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
     for more, code, printed in (
         (("--bars", "volume"), 1, "more than 20 sessions"),  # a week of bars
         (("--bars", "volumes"), 2, "did you mean 'volume'"),
@@ -79,7 +79,7 @@ def test_cli_prepare_invalid_bar_options_exit_in_one_line_and_keep_data(prepared
     write_bars(path, synthetic_bars(8, calendar="24h").drop(columns="volume"))
     code, _, err = call(*words, "--symbol", "BTC", "--data", path, "--bars", "volume", "--bar-size", 5)
     assert code == 1 and "These bars need volume" in err and "tick_imbalance" in err
-    assert Store.current(prepared.processed("DEMO")).fingerprint == before
+    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before
 
 
 def test_prepare_estimates_bar_size_from_first_sessions_and_appends_bars(tmp_path, monkeypatch, caplog):

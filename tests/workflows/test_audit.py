@@ -12,7 +12,7 @@ import pytest
 from ml_factory import __main__, pipeline
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
@@ -24,7 +24,7 @@ from ml_factory.leakage.timed_tables import Leak
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import describe_proof_of_store
 
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
@@ -37,7 +37,7 @@ def no_small_runs(monkeypatch):
 
 
 def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
-    store = Store.current(workspace.processed(symbol))
+    store = DatasetStore.current(workspace.processed(symbol))
     return read_certificate(certificate_path(workspace.processed(symbol), store.fingerprint, horizon))
 
 
@@ -50,7 +50,7 @@ def test_prepare_writes_quick_certificate_and_train_report_shows_form(prepared):
 
 
 def test_train_without_certificate_raises_unless_uncertified(prepared):
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
     asked = {"model_settings": SMALL}
     for step in (pipeline.train, pipeline.cross_validate):
@@ -79,7 +79,7 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
     with pytest.raises(SystemExit) as stop:
         __main__.main()
     reported = json.loads(capsys.readouterr().out)
-    first = Store.current(prepared.processed("DEMO")).feature_names[0]
+    first = DatasetStore.current(prepared.processed("DEMO")).feature_names[0]
     assert stop.value.code == 1 and not reported["passed"]
     assert first in reported["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(reported["leaks"][0])
     with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
@@ -98,7 +98,7 @@ def test_audit_full_form_passes_and_is_reused(prepared):
     assert len(found.plot().axes[0].lines) == 51
     again = pipeline.audit(prepared, "DEMO")
     assert again.reused and again.form == found.form
-    assert describe_proof_of_store(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
+    assert describe_proof_of_store(DatasetStore.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
 
 
 def test_prepare_with_appended_bars_proves_only_appended_rows(tmp_path):

@@ -10,11 +10,11 @@ import pytest
 from ml_factory import pipeline, settings
 from ml_factory.code_fingerprint import closure, package_files
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.leakage.spec import QUICK
 from ml_factory.workflows import audit as audit_module
 from ml_factory.workflows import audit_artifacts, open_run, prepare
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import ProofOutcome
 
 
@@ -139,8 +139,10 @@ def test_audit_with_load_dataset_shifted_by_one_row_names_features(audit, monkey
 
 
 def test_check_rows_stored_with_missing_label_row_names_labels(prepared, monkeypatch):
-    store, found = Store.current(prepared.processed("DEMO")), audit_artifacts.AuditFindings()
-    monkeypatch.setattr(Store, "load_labels", lambda self, horizon, real=Store.load_labels: real(self, horizon)[1:])
+    store, found = DatasetStore.current(prepared.processed("DEMO")), audit_artifacts.AuditFindings()
+    monkeypatch.setattr(
+        DatasetStore, "load_labels", lambda self, horizon, real=DatasetStore.load_labels: real(self, horizon)[1:]
+    )
     bars, _ = audit_artifacts.load_bars(prepared, "DEMO")
     audit_artifacts.audit_row_artifacts(store, bars, (5,), None, found)
     assert any(leak.part == "labels h5" and leak.column == "(rows)" for leak in found.leaks)

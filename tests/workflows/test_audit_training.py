@@ -12,7 +12,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit, audit_models, audit_training, folds, predict, prepared_dataset
 from ml_factory.workflows.audit_artifacts import AuditFindings
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 
 MODEL = "linear"
 

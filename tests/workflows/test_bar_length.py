@@ -15,7 +15,7 @@ from ml_factory import pipeline
 from ml_factory.data import activity_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, FactoryError, SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
@@ -45,7 +45,7 @@ def places(tmp_path_factory) -> dict[int, Workspace]:
 
 @pytest.mark.soak
 def test_prepare_five_minute_bars_features_equal_features_of_minute_bars(places):
-    store = Store.current(places[5].processed("MES"))
+    store = DatasetStore.current(places[5].processed("MES"))
     assert places[5].raw_bars("MES").name == "MES_5m.parquet" and store.facts["market"]["bar_minutes"] == 5
     assert store.facts["settings"]["bars"]["minutes"] == 5 and store.facts["raw"]["rows"] == len(FIVE)
     own, wanted = (pipeline.load_features(place, "MES") for place in (places[5], places[1]))
@@ -93,9 +93,9 @@ def test_prepare_appended_five_minute_bars_equal_whole_file(places, tmp_path):
     for stop in (1_900, 1_901, len(FIVE)):
         FIVE[:stop].reset_index().to_parquet(place.raw_bars("MES", 5), index=False)
         result = pipeline.prepare(place, "MES", (5,))
-    store = Store.current(place.processed("MES"))
+    store = DatasetStore.current(place.processed("MES"))
     assert len(store.parts) == 3 and store.facts["bars"]["rows"] == len(FIVE)
-    whole = Store.current(places[5].processed("MES"))
+    whole = DatasetStore.current(places[5].processed("MES"))
     assert np.array_equal(store.values, whole.values) and result.market == whole.facts["market"]
     assert store.load_labels(5).equals(whole.load_labels(5))
     assert store.load_scaler(5).to_dict() == whole.load_scaler(5).to_dict()
@@ -146,7 +146,7 @@ def test_prepare_with_other_bar_length_raises_and_keeps_prepared_data(places, tm
         pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(bars="volume")))
     with pytest.raises(SettingsError, match=r"A frame cannot be made of these bars.*got 12"):
         pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(frames=(12,))))
-    kept = Store.current(places[5].processed("MES"))
+    kept = DatasetStore.current(places[5].processed("MES"))
     assert kept.facts["settings"]["features"]["bars"] is None  # what was prepared before stays
 
 

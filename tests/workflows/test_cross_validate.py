@@ -10,7 +10,7 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search import search_barriers_on_training_rows
@@ -39,7 +39,7 @@ def test_cross_validate_nested_uses_barriers_searched_on_fold_training_rows(prep
         pipeline, "cross_validate_nested", lambda *given, **named: plans.append(given[2]) or cut(*given, **named)
     )
     result = folds(prepared, asked, scheme=scheme)
-    plan, store = plans[0], Store.current(prepared.processed("DEMO"))
+    plan, store = plans[0], DatasetStore.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
     base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)

@@ -27,7 +27,7 @@ from ml_factory.workflows.fold_scores import (
     verdict_of_fold_scores,
 )
 from ml_factory.workflows.folds import FoldOutcome
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_best_baseline, dataset_sample_weights
 from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress
 

@@ -14,7 +14,7 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_input_reader, resolve_dataset_settings
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}

@@ -9,7 +9,7 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
@@ -30,7 +30,7 @@ def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind
     code, out, err = call("prepare", *words)
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
     wanted = BY_HAND[kind](resample_bars(bars, market, 5), LabelSpec(5, kind=kind), market)

@@ -10,7 +10,7 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import condition_on_classes
 from ml_factory.features.build import FeatureSpec
@@ -45,7 +45,7 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
     labels, features = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_features(prepared, "DEMO")
     bet = np.sign(features.loc[labels.index, COLUMN])
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
     base, minute_bars = build_base_and_minute_bars(bars.set_index("timestamp"), market, 5)
     wanted = meta_labels(base, minute_bars, bet, LabelSpec(5), market)

@@ -20,7 +20,7 @@ from ml_factory.storage.serialization import encode_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import fold_schemes, folds, predict, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_metrics_with_baselines
 
 HORIZON = 10

@@ -7,9 +7,9 @@ from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
 from ml_factory.run_folder import open_run_checkpoints, open_run_folder
 from ml_factory.settings import make_run_settings
-from ml_factory.workflows import cost_model
+from ml_factory.workflows import fit_time_model as cost_model
 from ml_factory.workflows import plan as plan_module
-from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.load_prepared import load_dataset
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 

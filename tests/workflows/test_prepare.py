@@ -16,7 +16,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import incremental_quantiles, memmap
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.settings import DataSpec
@@ -52,7 +52,7 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
     def leaving() -> tuple[int, int, str]:
         """Labels that end in another session, rows with a window of 64, and what the data set is."""
         data = pipeline.load_dataset(workspace, "ODD", 20)
-        rows = Store.current(workspace.processed("ODD")).load_row_facts()
+        rows = DatasetStore.current(workspace.processed("ODD")).load_row_facts()
         out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
         assert rows["segment"].is_monotonic_increasing
         return int(out.sum()), int(data.usable(64).sum()), data.fingerprint
@@ -72,7 +72,7 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
 
 
 def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
-    folder = Store.current(prepared.processed("DEMO")).folder
+    folder = DatasetStore.current(prepared.processed("DEMO")).folder
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("spans", "bars", "bar_size"):
         del manifest["facts"]["settings"]["features"][name]
@@ -129,14 +129,14 @@ def test_prepare_appended_bars_add_part_and_equal_whole_file(place, tmp_path, mo
         now = {path.name: path.read_bytes() for path in parts.iterdir()}
         assert kept.items() <= now.items()
         kept = now
-    store = Store.current(place.processed("MES"))
+    store = DatasetStore.current(place.processed("MES"))
     assert len(store.parts) == 5 and min(part["rows"] for part in store.parts) == 1
     assert len(passes) == 2  # the first prepare, once a horizon: none of the others saw the old rows again
     elsewhere = Workspace(tmp_path / "there")
     raw(elsewhere, BARS)
     whole = pipeline.prepare(elsewhere, "MES", (5, 20))
     assert whole.fingerprint == result.fingerprint
-    there = Store.current(elsewhere.processed("MES"))
+    there = DatasetStore.current(elsewhere.processed("MES"))
     assert len(there.parts) == 1
     pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
     pd.testing.assert_frame_equal(store.load_row_facts(), there.load_row_facts(), check_exact=True)
@@ -175,10 +175,10 @@ def test_prepare_appended_bars_reads_only_new_bars(place, monkeypatch):
         pipeline.prepare(place, "MES", (5,))
     assert pushed == [400, 12_003 - 9400]
     assert checked == [9000, 3000, 3400, 3000, 3000 + 12_003 - 9400]
-    store = Store.current(place.processed("MES"))
+    store = DatasetStore.current(place.processed("MES"))
     BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
     pipeline.prepare(place, "MES", (5,))
-    again = Store.current(place.processed("MES"))
+    again = DatasetStore.current(place.processed("MES"))
     assert again.fingerprint != store.fingerprint and again.parts == store.parts
 
 
@@ -200,7 +200,7 @@ def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place):
         part.write_bytes(part.read_bytes()[:-4] + b"oops")
     raw(place, bars)
     pipeline.prepare(place, "MES", (5,), settings=settings)
-    store = Store.current(place.processed("MES"))
+    store = DatasetStore.current(place.processed("MES"))
     assert [part["rows"] for part in store.parts] == [store.rows]
 
 
@@ -221,7 +221,7 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     pipeline.prepare(place, "MES", (5,))
     monkeypatch.setattr(prepare, "build_features", None)
     assert pipeline.prepare(place, "MES", (7,)).horizons == [7]
-    store, whole = Store.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
+    store, whole = DatasetStore.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
     assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
 
@@ -263,7 +263,7 @@ def test_prepare_by_two_concurrent_processes_stores_both_horizons(place):
     for one in started:
         one.communicate(timeout=120)
         assert one.returncode == 0
-    store = Store.current(place.processed("MES"))
+    store = DatasetStore.current(place.processed("MES"))
     assert store.horizons == (5, 9) and store.verify() == []
 
 
@@ -284,7 +284,7 @@ pipeline.prepare(sys.argv[1], "MES", (5, 20))
 
 def certificates(place: Workspace) -> dict[str, bytes]:
     """Everything in the folder of the current data set's certificates."""
-    folder = Store.current(place.processed("MES")).fingerprint[:12]
+    folder = DatasetStore.current(place.processed("MES")).fingerprint[:12]
     return {path.name: path.read_bytes() for path in (place.processed("MES") / "certificates" / folder).iterdir()}
 
 
@@ -340,7 +340,7 @@ def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatc
 
 
 def test_bytes_needed_estimate_matches_stored_bytes(prepared):
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     taken = sum(file["bytes"] for name, file in store.files.items() if "parts" in name or "labels" in name)
     market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing

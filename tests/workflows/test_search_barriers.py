@@ -16,7 +16,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
@@ -50,11 +50,13 @@ def bars_of(place: Workspace) -> pd.DataFrame:
 
 
 def test_search_barriers_leaves_prepared_data_and_default_spec_unchanged(prepared):
-    before = Store.current(prepared.processed("DEMO"))
+    before = DatasetStore.current(prepared.processed("DEMO"))
     unsearched = {name: value for name, value in asdict(DataSpec()).items() if name != "searched"}
     assert fingerprint(DataSpec().to_dict()) == fingerprint(unsearched)
     search(prepared)
-    assert Store.current(prepared.processed("DEMO")).fingerprint == before.fingerprint  # a search changes no data
+    assert (
+        DatasetStore.current(prepared.processed("DEMO")).fingerprint == before.fingerprint
+    )  # a search changes no data
     again = pipeline.prepare(prepared, "DEMO", (5,))
     assert (again.fingerprint, again.reused) == (before.fingerprint, True)
     assert "searched" not in before.facts["settings"]
@@ -73,7 +75,7 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     rows = given[1].index[given[0]["train"]]
     assert found.seen_rows.first == rows[0].isoformat() and abs(found.seen_rows.count - len(rows)) <= 5
     made = pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
-    store = Store.current(prepared.processed("DEMO"))
+    store = DatasetStore.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = bars_of(prepared)
     spec = LabelSpec(5, found.labels.k_up, found.labels.k_down, found.labels.sigma_span)
@@ -203,12 +205,12 @@ def test_prepare_with_barriers_searched_on_other_bars_raises(tmp_path):
     moved = bars.copy()
     moved.iloc[seen // 2, moved.columns.get_loc("low")] -= 0.25
     place = prepare("moved", moved).folder.parent
-    before = Store.current(place).fingerprint
+    before = DatasetStore.current(place).fingerprint
     for name, table in (("moved", moved), ("short", bars.iloc[300:])):
         with pytest.raises(SettingsError, match="bars changed since these barriers were searched") as reported:
             prepare(name, table, searched=found.path)
         assert found.seen_rows["until"] in str(reported.value) and "prepare --search" in str(reported.value)
-    assert Store.current(place).fingerprint == before  # what was prepared stays
+    assert DatasetStore.current(place).fingerprint == before  # what was prepared stays
     with pytest.raises(SettingsError, match="bars changed since"):
         prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
 
@@ -235,11 +237,11 @@ def test_search_rows_end_before_first_validation_row_for_all_barriers(session_en
 
 def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
     name = search(prepared).name
-    before = Store.current(prepared.processed("DEMO")).fingerprint
+    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
     with pytest.raises(SettingsError, match="saw rows that are now validation or test rows") as reported:
         pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(splits=SplitSpec(0.5, 0.2)), searched=name)
     assert "search again" in str(reported.value)
-    assert Store.current(prepared.processed("DEMO")).fingerprint == before
+    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before
     with pytest.raises(SettingsError, match="horizon that is not prepared"):
         pipeline.prepare(prepared, "DEMO", (10,), searched=name)
     with pytest.raises(SettingsError, match="one of: h5-v1"):

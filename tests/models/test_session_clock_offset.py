@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.clock_offset import PSEUDO_COUNT, ClockOffset
 from ml_factory.models.registry import build_model, load_model
+from ml_factory.models.session_clock_offset import PSEUDO_COUNT, ClockOffset
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.seeding import seeded_generator
 from tests.interrupting_phase import InterruptingPhase

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.datasets.store import Store
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.files import files
@@ -30,7 +30,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     """
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
-    store = Store.current(workspace.processed(symbol))
+    store = DatasetStore.current(workspace.processed(symbol))
     settings = store.facts["settings"]
     raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
@@ -45,7 +45,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     return load_dataset_of_store(store, horizon)
 
 
-def load_dataset_of_store(store: Store, horizon: int) -> PreparedDataset:
+def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
     rows, settings = store.load_row_facts(), store.facts["settings"]
     return PreparedDataset(

@@ -15,7 +15,7 @@ def damaged_model(library: str, what: str, got: object, wanted: object = None) -
     )  # fmt: skip
 
 
-def checked_vectors(library: str, stored: object, types: Mapping[str, type]) -> dict[str, np.ndarray]:
+def checked_stored_vectors(library: str, stored: object, types: Mapping[str, type]) -> dict[str, np.ndarray]:
     """Return the vectors of these names and types. Raises CheckpointError where one is missing or of another type."""
     arrays = {}
     for name, dtype in types.items():

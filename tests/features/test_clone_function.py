@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from ml_factory.features import stateless_copy
-from ml_factory.features.stateless_copy import make_stateless_copy
+from ml_factory.features import clone_function as stateless_copy
+from ml_factory.features.clone_function import make_stateless_copy
 
 SEEN: list[int] = []
 LIMITS = {"least": 3}
