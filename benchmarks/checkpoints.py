@@ -22,8 +22,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from benchmarks.measure import digits, print_json
+from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.mount_slots import MountSlots
 
 CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.2, "written": 1.3, "verified": 2.5}
@@ -231,7 +231,7 @@ def main() -> None:
     ):
         store, modest = manager.store, manager.store.writer
         # At the priority of its peers: on a busy machine a child that yields would look slow because of its niceness.
-        store.writer = MountSlots(
+        store.writer = ChildSlots(
             store.folder, store.locks / "pool.lock", store.lease, memory=store.staging.file, niceness=0
         )
         blocking = verdict(compare(Round(state, Path(place), manager), given.repeats))

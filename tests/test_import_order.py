@@ -21,7 +21,7 @@ storage.locks storage.safetensors_header storage.safetensors_layout storage.seri
 storage.workspace storage.compile_cache storage.pending_uploads storage.artifact_registry
 checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
 checkpoints.session_planner checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool
-checkpoints.leases checkpoints.slots checkpoints.mount_slots checkpoints.uploader checkpoints.store
+checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.restore
@@ -206,6 +206,6 @@ def test_import_models_registry_loads_no_torch_and_no_booster():
 
 
 def test_the_process_that_writes_checkpoints_loads_no_numpy():
-    ask = "import sys, ml_factory.checkpoints.mount_slots; print('numpy' in sys.modules)"
+    ask = "import sys, ml_factory.checkpoints.child_slots; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "False"

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.background_thread import BackgroundThread
+from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder, lease_session_id
-from ml_factory.checkpoints.mount_slots import MountSlots
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots, slot_recency
@@ -97,18 +97,18 @@ class CheckpointStore:
         self.locks = self.home_folder / "locks"
         own_disk, own_quota = (disk, quota) if local is None else (None, None)
         self.home = Slots(SlotPool(self.home_folder, own_disk, quota=own_quota), self.lease)
-        self.writer: MountSlots | Slots = self.home
+        self.writer: ChildSlots | Slots = self.home
         if background and own_disk is None:
-            self.writer = MountSlots(
+            self.writer = ChildSlots(
                 self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
                 deadline=self.deadline,
             )  # fmt: skip
-        self.mount: MountSlots | Slots | None = None
+        self.mount: ChildSlots | Slots | None = None
         self.uploader: CheckpointUploader | None = None
         if local is not None:
             lock, executor = self.locks / "mount.lock", BackgroundThread("checkpoint-mount", inline=not background)
             self.mount = (
-                MountSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
+                ChildSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
                 if disk is None
                 else Slots(SlotPool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
@@ -227,14 +227,14 @@ class CheckpointStore:
         infos = [info for _, info in self._unverified(unit, needed=True)]
         return _with_metrics(max(infos, key=slot_recency)) if infos else None
 
-    def _unverified(self, unit: CheckpointUnit, needed: bool = False) -> list[tuple[Slots | MountSlots, dict]]:
+    def _unverified(self, unit: CheckpointUnit, needed: bool = False) -> list[tuple[Slots | ChildSlots, dict]]:
         """List (tier, description) of the unit's checkpoints on both disks, the local one first.
 
         needed : raise UnresponsiveMountError when nothing is on the local disk and the mount does not answer.
         """
         self.check_process()
         self.wait_saves()
-        found: list[tuple[Slots | MountSlots, dict]] = []
+        found: list[tuple[Slots | ChildSlots, dict]] = []
         with suppress(WorkspaceError):
             found += [(self.home, info) for info in self.home.list_unverified(unit)]
         if self.mount is not None:
@@ -257,7 +257,7 @@ class CheckpointStore:
             newest[info["run"]] = max(info, newest.get(info["run"], info), key=slot_recency)
         return list(newest.values())
 
-    def _query_mount(self, query: Callable[[MountSlots | Slots], Any], needed: bool = False) -> Any:
+    def _query_mount(self, query: Callable[[ChildSlots | Slots], Any], needed: bool = False) -> Any:
         """Return the mount's answer; None, with a warning, when it does not answer.
 
         needed : raise UnresponsiveMountError instead of returning None.
@@ -308,7 +308,7 @@ class CheckpointStore:
     def close_children(self) -> None:
         """End the child processes; no mount is waited for."""
         for tier in (self.writer, self.mount):
-            if isinstance(tier, MountSlots):
+            if isinstance(tier, ChildSlots):
                 tier.close()
 
 

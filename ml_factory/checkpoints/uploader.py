@@ -1,8 +1,8 @@
-"""Background upload of checkpoints: from memory to the local disk, and from there to the mount, while training
-continues.
+"""Background upload of checkpoints from the local disk to the mount, while training continues.
 
-Two threads, because a slow mount must not delay the next local save. At interpreter exit both threads get a few seconds
-to finish; a checkpoint that did not reach the mount is on the local disk and is uploaded by the next session.
+It has a thread of its own, because a slow mount must not delay the next local save. At interpreter exit the threads of
+both get a few seconds to finish; a checkpoint that did not reach the mount is on the local disk and is uploaded by the
+next session.
 """
 
 import logging
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ml_factory.background_thread import BackgroundThread
+from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.leases import LeaseTakenOverError
-from ml_factory.checkpoints.mount_slots import MountSlots
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.slots import Slots, slot_val_loss
 from ml_factory.errors import CheckpointError, WorkspaceError
@@ -78,7 +78,7 @@ class CheckpointUploader:
     """
 
     def __init__(
-        self, home: Slots, mount: Slots | MountSlots, keep: int, executor: BackgroundThread,
+        self, home: Slots, mount: Slots | ChildSlots, keep: int, executor: BackgroundThread,
         retry_seconds: float = 60, target: str = "",
     ):  # fmt: skip
         self._home, self._mount, self._keep, self.executor, self._retry = home, mount, keep, executor, retry_seconds

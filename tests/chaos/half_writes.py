@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_factory.checkpoints import mount_slots
+from ml_factory.checkpoints import child_slots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.slots import Slots
 from tests.chaos.death import die, note
@@ -38,4 +38,4 @@ def serve(channel: str, parent: str, observed: str, niceness: str) -> None:
     """As `mount_io.serve`, in a process that may die in the middle of a write, and its parent with it."""
     calls = json.loads(os.environ[CHUNK_VARIABLE])
     half_writes(calls["n"], Path(calls["diary"]), lambda: die(int(parent)))
-    mount_slots.serve(channel, parent, observed, niceness)
+    child_slots.serve(channel, parent, observed, niceness)

@@ -73,7 +73,7 @@ def install(hooks: Hooks) -> None:
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
         os.environ[half_writes.CHUNK_VARIABLE] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        replace_constant("ml_factory.checkpoints.mount_slots", "_SERVED_BY", half_writes.__name__)
+        replace_constant("ml_factory.checkpoints.child_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
             replace_constant("ml_factory.checkpoints.store", "_INLINE_BYTES", 0)
 

@@ -26,7 +26,7 @@ _SERVED_BY = __name__
 _ERRORS = {kind.__name__: kind for kind in (LeaseTakenOverError, CheckpointError, WorkspaceError)}
 
 
-class MountSlots(WorkerProcess):
+class ChildSlots(WorkerProcess):
     """`Slots` of a folder that this process never accesses itself.
 
     Parameters
@@ -46,6 +46,9 @@ class MountSlots(WorkerProcess):
         self.folder = Path(folder)
         options = {"folder": str(folder), "lock": str(lock), "quota": quota, "memory": memory, "lease": lease.to_dict()}
         descriptors = [memory] if memory >= 0 else []
+        self._advice = "mount it again; until then checkpoints stay on the local disk"
+        if descriptors:  # the local slots, which saves are written to first
+            self._advice = "check its disk; until it answers no checkpoint is saved"
         super().__init__(_SERVED_BY, [json.dumps(options), niceness], str(folder), deadline, descriptors, [_HASHES])
 
     def write(self, unit: CheckpointUnit, keep: int, info: dict, payload: memoryview) -> dict:
@@ -86,7 +89,7 @@ class MountSlots(WorkerProcess):
             files.mark_unresponsive(self.folder)
             raise UnresponsiveMountError(
                 "This folder does not answer", where=self.folder, got=error,
-                next_step="mount it again; until then checkpoints stay on the local disk",
+                next_step=self._advice,
             ) from error  # fmt: skip
         if "error" not in answer:
             return answer["result"]
@@ -147,7 +150,7 @@ def _map_buffer(memory: int, size: int) -> memoryview:
 
 
 def _encode_error(error: Exception) -> dict:
-    """Encode an error as JSON; `RemoteSlots._call` raises it again."""
+    """Encode an error as JSON; `ChildSlots._call` raises it again."""
     if isinstance(error, OSError):
         return {"kind": "WorkspaceError", "what": f"The disk refused: {error}"}
     names = ("what", "where", "got", "wanted", "next_step")

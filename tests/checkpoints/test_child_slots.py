@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import store as store_module
+from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_container_header
 from ml_factory.checkpoints.leases import LeaseTakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.mount_slots import MountSlots
 from ml_factory.checkpoints.safe_stop import safe_stop
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
@@ -217,8 +217,8 @@ def test_manager_process_exits_while_mount_hangs(drive, spawn):
         assert value_of(manager) == 1
 
 
-def test_remote_slots_with_killed_worker_raises_and_restarts_worker(drive):
-    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
+def test_child_slots_with_killed_worker_raises_and_restarts_worker(drive):
+    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId())
     hang(drive)
     caught = []
 
@@ -240,9 +240,18 @@ def test_remote_slots_with_killed_worker_raises_and_restarts_worker(drive):
     slots.close()
 
 
-def test_remote_slots_worker_has_lower_priority_and_separate_process_group(drive):
+def test_child_slots_of_hanging_local_disk_raise_error_that_names_no_mount(drive):
+    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId(), memory=os.memfd_create("staging"), deadline=1)
+    hang(drive)
+    with pytest.raises(WorkspaceError, match=r"does not answer.*check its disk"):
+        slots.list_unverified(UNIT)
+    os.close(slots._descriptors[0])
+    slots.close()
+
+
+def test_child_slots_worker_has_lower_priority_and_separate_process_group(drive):
     """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
-    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
+    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId())
     assert slots.list_unverified(UNIT) == []
     child = slots._process.pid
     assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -264,7 +273,7 @@ time.sleep(600)
 """
 
 
-def test_remote_slots_worker_exits_after_parent_is_killed(drive, spawn):
+def test_child_slots_worker_exits_after_parent_is_killed(drive, spawn):
     hang(drive)
     process = spawn(ORPHANED, drive, drive.parent / "local")
     child = int(process.stdout.readline())
@@ -292,7 +301,7 @@ def test_manager_with_worker_saves_values_at_time_of_call(tmp_path, background, 
             manager.save_checkpoint("p", {"a": array}, force=True)
             array[:] = -1
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
-        assert isinstance(manager.store.writer, MountSlots) is background
+        assert isinstance(manager.store.writer, ChildSlots) is background
         assert (manager.store.writer._process is not None) if background else True
         assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
 
@@ -368,8 +377,8 @@ def test_list_checkpoints_reads_payload_only_with_verify(drive, monkeypatch):
             save(manager, value)
         assert manager.wait(LONG)
         calls = []
-        whole = MountSlots.verify
-        monkeypatch.setattr(MountSlots, "verify", lambda mount, path: calls.append(path) or whole(mount, path))
+        whole = ChildSlots.verify
+        monkeypatch.setattr(ChildSlots, "verify", lambda mount, path: calls.append(path) or whole(mount, path))
         assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not calls
     forget_local(drive)
     with manager_of(drive) as manager:
@@ -446,11 +455,11 @@ def test_manager_on_full_mount_saves_locally_and_copies_after_space_is_freed(dri
         assert manager.store.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
-def test_remote_slots_on_hanging_mount_start_at_most_four_workers(drive, monkeypatch):
+def test_child_slots_on_hanging_mount_start_at_most_four_workers(drive, monkeypatch):
     """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
-    slots = MountSlots(drive, drive.parent / "lock", SlotWriterId())
+    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId())
     try:
         with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
             slots.list_unverified(UNIT)
