@@ -19,7 +19,7 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.errors import CheckpointError
+from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.files import disk_errors
 from ml_factory.storage.safetensors_header import join_header, split_header
 
@@ -78,7 +78,7 @@ def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> d
     """
     with disk_errors(source), _opened(source_disk, source) as file:
         header = _intact_ends(source_disk, file)
-        content = _verified_content(source_disk, file, header)
+        content = _source_content(source_disk, source, file, header)
         _write_sealed(disk, path, content, header.size, header.info["sequence"])
     return {**header.info, "bytes": header.size, "hash": header.hash}
 
@@ -95,7 +95,7 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
             disk.truncate(file, size)
             disk.fsync(file)
             disk.forget(file)  # the next read returns what the disk holds
-        except (OSError, CheckpointError):
+        except (OSError, CheckpointError, WorkspaceError):
             with suppress(OSError):
                 disk.truncate(file, 0)
             raise
@@ -238,6 +238,12 @@ def _verified_content(
         count += received
     if hasher.hexdigest() != header.hash:
         raise CheckpointError("its content does not match its hash: it is torn or damaged")
+
+
+def _source_content(disk: Disk, source: Path, file: int, header: ContainerHeader) -> Iterator[memoryview]:
+    """Yield the verified content of a copy's source; a disk error here names the source, not the slot written."""
+    with disk_errors(source):
+        yield from _verified_content(disk, file, header)
 
 
 def _read(disk: Disk, file: int, size: int, offset: int) -> bytes:

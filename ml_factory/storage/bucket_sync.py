@@ -55,19 +55,21 @@ class BucketMirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
         self._sync_lock = _sync_locks.setdefault(self.folder, threading.RLock())
-        self._background, self._push_requested = BackgroundThread("bucket"), False
+        self._background = BackgroundThread("bucket")
+        self._push_requested: set[tuple[str, ...]] = set()  # places whose push has not begun
 
     def push_in_background(self, *places: str) -> None:
-        """Push in a background thread. Requests that arrive while it works are merged into one further pass.
+        """Push in a background thread. Requests for the same places that arrive while it works are
+        merged into one further pass.
 
         A bucket that refuses costs a warning, and the next push uploads what is missing.
         """
-        if not self._push_requested:
-            self._push_requested = True
+        if places not in self._push_requested:
+            self._push_requested.add(places)
             self._background.submit(lambda: self._push_requested_changes(*places))
 
     def _push_requested_changes(self, *places: str) -> None:
-        self._push_requested = False
+        self._push_requested.discard(places)
         try:
             self.push(*places)
         except (WorkspaceError, OSError) as error:

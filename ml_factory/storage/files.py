@@ -393,6 +393,7 @@ def serve(channel: str, parent: str) -> None:
 def _answer(request: dict) -> tuple[dict, bytes]:
     try:
         result = _OPERATIONS[request["do"]](files, Path(request["path"]), *request["args"])
-    except OSError as error:
-        return {"errno": error.errno or errno.EIO, "strerror": error.strerror or str(error)}, b""
+    except Exception as error:  # noqa: BLE001 - a NUL in the path, memory: without an answer the mount would seem dead
+        number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+        return {"errno": number or errno.EIO, "strerror": text or str(error) or type(error).__name__}, b""
     return ({"raw": True}, result) if isinstance(result, bytes) else ({"raw": False, "result": result}, b"")

@@ -5,6 +5,7 @@ operation on a mount therefore runs in a child (`worker_process`) with a deadlin
 seconds per operation until it answers again: twenty operations on a dead mount do not take twenty times half a minute.
 """
 
+import errno
 import functools
 import os
 from pathlib import Path
@@ -19,10 +20,11 @@ MOUNTS = Path("/proc/self/mounts")
 _REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
 _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
 _MOST_LINKS = 40
+_DISCONNECTED = (errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN)
 
 
 class Mount:
-    """One mount as this process reaches it: each thread has a child of its own.
+    """One mount as this process reaches it: through a pool of idle children; a thread that finds none starts one.
 
     Parameters
     ----------
@@ -34,7 +36,9 @@ class Mount:
         self._top, self._module, self._idle, self.unresponsive = top, module, [], False
 
     def call(self, operation: str, path: str | os.PathLike, args: tuple) -> Any:
-        """Run an operation in a child. Raises OSError as the operation does, UnresponsiveMountError on a timeout."""
+        """Run an operation in a child. Raises OSError as the operation does, UnresponsiveMountError where the mount
+        does not answer in time or is disconnected.
+        """
         seconds = min(RETRY_DEADLINE, DEADLINE) if self.unresponsive else DEADLINE
         try:
             child = self._idle.pop()
@@ -43,16 +47,21 @@ class Mount:
         try:
             answer, content = child.call({"do": operation, "path": os.path.abspath(path), "args": args}, seconds)
         except WorkerUnavailableError as error:
-            self.unresponsive = True
-            raise UnresponsiveMountError(
-                "The mount does not answer; nothing there was changed", where=path, got=error,
-                next_step="mount it again (on Colab: run the setup cell), then run this again"
-            ) from error  # fmt: skip
+            raise self._no_answer(path, error) from error
         self.unresponsive = False
         self._idle.append(child)
+        if answer.get("errno") in _DISCONNECTED:
+            raise self._no_answer(path, answer["strerror"])
         if "errno" in answer:
             raise OSError(answer["errno"], answer["strerror"], str(path))
         return content if answer["raw"] else answer["result"]
+
+    def _no_answer(self, path: str | os.PathLike, reason: object) -> UnresponsiveMountError:
+        self.unresponsive = True
+        return UnresponsiveMountError(
+            "The mount does not answer; nothing there was changed", where=path, got=reason,
+            next_step="mount it again (on Colab: run the setup cell), then run this again"
+        )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)

@@ -39,7 +39,10 @@ def start_python(arguments: Sequence[object], **options: Any) -> subprocess.Pope
     arguments : of the interpreter.
     options : as of subprocess.Popen.
     """
-    _abandoned[:] = [(resource, process) for resource, process in _abandoned if _is_alive(process)]
+    for entry in list(_abandoned):  # one by one: another thread may append
+        if not _is_alive(entry[1]):
+            with suppress(ValueError):  # another thread removed it
+                _abandoned.remove(entry)
     silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     # A process group of its own, not a session, where its niceness would have no effect: the kernel shares the cores
     # among sessions first (autogroup).
@@ -177,7 +180,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         """Start a child, unless too many earlier ones still hang."""
-        hanging = sum(resource == self._stuck_in and _is_alive(process) for resource, process in _abandoned)
+        hanging = sum(resource == self._stuck_in and _is_alive(process) for resource, process in list(_abandoned))
         if hanging >= _MAX_ABANDONED:
             raise WorkerUnavailableError(f"{hanging} earlier requests still hang")
         if self._channel is not None:  # of a child that died between two requests, or of the process before a fork

@@ -52,7 +52,7 @@ class RunSnapshot:
         """Return the present content: name -> the checkpoint's hash, or a file's size, since a finished part is
         written once.
 
-        Cheap; {} without content. Raises OSError where a mount does not answer.
+        Cheap; {} without content. Raises WorkspaceError where a disk refuses or a mount does not answer.
         """
         found = {_name(unit): infos[0]["hash"] for unit, infos in self._units().items()}
         for file in self._files():
@@ -60,14 +60,15 @@ class RunSnapshot:
         return found
 
     def size(self) -> int:
-        """Return the bytes that `pack` would copy, approximately. Raises OSError where a mount does not answer."""
+        """Return the bytes that `pack` would copy, approximately. Raises WorkspaceError as `content`."""
         newest = [Path(infos[0]["path"]) for infos in self._units().values()]
         return sum(files.size(file) for file in [*newest, *self._files()])
 
     def pack(self, target: Path) -> dict:
         """Copy all files into an empty folder; return {"run", "fences": {unit: its fence}} of the copies.
 
-        Of each unit the newest intact checkpoint is copied. Raises OSError and WorkspaceError when a disk refuses.
+        Of each unit the newest intact checkpoint is copied. Raises WorkspaceError where the disk of a
+        source refuses, OSError where that of the target does.
         """
         fences = {}
         for unit, infos in self._units().items():

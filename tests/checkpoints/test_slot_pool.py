@@ -20,7 +20,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.serialization import decode_state, encode_state
 
 MODELS = ("xgboost", "lightgbm", "catboost", "linear", "lstm", "tcn", "patchtst", "itransformer", "tft")
@@ -298,6 +298,24 @@ def test_container_hash_is_equal_in_chunks_and_whole(tmp_path, monkeypatch):
         assert into[:-40] == content and decode_state(into) == given
         assert decode_state((tmp_path / "a").read_bytes()) == given
         assert file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand
+
+
+def test_copy_container_of_unreadable_source_names_source_and_empties_slot(tmp_path, monkeypatch):
+    disk = Disk()
+    file_format.write_container(disk, tmp_path / "a", {"sequence": 1}, encode_state({"a": bytes(1_000)}))
+    monkeypatch.setattr(file_format, "_CHUNK", 300)
+    whole, reads = Disk.read, []
+
+    def read(disk, file, buffer, offset):
+        reads.append(offset)
+        if offset == 300:
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(disk, file, buffer, offset)
+
+    monkeypatch.setattr(Disk, "read", read)
+    with pytest.raises(FileError) as caught:
+        file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")
+    assert caught.value.where == tmp_path / "a" and 300 in reads and (tmp_path / "b").stat().st_size == 0
 
 
 def test_another_reader_of_safetensors_finds_the_state_and_its_description(tmp_path):

@@ -182,6 +182,19 @@ def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, 
     assert "the run goes on" in caplog.text
 
 
+def test_bucket_mirror_background_push_keeps_waiting_requests_of_other_places(machines):
+    one, two = machines
+    may_go_on = threading.Event()
+    one._background.submit(may_go_on.wait)
+    for place in ("checkpoints/", "models/"):
+        write(one, f"{place}a", b"content")
+        one.push_in_background(place)
+        one.push_in_background(place)
+    may_go_on.set()
+    assert one._background.wait(30)
+    assert sorted(two.pull().pulled) == ["checkpoints/a", "models/a"]
+
+
 def _refuse():
     raise WorkspaceError("no right to write")
 

@@ -4,6 +4,7 @@ A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a na
 mounts are in `tests/faults`.
 """
 
+import errno
 import hashlib
 import os
 import threading
@@ -108,6 +109,21 @@ def test_a_mount_that_hangs_is_output_to_be_silent_and_requested_briefly_until_i
     assert files.read_json(drive / "whole.json") == []
     with pytest.raises(UnresponsiveMountError, match="no answer for 3 s"):  # it had answered again
         files.sha256(drive / "hangs")
+
+
+@pytest.mark.parametrize("code", [errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN, errno.EIO])
+def test_files_of_disconnected_mount_raise_unresponsive_mount_error(drive, monkeypatch, code):
+    answer = {"errno": code, "strerror": os.strerror(code)}
+    monkeypatch.setattr(mounts.WorkerProcess, "call", lambda *args: (answer, b""))
+    with pytest.raises(FileError if code == errno.EIO else UnresponsiveMountError, match=os.strerror(code)):
+        files.read(drive / "a.bin")
+
+
+def test_files_of_mount_with_nul_in_path_raise_file_error_and_keep_worker(drive):
+    files.write(drive / "a.bin", b"a")
+    with pytest.raises(FileError, match="null"):
+        files.read(drive / "a\0b")
+    assert not files.is_unresponsive(drive) and files.read(drive / "a.bin") == b"a"
 
 
 def test_a_registry_that_is_not_received_of_is_no_empty_one(drive):
