@@ -10,6 +10,7 @@ import dis
 import hashlib
 import inspect
 import io
+import os
 import subprocess
 import sys
 import sysconfig
@@ -27,7 +28,7 @@ from ml_factory.storage.json_values import fingerprint
 
 PACKAGE = Path(__file__).resolve().parent
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES))
+_INSTALLED = tuple(os.path.join(top, "") for top in (PACKAGE, *(sysconfig.get_paths()[name] for name in _LIBRARIES)))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Modules that no result depends on, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
@@ -171,14 +172,20 @@ def user_code_hash(*values: object) -> str:
     return fingerprint([_describe(value, seen) for value in values])
 
 
-def _describe(value: object, seen: dict[int, str]) -> object:
-    """Convert a value to JSON values; a class or function that was met before to its name alone."""
+def _describe(value: object, seen: dict[int, str], inside: tuple[int, ...] = ()) -> object:
+    """Convert a value to JSON values; a class or function that was met before to its name alone.
+
+    inside : ids of the containers around the value.
+    """
     if isinstance(value, _PLAIN):
         return repr(value)
+    if id(value) in inside:
+        return "a container around this value"
+    around = (*inside, id(value))
     if isinstance(value, tuple | list):
-        return [_describe(one, seen) for one in value]
+        return [_describe(one, seen, around) for one in value]
     if isinstance(value, dict):
-        return [[_describe(key, seen), _describe(one, seen)] for key, one in value.items()]
+        return [[_describe(key, seen, around), _describe(one, seen, around)] for key, one in value.items()]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
     if isinstance(value, staticmethod | classmethod):

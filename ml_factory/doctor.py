@@ -4,7 +4,7 @@ import importlib
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
-from ml_factory.errors import UnresponsiveMountError
+from ml_factory.errors import SettingsError, UnresponsiveMountError
 from ml_factory.hardware import cores
 from ml_factory.inference.bundle import bundle_library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package_error
@@ -49,7 +49,10 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
         checks.append(DoctorCheck("device", _device()))
     checks.append(DoctorCheck("cores", str(cores())))
     if on_colab():
-        checks.append(DoctorCheck("hours left", f"{configured_hours_remaining():.1f}"))
+        try:
+            checks.append(DoctorCheck("hours left", f"{configured_hours_remaining():.1f}"))
+        except SettingsError as error:  # a wrong $ML_FACTORY_COLAB_TIER or $ML_FACTORY_SESSION_HOURS
+            checks.append(DoctorCheck("hours left", f"{error.what}: {error.got}", False, error.next_step))
     try:
         free = workspace.files.free_bytes(workspace.root)
         raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_bars_name(name)]

@@ -425,6 +425,14 @@ def test_cli_doctor_on_prepared_workspace_reports_packages_and_data(call, prepar
     assert facts["torch"]["good"] and str(prepared.root) in facts["workspace"]["value"]
 
 
+def test_cli_doctor_with_unknown_colab_tier_reports_it_as_check(call, prepared, monkeypatch):
+    monkeypatch.setattr("ml_factory.doctor.on_colab", lambda: True)
+    monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "prro")
+    _, out, _ = call("doctor", "--workspace", prepared.root, "--json")
+    found = json.loads(out)["hours left"]
+    assert not found["good"] and "prro" in found["value"]
+
+
 def tiny_notebook(path: Path, body: str) -> Path:
     cells = [
         nbformat.v4.new_code_cell(

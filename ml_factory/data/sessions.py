@@ -78,7 +78,10 @@ class MarketSpec:
         if self.calendar not in TRADING_HOURS:
             hint = did_you_mean(self.calendar, TRADING_HOURS)
             raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
-        if self.tick is not None and not (isinstance(self.tick, int | float) and 0 < self.tick < math.inf):
+        if isinstance(self.tick, np.number):
+            object.__setattr__(self, "tick", self.tick.item())  # a manifest holds Python's numbers
+        number = isinstance(self.tick, int | float) and not isinstance(self.tick, bool)
+        if self.tick is not None and not (number and 0 < self.tick < math.inf):
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
         if self.hole_minutes < 1:
             raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ml_factory.errors import UnresponsiveMountError
 from ml_factory.hardware import cores
 from ml_factory.storage.files import files, local_cache_folder
 
@@ -43,12 +44,14 @@ def npy_content_hash(array: np.ndarray) -> str:
 
 def cached_file_hash(path: Path) -> str:
     """Return the file's hash (`npy_content_hash` of a part, else SHA-256), computed once for each state of the file;
-    "" for a part that is not an array or cannot be read.
+    "" for a part that is not an array or cannot be read. Raises UnresponsiveMountError.
     """
     try:
         state = _state(path)
         if state not in _hash_cache:
             _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(_map(path))
+    except UnresponsiveMountError:  # a ValueError; of a file on a mount that does not answer nothing is known
+        raise
     except (OSError, ValueError):
         return ""
     return _hash_cache[state]

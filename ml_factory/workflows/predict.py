@@ -18,6 +18,7 @@ from ml_factory.ensemble.stacking import Stack, equal_weight_stack
 from ml_factory.errors import (
     CheckpointError,
     FactoryError,
+    FileError,
     NotPreparedError,
     SettingsError,
 )
@@ -157,14 +158,15 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
 
 def is_prediction_of_artifact(path: Path, artifact: Artifact) -> bool:
     """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
-    model.
+    model. Predictions that cannot be read are made again. Raises UnresponsiveMountError.
     """
     checksum = files.read_json_or_none(_checksum_path(path))
-    return (
-        isinstance(checksum, dict)
-        and files.is_file(path)
-        and checksum == {"artifact": artifact.hash, "predictions": files.sha256(path)}
-    )
+    try:
+        return isinstance(checksum, dict) and checksum == {
+            "artifact": artifact.hash, "predictions": files.sha256(path)
+        }  # fmt: skip
+    except FileError:
+        return False
 
 
 def _checksum_path(path: Path) -> Path:

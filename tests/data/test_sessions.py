@@ -1,5 +1,7 @@
 """Sessions against hand-worked UTC times, the exchange's own schedule and real bars."""
 
+import json
+
 import exchange_calendars
 import numpy as np
 import pandas as pd
@@ -212,6 +214,18 @@ def test_sessions_of_unknown_calendar_raises_settings_error():
 def test_market_for_known_symbol_returns_calendar_and_tick(symbol, calendar, tick):
     market = resolve_market_spec(symbol)
     assert (market.calendar, market.tick) == (calendar, tick) and dict(market.source)["calendar"] == "lookup"
+
+
+@pytest.mark.parametrize("tick", [np.float32(0.25), np.float64(0.25), np.int64(1), 1])
+def test_market_for_numpy_tick_stores_python_number(tick):
+    stored = resolve_market_spec("ES", calendar="24h", tick=tick, has_volume=True).tick
+    assert stored == tick and json.dumps(stored)
+
+
+@pytest.mark.parametrize("tick", [True, np.bool_(True), np.float32("nan"), "1", np.int64(0)])
+def test_market_for_invalid_tick_raises_settings_error(tick):
+    with pytest.raises(SettingsError, match="tick"):
+        resolve_market_spec("ES", calendar="24h", tick=tick, has_volume=True)
 
 
 def test_market_for_given_values_override_lookup_and_unknown_symbol_raises():

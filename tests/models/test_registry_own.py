@@ -134,6 +134,16 @@ def test_network_signature_depends_on_wrapped_network_and_arguments(one, other):
     assert user_code_hash(one()) == user_code_hash(one()) != user_code_hash(other())
 
 
+def test_user_code_hash_of_self_containing_containers_ends():
+    cyclic, mapping = [1], {}
+    cyclic.append(cyclic)
+    mapping["self"] = [mapping]
+    twice = [[1], [1]]
+    twice[1] = twice[0]
+    assert len({user_code_hash(cyclic), user_code_hash(mapping), user_code_hash([1, [1]])}) == 3
+    assert user_code_hash(twice) == user_code_hash([[1], [1]])
+
+
 def test_register_model_invalid_name_or_family_raises_settings_error():
     for name in ("xgboost", "Mine", "", "a b"):
         with pytest.raises(SettingsError, match=r"\[name\]"):

@@ -234,6 +234,9 @@ def test_load_or_predict_replaces_predictions_of_other_artifact(prepared, tmp_pa
         predict.load_or_make_predictions(workspace, data, artifact)
         assert path.read_bytes() == written and predict.is_prediction_of_artifact(path, artifact)
     assert not predict.is_prediction_of_artifact(path, replace(artifact, hash="0" * 64))
+    path.unlink()
+    path.mkdir()  # cannot be read as a file
+    assert not predict.is_prediction_of_artifact(path, artifact)
 
 
 def test_dataset_last_move_is_nan_at_segment_start(data):
