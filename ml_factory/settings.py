@@ -25,7 +25,7 @@ CERTIFIED_PACKAGES = (
     *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
     "checkpoints", "tracking", "workflows",
     "settings.py", "run_folder.py", "argument_checks.py", "code_fingerprint.py", "pipeline.py", "seeding.py",
-    "hardware.py", "numba_cache.py", "lazy_module.py", "background_thread.py", "process_identity.py",
+    "hardware.py", "numba_cache.py", "lazy_module.py", "background_thread.py", "process_identity.py", "redaction.py",
 )  # fmt: skip
 NOT_CERTIFIED = (
     "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/attention_plots.py",
