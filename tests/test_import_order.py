@@ -43,8 +43,8 @@ datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
 leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.independent_baselines
 leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof leakage.certificate
-models.base models.softmax_log_loss models.session_clock_offset models.tabular_data models.check_stored_trees
-models.lightgbm_predict models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
+models.base models.session_clock_offset models.tabular_data models.lightgbm_predict
+models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.onednn_linear models.heads models.layers models.recurrent_layers models.sequence
 models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks

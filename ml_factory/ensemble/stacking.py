@@ -21,7 +21,7 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.baselines import weighted_class_shares
 from ml_factory.evaluation.calibration import floored_log_probabilities
 from ml_factory.evaluation.metrics import check_metric_rows
-from ml_factory.models.softmax_log_loss import softmax
+from ml_factory.models.base import softmax
 
 
 @dataclass(frozen=True)

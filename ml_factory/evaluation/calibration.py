@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
-from ml_factory.models.softmax_log_loss import softmax
+from ml_factory.models.base import softmax
 
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature

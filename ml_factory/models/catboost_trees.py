@@ -13,8 +13,7 @@ from pathlib import Path
 import catboost
 import numpy as np
 
-from ml_factory.models.base import CLASSES
-from ml_factory.models.check_stored_trees import checked_stored_vectors, damaged_model
+from ml_factory.models.base import CLASSES, checked_stored_vectors, damaged_model
 
 _MISSING = ("AsIs", "AsFalse", "AsTrue")  # side of a split that a missing value takes; "AsIs": the column has none
 _damaged = partial(damaged_model, "CatBoost")

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numba import njit
 
-from ml_factory.models.check_stored_trees import damaged_model
+from ml_factory.models.base import damaged_model
 
 ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ml_factory.models.softmax_log_loss import softmax
+from ml_factory.models.base import softmax
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularSpec
 from ml_factory.models.tabular_data import TabularRows
 

@@ -28,12 +28,13 @@ from ml_factory.models.base import (
     describe_differences,
     fit_environment,
     log_flat_training_loss,
+    mean_log_loss,
     merge_inexact_reasons,
     replay_history_to_callbacks,
+    softmax,
     training_data_checksum,
 )
 from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
-from ml_factory.models.softmax_log_loss import mean_log_loss, softmax
 from ml_factory.models.tabular_data import (
     BinnedData,
     TabularRows,

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.check_stored_trees import checked_stored_vectors, damaged_model
+from ml_factory.models.base import checked_stored_vectors, damaged_model
 
 CLASSES = 3
 _damaged = partial(damaged_model, "XGBoost")

@@ -10,7 +10,7 @@ from ml_factory.ensemble.stacking import Stack, equal_weight_stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import weighted_class_shares
 from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.models.softmax_log_loss import softmax
+from ml_factory.models.base import softmax
 
 
 def market(n: int, seed: int):
