@@ -343,6 +343,11 @@ def damaged_model(library: str, what: str, got: object, wanted: object = None) -
 
 def checked_stored_vectors(library: str, stored: object, types: Mapping[str, type]) -> dict[str, np.ndarray]:
     """Return the vectors of these names and types. Raises CheckpointError where one is missing or of another type."""
+    if isinstance(stored, bytes | bytearray):
+        raise CheckpointError(
+            f"This {library} model is in the form of an earlier version of ml_factory", got="the library's own bytes",
+            wanted="arrays", next_step="train it again",
+        )  # fmt: skip
     arrays = {}
     for name, dtype in types.items():
         value = stored.get(name) if isinstance(stored, Mapping) else None

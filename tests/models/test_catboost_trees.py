@@ -88,7 +88,7 @@ DAMAGE = {
     "no trees": lambda trees: {**trees, "depths": trees["depths"][:0]},
     "another type": lambda trees: {**trees, "leaf_values": trees["leaf_values"].astype(np.float32)},
     "an array less": lambda trees: {name: array for name, array in trees.items() if name != "splits"},
-    "bytes": lambda trees: b"CBM1",
+    "text": lambda trees: "binf",
 }
 
 
@@ -114,3 +114,8 @@ def test_model_of_trees_with_random_changes_raises_or_predicts(rows, seed):
         assert model.predict(rows[0], prediction_type="Probability").shape == (600, 3)
         model.get_feature_importance(catboost.Pool(rows[0]), type="ShapValues")
     assert 5 < refused < 30
+
+
+def test_model_in_the_librarys_own_bytes_is_named_as_older():
+    with pytest.raises(CheckpointError, match="earlier version of ml_factory"):
+        model_of(b"CBM1", FEATURES)

@@ -69,7 +69,7 @@ DAMAGE = {
     "another type": lambda trees: {**trees, "split_conditions": trees["split_conditions"].astype(np.float64)},
     "two trees": lambda trees: {**trees, "nodes": trees["nodes"][:2]},
     "an array less": lambda trees: {name: array for name, array in trees.items() if name != "sum_hessian"},
-    "bytes": lambda trees: b"binf",
+    "text": lambda trees: "binf",
 }
 
 
@@ -107,3 +107,8 @@ def test_booster_of_trees_with_random_changes_raises_or_predicts(rows, seed):
         assert booster.inplace_predict(rows[0]).shape == (400, 3)
         booster.predict(xgb.DMatrix(rows[0]), pred_contribs=True)
     assert 10 < refused < 60
+
+
+def test_model_in_the_librarys_own_bytes_is_named_as_older():
+    with pytest.raises(CheckpointError, match="earlier version of ml_factory"):
+        booster_of(b"binf", FEATURES, 1)
