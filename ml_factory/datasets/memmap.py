@@ -50,10 +50,10 @@ def cached_file_hash(path: Path) -> str:
         state = _state(path)
         if state not in _hash_cache:
             _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(_map(path))
-    except UnresponsiveMountError:  # a ValueError; of a file on a mount that does not answer nothing is known
+    except (OSError, ValueError) as error:
+        if not isinstance(error, UnresponsiveMountError):  # a file on a mount that does not answer is not damaged
+            return ""
         raise
-    except (OSError, ValueError):
-        return ""
     return _hash_cache[state]
 
 
