@@ -53,7 +53,7 @@ def run(package, home):
 def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
     package = tmp_path / "ml_factory"
     package.mkdir()
-    for name in ("__init__.py", "numba_cache.py", "secrets.py"):
+    for name in ("__init__.py", "numba_cache.py", "redaction.py"):
         (package / name).write_text((ROOT / "ml_factory" / name).read_text())
     head = "from numba import njit\n"
     (package / "caller.py").write_text(
