@@ -105,7 +105,7 @@ def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
     assert len(versions(store, name)) == 1
     result = verb(empty)
     assert left_by(result) == wanted
-    assert reached in (result.found if hasattr(result, "found") else str(result.resumed_from))
+    assert reached in (result.found or str(result.resumed_from))
     assert result.exact
     assert all(done())
     # What left an artifact at W&B needs no checkpoints there; of the rest the last word stays.
