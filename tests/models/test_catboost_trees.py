@@ -51,8 +51,8 @@ def test_trees_of_shrunk_model_are_its_first_rounds(rows):
     whole, shrunk = trained(rows), trained(rows)
     shrunk.shrink(7)
     rebuilt = model_of(trees_of(shrunk), FEATURES)
-    options = {"prediction_type": "RawFormulaVal"}
-    np.testing.assert_array_equal(rebuilt.predict(rows[0], **options), whole.predict(rows[0], ntree_end=7, **options))
+    asked = {"prediction_type": "RawFormulaVal"}
+    np.testing.assert_array_equal(rebuilt.predict(rows[0], **asked), whole.predict(rows[0], ntree_end=7, **asked))
 
 
 def test_model_of_trees_of_model_that_never_saw_a_class_gives_it_no_probability(rows):

@@ -28,10 +28,8 @@ def trained(rows, rounds: int = 4, **params) -> xgb.Booster:
 def test_booster_of_trees_of_booster_predicts_and_explains_equal_to_the_bit(rows, params):
     x, own = rows[0], trained(rows, **params)
     rebuilt = booster_of(trees_of(own), FEATURES, 1)
-    for kind in ({}, {"output_margin": True}, {"pred_contribs": True}, {"pred_leaf": True}):
-        np.testing.assert_array_equal(
-            rebuilt.predict(xgb.DMatrix(x), **options), own.predict(xgb.DMatrix(x), **options)
-        )
+    for asked in ({}, {"output_margin": True}, {"pred_contribs": True}, {"pred_leaf": True}):
+        np.testing.assert_array_equal(rebuilt.predict(xgb.DMatrix(x), **asked), own.predict(xgb.DMatrix(x), **asked))
     np.testing.assert_array_equal(rebuilt.inplace_predict(x), own.inplace_predict(x))
     assert rebuilt.get_score(importance_type="total_gain") == own.get_score(importance_type="total_gain")
     for name, array in trees_of(rebuilt).items():
