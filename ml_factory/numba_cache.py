@@ -19,13 +19,17 @@ _LIVELY_SECONDS = 24 * 3600
 _PACKAGE = Path(__file__).parent
 
 
+def numba_source_files(package: Path = _PACKAGE) -> dict[Path, bytes]:
+    """Return paths and contents of the files below `package` that compile something, sorted by path."""
+    contents = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
+    return {path: content for path, content in contents.items() if b"njit" in content}
+
+
 def numba_sources_hash(package: Path = _PACKAGE) -> str:
     """Return the hash of names and contents of the files below `package` that compile something."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content = path.read_bytes()
-        if b"njit" in content:
-            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    for path, content in numba_source_files(package).items():
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 

@@ -25,6 +25,7 @@ from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.hardware import cores
+from ml_factory.numba_cache import numba_source_files
 from ml_factory.progress import progress_phase
 from ml_factory.storage.json_values import fingerprint
 from ml_factory.storage.locks import file_lock
@@ -61,9 +62,13 @@ def _missing_shares(folder: Path, wanted: Iterable[str]) -> list[str]:
 
 
 def _mark(folder: Path, share: str) -> Path:
-    """Return the marker file of a complete share, for this Python, numba and processor."""
+    """Return the marker file of a complete share, for this Python, numba, processor and checkout.
+
+    Numba finds a compiled kernel by the path and the time of its source file: another checkout compiles its own.
+    """
     whose = [platform.python_version(), numba.__version__, get_host_cpu_name()]
-    return folder / f"{share}-{fingerprint(whose)[:12]}.whole"
+    sources = [[str(path), path.stat().st_mtime_ns] for path in numba_source_files()]
+    return folder / f"{share}-{fingerprint([*whose, *sources])[:12]}.whole"
 
 
 def _compile_in_workers(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:

@@ -1,10 +1,12 @@
 """Kernels compiled ahead: by children, once a machine, and never in anybody's way."""
 
+import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from numba.core import caching
@@ -115,6 +117,23 @@ def test_compile_kernels_marks_are_per_processor(fresh, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     warm_up_kernels(("calendar",))
     monkeypatch.setattr(warm_kernels, "get_host_cpu_name", lambda: "another")
+    warm_up_kernels(("calendar",))
+    assert len(warm_kernels.WorkerProcess.requested) == 4
+
+
+@pytest.mark.parametrize("another", [(Path("elsewhere/kernels.py"), 7), (None, 8)], ids=["path", "time"])
+def test_compile_kernels_marks_are_per_checkout_and_file_time(fresh, monkeypatch, tmp_path_factory, another):
+    sources = [tmp_path_factory.mktemp("sources") / "kernels.py"]
+    monkeypatch.setattr(warm_kernels, "numba_source_files", lambda: {sources[0]: b""})
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
+    sources[0].touch()
+    os.utime(sources[0], (7, 7))
+    warm_up_kernels(("calendar",))
+    path, when = another
+    sources[0] = sources[0].parent / path if path else sources[0]
+    sources[0].parent.mkdir(exist_ok=True)
+    sources[0].touch()
+    os.utime(sources[0], (when, when))
     warm_up_kernels(("calendar",))
     assert len(warm_kernels.WorkerProcess.requested) == 4
 
