@@ -24,7 +24,7 @@ from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import TabularModel
 from ml_factory.models.tabular_data import BinnedData, to_tabular_rows
 from ml_factory.seeding import derive_seed
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 
 TURN = 100  # rounds
 
@@ -135,7 +135,7 @@ def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -
         kept = manager and manager.phase(name)
         held = (x[cut:], y[cut:], w[cut:])
         result = model.fit(x[:cut], y[:cut], w[:cut], validation=held, checkpoints=kept, callbacks=callbacks)
-        reported = encode_state(model.get_state()) + model.predict_proba(x).tobytes()
+        reported = serialize_state(model.get_state()) + model.predict_proba(x).tobytes()
         return hashlib.sha256(reported).hexdigest()[:16], result.resumed_from
 
     whole, _ = hash_of(None)

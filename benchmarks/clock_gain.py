@@ -29,7 +29,7 @@ from ml_factory.evaluation.metrics import (
 )
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one
@@ -69,7 +69,7 @@ def evaluated(workspace: Workspace, data: PreparedDataset, model: str, split: st
     rows = data.labels.index.get_indexer(frame.index)
     clear = data.clear[rows]
     rows, p, y = rows[clear], frame[PROBABILITIES].to_numpy()[clear], data.y[rows[clear]]
-    forecasts = dataset_baselines(data, data.splits["train"], rows)
+    forecasts = prepared_dataset_baselines(data, data.splits["train"], rows)
     losses = {name: row_log_loss(y, q) for name, q in forecasts.items()}
     ours = row_log_loss(y, p)
     gain = gain_interval(losses["clock"] - ours, horizon=HORIZON, times_N=data.labels.index[rows])

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.measure import digits, print_json, setting, timed
-from ml_factory.code_fingerprint import closure, source_hashes
+from ml_factory.code_fingerprint import import_closure, source_hashes
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.datasets.row_sampling import mask_rows_with_full_window
@@ -37,7 +37,7 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import available_models, build_model, find_model_spec, resolve_registry_entry
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 
@@ -140,7 +140,7 @@ def code_behind(name: str) -> str:
         if part is not None
     ]
     files = [kind.__module__.partition(".")[2].replace(".", "/") + ".py" for kind in kinds]
-    return fingerprint(source_hashes(closure(["../benchmarks/edge.py", *files])))[:12]
+    return fingerprint_json(source_hashes(import_closure(["../benchmarks/edge.py", *files])))[:12]
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[dict]:

@@ -126,12 +126,12 @@ def window_lengths(rows: int, repeats: int) -> None:
     x, y = rng.normal(size=(2, rolling.HISTORY + CHUNK))
     first = rolling.HISTORY
     functions = {
-        "sum": lambda n: rolling.window_sum(x, n, 0, first),
-        "max": lambda n: rolling.window_max(x, n, 0, first),
-        "std": lambda n: rolling.window_std(x, n, 0, first),
-        "covariance": lambda n: rolling.window_covariance(x, y, n, 0, first),
-        "correlation": lambda n: rolling.window_correlation(x, y, n, 0, first),
-        "bars_since_max": lambda n: rolling.bars_since_window_max(x, n, 0, first),
+        "sum": lambda n: rolling.rolling_sum(x, n, 0, first),
+        "max": lambda n: rolling.rolling_max(x, n, 0, first),
+        "std": lambda n: rolling.rolling_std(x, n, 0, first),
+        "covariance": lambda n: rolling.rolling_covariance(x, y, n, 0, first),
+        "correlation": lambda n: rolling.rolling_correlation(x, y, n, 0, first),
+        "bars_since_max": lambda n: rolling.bars_since_rolling_max(x, n, 0, first),
     }
     blocks = max(rows // 10 // CHUNK, 1)
 

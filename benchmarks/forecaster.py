@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import ModelFitResult, training_data_checksum
+from ml_factory.models.base import ModelFitResult
 from ml_factory.models.heads import ForecastTask
+from ml_factory.models.tabular_data import training_data_checksum
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.estimator_base import (
@@ -23,7 +24,7 @@ from ml_factory.training.estimator_base import (
     network_covariate_shapes,
     split_neural_settings,
 )
-from ml_factory.training.evaluate import evaluate_outputs
+from ml_factory.training.evaluate import evaluate_network_outputs
 
 
 class NeuralForecaster(NeuralEstimatorBase):
@@ -73,7 +74,7 @@ class NeuralForecaster(NeuralEstimatorBase):
         device = pick_device(self.settings)
         with deterministic_device(device):
             feed = BatchLoader(device, self._read(x_NF, rows, *self._covariates(known_NK, static_V)))
-            return evaluate_outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
+            return evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
 
     def _covariates(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
         """Return the covariates of a window in the order of `covariates`, as wide as the settings of the network."""

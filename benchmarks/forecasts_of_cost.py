@@ -18,7 +18,7 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.fit_time_model import (
+from ml_factory.workflows.fit_cost_model import (
     FitSize,
     cost_model_work,
     fit_cost_model,

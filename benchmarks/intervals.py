@@ -22,8 +22,8 @@ from scipy.special import ndtr, stdtrit
 from benchmarks.measure import digits, print_json
 from ml_factory.evaluation.intervals import (
     gain_interval,
+    interval_week_numbers,
     newey_west_standard_error,
-    trading_week_numbers,
     week_clustered_standard_error,
 )
 
@@ -95,7 +95,7 @@ def cells(chosen: argparse.Namespace, forecast: int, regime: int) -> Iterator[tu
     """((market, rows), a row a series) of one pair of half-lives; shorter series are the beginnings of longer ones."""
     rng = np.random.default_rng([chosen.seed, forecast, regime])
     times = {market: times_of(market, max(chosen.rows)) for market in chosen.markets}
-    weeks = {market: trading_week_numbers(stamps) for market, stamps in times.items()}
+    weeks = {market: interval_week_numbers(stamps) for market, stamps in times.items()}
     lines = {(market, n): [] for market in chosen.markets for n in chosen.rows}
     for begun in range(0, chosen.series, AT_ONCE):
         count = min(AT_ONCE, chosen.series - begun)

@@ -26,8 +26,8 @@ import numpy as np
 
 from ml_factory.models.registry import build_model
 from ml_factory.redaction import known_secrets
-from ml_factory.storage.json_values import fingerprint
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import serialize_state
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 
@@ -123,7 +123,7 @@ def one_case(case: str, root: Path) -> dict:
         "case": case, "mode": mode, "open_seconds": round(opened, 3), "per_step_us": round(logged / STEPS * 1e6, 1),
         "finish_seconds": round(finished, 3), "delay_seconds": round(opened + logged + finished, 3),
         "mirror_ended_well": settled, "warnings": received,
-        "bits": fingerprint(encode_state(model.get_state()).hex())[:12],
+        "bits": fingerprint_json(serialize_state(model.get_state()).hex())[:12],
         "key_in_files": sum(secret.encode() in path.read_bytes() for secret in known_secrets() or [KEY]
                             for path in root.rglob("*") if path.is_file()),
     }  # fmt: skip

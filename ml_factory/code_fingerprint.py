@@ -24,7 +24,7 @@ from types import CodeType, FunctionType
 import numpy as np
 
 from ml_factory.storage.files import disk_errors
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 
 PACKAGE = Path(__file__).resolve().parent
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -40,7 +40,7 @@ COMPUTES_NOTHING = (
 )  # fmt: skip
 
 
-def code_of(source: str) -> str:
+def _code_of(source: str) -> str:
     """Return the source without comments, docstrings, blank lines and trailing spaces; the same on every Python."""
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -63,7 +63,7 @@ def code_of(source: str) -> str:
 @lru_cache(maxsize=1024)
 def _hash_of(content: bytes) -> str:
     try:
-        code = code_of(content.decode("utf-8")).encode()
+        code = _code_of(content.decode("utf-8")).encode()
     except (SyntaxError, UnicodeDecodeError):  # not valid Python here: hash the raw content
         code = content
     return hashlib.sha256(code).hexdigest()
@@ -81,7 +81,7 @@ def package_files(packages: Iterable[str]) -> list[Path]:
     return sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
 
 
-def closure(names: Iterable[str]) -> list[Path]:
+def import_closure(names: Iterable[str]) -> list[Path]:
     """Return the files "workflows/train.py" … and all of the package that their code imports, directly or not,
     sorted.
     """
@@ -103,15 +103,15 @@ def source_hashes(files: Iterable[Path]) -> dict[str, str]:
 def source_hash(packages: tuple[str, ...], exclude: tuple[str, ...] = ()) -> str:
     """Return one hash over the code of these packages (or single files), without the excluded files."""
     files = {path.relative_to(PACKAGE).as_posix(): path for path in package_files(packages)}
-    return fingerprint({name: code_hash(path) for name, path in files.items() if name not in exclude})
+    return fingerprint_json({name: code_hash(path) for name, path in files.items() if name not in exclude})
 
 
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_code_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return files whose code differs, or that only one of the two has."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
-def commit() -> str:
+def code_commit() -> str:
     """Return the commit of this checkout, with "+changes" where sources differ from it; "" without git."""
     has_git, head = _git("rev-parse", "HEAD")
     if not has_git:
@@ -169,7 +169,7 @@ def user_code_hash(*values: object) -> str:
     their versions and sources elsewhere.
     """
     seen: dict[int, str] = {}
-    return fingerprint([_describe(value, seen) for value in values])
+    return fingerprint_json([_describe(value, seen) for value in values])
 
 
 def _describe(value: object, seen: dict[int, str], inside: tuple[int, ...] = ()) -> object:
@@ -226,11 +226,11 @@ def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[objec
     The first function of all is the user's, also where it is installed.
     """
     yield [_describe(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
-    if len(seen) > 1 and not is_the_users(function):
+    if len(seen) > 1 and not is_user_code(function):
         return
     yield _source(function)
     yield _describe([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)
-    for name in sorted(referenced_globals(function.__code__) & function.__globals__.keys()):
+    for name in sorted(globals_referenced_by_code(function.__code__) & function.__globals__.keys()):
         yield [name, _describe(function.__globals__[name], seen)]
 
 
@@ -249,7 +249,7 @@ def _source(function: FunctionType) -> str:
         return function.__code__.co_code.hex()
 
 
-def referenced_globals(code: CodeType) -> set[str]:
+def globals_referenced_by_code(code: CodeType) -> set[str]:
     """Return the globals that this code reads, and the functions inside it."""
     return {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
 
@@ -261,6 +261,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def is_the_users(function: FunctionType) -> bool:
+def is_user_code(function: FunctionType) -> bool:
     """Return whether the function is user code: neither installed nor this library's."""
     return not function.__code__.co_filename.startswith(_INSTALLED)

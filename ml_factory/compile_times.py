@@ -7,14 +7,14 @@ from typing import Protocol
 from numba.core.event import Event, Listener, install_listener
 
 
-class CompileTimes(Protocol):
+class _CompileTimes(Protocol):
     """The recorded values: seconds of compiling so far, and whether it compiles now."""
 
     compiled: float
     compiling: bool
 
 
-def record_compile_times(record: CompileTimes, changed: Callable[[], None]):
+def record_compile_times(record: _CompileTimes, changed: Callable[[], None]):
     """Return a context in which `record` is updated; `changed` is called when compiling begins and ends."""
     return install_listener("numba:compile", _Compilations(record, changed))
 
@@ -24,7 +24,7 @@ class _Compilations(Listener):
     calls.
     """
 
-    def __init__(self, record: CompileTimes, changed: Callable[[], None]):
+    def __init__(self, record: _CompileTimes, changed: Callable[[], None]):
         self.record, self.changed, self.depth, self.began = record, changed, 0, 0.0
 
     def on_start(self, event: Event) -> None:

@@ -88,3 +88,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "use one of " + ", ".join(options)
+
+
+class NonFiniteError(CheckpointError):
+    """A weight or an optimizer tensor is not finite: such a state is never saved."""

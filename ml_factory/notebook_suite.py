@@ -19,11 +19,11 @@ papermill = LazyModule("papermill")
 FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
 
 
-class NotebookError(FactoryError):
+class _NotebookError(FactoryError):
     """A cell of a notebook failed."""
 
 
-def suite_notebooks() -> dict[str, Path]:
+def _suite_notebooks() -> dict[str, Path]:
     """Return name -> file, in order. Raises FactoryError where the library was installed without a checkout."""
     found = {path.stem: path for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))}
     if not found:
@@ -36,7 +36,7 @@ def suite_notebooks() -> dict[str, Path]:
 
 def find_suite_notebook(name: str) -> Path:
     """Return the file of a notebook given by name (02_train_tabular, 02) or by path. Raises SettingsError."""
-    known = suite_notebooks()
+    known = _suite_notebooks()
     if name.endswith(".ipynb") and Path(name).is_file():
         return Path(name)
     wanted = Path(name).stem
@@ -52,7 +52,7 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folde
     given : parameter -> text, as on a command line.
     folder : working folder of the kernel; the notebook's own by default.
 
-    Raises SettingsError before anything runs, NotebookError naming the cell that failed.
+    Raises SettingsError before anything runs, a FactoryError naming the cell that failed.
     """
     values = convert_notebook_parameters(path, given)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folde
             kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
-        raise NotebookError(
+        raise _NotebookError(
             f"{path.name} stopped: {error.ename}: {error.evalue}", where=f"cell {error.cell_index + 1}",
             next_step=f"open {out}, which shows the cell and its traceback",
         ) from error  # fmt: skip
@@ -93,7 +93,7 @@ def run_notebook_suite(
         raise SettingsError("Not a parameter all notebooks share", where="-p", got=unknown[0], wanted=", ".join(SHARED))
     given = {**parameters, "WORKSPACE": workspace.address}
     written = []
-    for name, path in suite_notebooks().items():
+    for name, path in _suite_notebooks().items():
         started = time.perf_counter()
         declared = read_notebook_parameters(path)
         accepted = {key: text for key, text in given.items() if key in declared}

@@ -28,7 +28,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows import predict as predict_module
+from ml_factory.workflows import predictions as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
 from ml_factory.workflows.cross_validate import (
@@ -53,26 +53,30 @@ from ml_factory.workflows.inspect_data import (
     replay,
     try_feature,
 )
-from ml_factory.workflows.load_prepared import load_dataset, load_features, load_labels, load_splits
+from ml_factory.workflows.load_prepared import (
+    load_certified_dataset,
+    load_dataset,
+    load_features,
+    load_labels,
+    load_splits,
+)
 from ml_factory.workflows.open_run import (
     check_model_settings_for_run,
-    check_stack_base_models,
     find_or_open_run,
-    load_certified_dataset,
     load_training_setup,
     open_training,
     settings_per_model,
     weight_settings_for_record,
 )
 from ml_factory.workflows.plan import PlanResult, plan_models
-from ml_factory.workflows.predict import load_predictions
+from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepare import prepare
 from ml_factory.workflows.prepared_dataset import (
     dataset_best_baseline,
     dataset_calibration_by_class,
     dataset_metrics_with_baselines,
     dataset_missing_classes,
-    dataset_verdict,
+    prepared_dataset_verdict,
     resolve_dataset_settings,
 )
 from ml_factory.workflows.results import (
@@ -80,14 +84,19 @@ from ml_factory.workflows.results import (
     CrossValidateResult,
     EvaluateResult,
     PredictResult,
-    SearchResult,
+    SearchBarriersResult,
     StackResult,
     TrainResult,
 )
 from ml_factory.workflows.run_options import RunOptionFields, build_run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
-from ml_factory.workflows.stack import fit_stack, stack_run_spec
-from ml_factory.workflows.train import build_untrained_model, check_given_estimator, complete_log, fit_holdout
+from ml_factory.workflows.stack import check_stack_base_models, fit_stack, stack_run_spec
+from ml_factory.workflows.train import (
+    build_untrained_model,
+    check_given_estimator,
+    complete_train_log,
+    train_with_holdout,
+)
 from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_single_rank, fit_worker_rank
 
 __all__ = [
@@ -134,7 +143,7 @@ def search_barriers(
     workspace: Folder, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None, *, fresh: bool = False,
     run: str = "",
     mirror: str = "auto",
-) -> SearchResult:  # fmt: skip
+) -> SearchBarriersResult:  # fmt: skip
     """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
 
     Reads only training rows of the chronological split, and of their labels those proven before the first validation
@@ -208,21 +217,21 @@ def train(
     broadcast_fit_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
-        complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
+        complete_train_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
         if estimator is not None:
             check_given_estimator(build_untrained_model(data, spec)[0], estimator).load_state(
                 artifact.load_state()["model_state"]
             )
     else:
-        artifact = fit_holdout(
+        artifact = train_with_holdout(
             workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
             estimator=estimator,
         )  # fmt: skip
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
-        **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found, model=model,
-        history=history, best_epoch=facts["best_epoch"], artifact_hash=artifact.hash,
+        **report.report_model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
+        model=model, history=history, best_epoch=facts["best_epoch"], artifact_hash=artifact.hash,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_learning_curves(
@@ -326,13 +335,13 @@ def stack(
     opened, found, artifact = find_or_open_run(workspace, spec, replace(chosen, source="registry"))
     reused = artifact is not None
     if artifact is not None:
-        complete_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
+        complete_train_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
     return StackResult(
-        **report.model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
+        **report.report_model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
         base_models=list(base_models), weights=weights, reached="" if reused else artifact.facts["reached"],
         lineage=pd.DataFrame(ArtifactRegistry(workspace.models).lineage(artifact)),
         comparison=tuple(
@@ -363,7 +372,9 @@ def evaluate(
         .idxmin()
     )
     lacking = dataset_missing_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
-    verdicts = {name: dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
+    verdicts = {
+        name: prepared_dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()
+    }
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: evaluation", data,

@@ -11,7 +11,7 @@ from pathlib import Path
 from ml_factory.checkpoints.compute_session import ComputeSession
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
-from ml_factory.code_fingerprint import commit
+from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
@@ -90,7 +90,7 @@ class RunFolder:
         if not files.is_file(record):
             begun = datetime.now(UTC).isoformat(timespec="microseconds")
             made = {"run_id": self.run_id, "begun_at": begun, "environment": run_machine_facts(spec)}
-            files.write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
+            files.write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": code_commit()})
 
     def end(self) -> None:
         """Mark the run as finished."""

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
-from ml_factory.code_fingerprint import closure, package_files, source_hash, source_hashes
+from ml_factory.code_fingerprint import import_closure, package_files, source_hash, source_hashes
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import check_preprocessing_steps
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import find_model_spec, registered_model_settings, registered_source_hash
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -96,7 +96,7 @@ class DataSpec:
         return {name: value for name, value in asdict(self).items() if value or name != "searched"}
 
 
-def with_values(spec: Any, given: Mapping[str, Any], above: str = "--set ") -> Any:
+def settings_with_values(spec: Any, given: Mapping[str, Any], above: str = "--set ") -> Any:
     """Return a settings dataclass with other values, by name, or by dotted name of a nested one.
 
     A dotted name below a field of pairs is one pair of it, such as "forced.ESM4" of a `RollSpec`.
@@ -113,7 +113,7 @@ def with_values(spec: Any, given: Mapping[str, Any], above: str = "--set ") -> A
             raise SettingsError("There is no such setting", where=f"{above}{name}", got=name, next_step=step)
         current = getattr(spec, name)
         if is_dataclass(current):
-            changed[name] = with_values(current, values, f"{above}{name}.")
+            changed[name] = settings_with_values(current, values, f"{above}{name}.")
         else:
             changed[name] = values.get("", tuple(values.items()))
     try:
@@ -166,7 +166,9 @@ class RunSettings:
     @property
     def sources(self) -> dict[str, str]:
         """File -> hash of its code, for every source the computation uses."""
-        return source_hashes(closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))]))
+        return source_hashes(
+            import_closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))])
+        )
 
     @property
     def all_sources(self) -> dict[str, str]:
@@ -178,7 +180,7 @@ class RunSettings:
         """Run id: task, model, horizon and seed, and 10 hex digits of everything that determines its numbers."""
         decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
         own = {name: signature for name in self.models if (signature := registered_source_hash(name))}
-        digest = fingerprint(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
+        digest = fingerprint_json(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
         return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
 
 

@@ -84,9 +84,9 @@ def read_artifact(root: Path, model: str) -> object:
 
 def predicted(state: dict) -> object:
     from ml_factory.inference.bundle import Bundle
-    from ml_factory.models.registry import load_model
+    from ml_factory.models.registry import build_model_from_state
 
-    model = load_model(Bundle.from_state(state).model_state)
+    model = build_model_from_state(Bundle.from_state(state).model_state)
     generator = np.random.default_rng(0)
     if hasattr(model, "n_features"):
         return model.predict_proba(generator.normal(size=(64, model.n_features)).astype(np.float32))
@@ -95,9 +95,9 @@ def predicted(state: dict) -> object:
 
 def read_model_state(root: Path, model: str) -> object:
     """Read a state whose hash is right: only the loader's own checks protect from what is in it."""
-    from ml_factory.storage.serialization import decode_state
+    from ml_factory.storage.serialization import deserialize_state
 
-    return predicted(decode_state((root / f"{model}.state").read_bytes()))
+    return predicted(deserialize_state((root / f"{model}.state").read_bytes()))
 
 
 def read_prepared(root: Path) -> object:

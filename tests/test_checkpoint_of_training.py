@@ -9,7 +9,7 @@ import pytest
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.models.registry import available_models, build_model, load_model
+from ml_factory.models.registry import available_models, build_model, build_model_from_state
 from ml_factory.workflows.train import check_given_estimator
 
 H = 5
@@ -60,7 +60,7 @@ def test_load_latest_checkpoint_after_killed_training_restores_model_of_saved_ep
     assert start_epoch == 1 and checkpoint["symbol"] == "DEMO" and checkpoint["horizon"] == H
     assert checkpoint["run"].startswith(f"train-{name}-h{H}-") and checkpoint["skipped"] == []
     assert checkpoint["sequence"] >= 1 and checkpoint["saved_at"]
-    wanted = load_model(kept["state"])
+    wanted = build_model_from_state(kept["state"])
     features = len(wanted.trained_on["features"])
     x = np.random.default_rng(0).normal(
         size=(20, features) if wanted.lookback == 1 else (20, wanted.lookback, features)
@@ -78,7 +78,7 @@ def test_load_latest_checkpoint_after_finished_training_returns_registered_model
     printed = [record.getMessage() for record in caplog.records if trained.run_id in record.getMessage()]
     assert len(printed) == 1 and "DEMO" in printed[0] and f"horizon {H}" in printed[0]
     model = build_model("xgboost").load_state(checkpoint["state"]["model_state"])
-    np.testing.assert_equal(model.get_state(), load_model(checkpoint["state"]["model_state"]).get_state())
+    np.testing.assert_equal(model.get_state(), build_model_from_state(checkpoint["state"]["model_state"]).get_state())
     # without a mark of its slots: the registry alone has it
     shutil.rmtree(prepared.checkpoints)
     again = CheckpointManager(Workspace(prepared.root).checkpoints).load_latest_checkpoint(phase="train_xgboost")
@@ -127,7 +127,7 @@ def test_open_training_returns_trained_model_and_checkpoints_of_same_run(prepare
     assert {ckpt_mgr.run, mine["run"]} <= runs
     assert all(slot.is_returned for slot in slots if slot.header.info["run"] in (ckpt_mgr.run, mine["run"]))
     assert ckpt_mgr.list_checkpoints("train_xgboost")[-1]["hash"] == mine["hash"]  # readable until written over
-    again = load_model(found["state"]["model_state"]).load_state(model.get_state())
+    again = build_model_from_state(found["state"]["model_state"]).load_state(model.get_state())
     np.testing.assert_equal(again.get_state(), model.get_state())
     other, _ = pipeline.open_training(prepared, **asked, seed=1)
     with pytest.raises(SettingsError, match="Not the model that the run trains"):

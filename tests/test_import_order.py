@@ -24,11 +24,11 @@ checkpoints.session_planner checkpoints.compute_session checkpoints.file_format 
 checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot
-tracking.wandb_sync tracking.tracker tracking.restore
+tracking.wandb_sync tracking.tracker tracking.wandb_restore
 argument_checks code_fingerprint
-data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
+data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
-data.io data.synthetic data.bar_kernels data.resample data.bar_stream data.activity_bars
+data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
 features.fractional features.calendar features.multi_timeframe features.clone_function features.custom
@@ -37,13 +37,13 @@ targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
 targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
-datasets.quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
+datasets.exact_quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
 datasets.feature_selection datasets.preprocessing datasets.row_sampling datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
-leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.independent_baselines
-leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof leakage.certificate
-models.base models.session_clock_offset models.tabular_data models.lightgbm_predict
+leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
+leakage.custom_feature_check leakage.proof_spec leakage.progress_file leakage.proof leakage.certificate
+models.base models.session_clock_offset models.tabular_data models.lightgbm_trees
 models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.onednn_linear models.heads models.layers models.recurrent_layers models.sequence
@@ -64,8 +64,8 @@ workflows.run_status workflows.restore_run workflows.append workflows.prove work
 workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
 workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
-workflows.cross_validate workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training
-workflows.audit_models workflows.audit workflows.fit_time_model workflows.plan workflows.report
+workflows.cross_validate workflows.predictions workflows.explain workflows.export workflows.stack
+workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.expand_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.models.registry import available_models, build_model, find_model_spec, load_model
-from ml_factory.storage.serialization import encode_state
+from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
+from ml_factory.storage.serialization import serialize_state
 
 T, F = 8, 6
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little
@@ -72,9 +72,13 @@ def test_model_restored_from_state_file_or_registry_predicts_equal(fitted, tmp_p
     x, _, _ = rows(name, seed=1)
     p, state = model.predict_proba(x), model.get_state()
     model.save(tmp_path / "model")
-    for other in (build_model(name).load_state(state), load_model(state), build_model(name).load(tmp_path / "model")):
+    for other in (
+        build_model(name).load_state(state),
+        build_model_from_state(state),
+        build_model(name).load(tmp_path / "model"),
+    ):
         np.testing.assert_array_equal(other.predict_proba(x), p)
-        assert encode_state(other.get_state()) == encode_state(state)
+        assert serialize_state(other.get_state()) == serialize_state(state)
         assert other.settings == model.settings and other.lookback == model.lookback
 
 
@@ -84,9 +88,9 @@ def test_model_state_stays_unchanged_after_further_training(fitted):
     model = make(name, seed=5)
     model.fit(x, y, w)
     state = model.get_state()
-    before = encode_state(state)
+    before = serialize_state(state)
     model.fit(x, -y, w)
-    assert encode_state(state) == before
+    assert serialize_state(state) == before
 
 
 def test_model_predict_proba_of_single_row_equals_row_in_batch(fitted):

@@ -12,7 +12,7 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.models.registry import available_models, build_model, find_model_spec
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.sampler import BatchSampler
 
 T, F, TRAIN = 8, 6, 250
@@ -81,7 +81,7 @@ def whole(request):
 
 def assert_same(one, other):
     np.testing.assert_array_equal(one[2], other[2])
-    assert encode_state(one[0].get_state()) == encode_state(other[0].get_state())
+    assert serialize_state(one[0].get_state()) == serialize_state(other[0].get_state())
     assert losses(one[1]) == losses(other[1])
     assert (one[1].best_epoch, one[1].best_round) == (other[1].best_epoch, other[1].best_round)
 

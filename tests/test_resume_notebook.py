@@ -18,7 +18,7 @@ from ml_factory import pipeline
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.unit_checkpoints import checkpoint_history
+from ml_factory.workflows.unit_checkpoints import unit_checkpoint_history
 from tests.tracking.metrics_table import read_log
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
@@ -58,7 +58,7 @@ def newest(root: Path, model: str) -> tuple[int, str]:
         with CheckpointManager(root / "checkpoints", run=path.parent.name) as manager:
             found = manager.load_latest_checkpoint(phase)
         if found is not None:
-            count = len(found["state"]["p"]) if "p" in found["state"] else len(checkpoint_history(found["state"]))
+            count = len(found["state"]["p"]) if "p" in found["state"] else len(unit_checkpoint_history(found["state"]))
             return count, found["metrics"]["reached"]
     return 0, ""
 

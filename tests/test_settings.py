@@ -19,7 +19,7 @@ from ml_factory.run_folder import (
     run_machine_facts,
 )
 from ml_factory.settings import DataSpec, QuickLimits, RunSettings, make_run_settings
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -30,7 +30,7 @@ def test_data_spec_to_dict_is_json_with_stable_fingerprint():
     spec = DataSpec()
     assert json.loads(json.dumps(spec.to_dict(), allow_nan=False)).keys() == spec.to_dict().keys()
     assert spec.label_spec_for(7) == replace(spec.labels, horizon=7)
-    assert fingerprint(spec.to_dict()) == fingerprint(DataSpec().to_dict())
+    assert fingerprint_json(spec.to_dict()) == fingerprint_json(DataSpec().to_dict())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_data_spec_to_dict_is_json_with_stable_fingerprint():
     ],
 )
 def test_data_spec_fingerprint_changes_with_each_setting(other):
-    assert fingerprint(other.to_dict()) != fingerprint(DataSpec().to_dict())
+    assert fingerprint_json(other.to_dict()) != fingerprint_json(DataSpec().to_dict())
 
 
 @pytest.mark.parametrize(

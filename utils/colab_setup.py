@@ -296,7 +296,7 @@ def _prepare_tracking(colab: bool, workspace: workspaces.Workspace, notes: list[
     offline_requested = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
     if mode != "offline" or offline_requested or os.environ.get("WANDB_MODE") == "dryrun":
         return mode
-    key, reason = read_colab_secret("WANDB_API_KEY", colab)
+    key, reason = _read_colab_secret("WANDB_API_KEY", colab)
     if key:
         os.environ["WANDB_API_KEY"] = key
         return wandb_mirror_mode("auto")
@@ -337,7 +337,7 @@ def _log_in(workspace: workspaces.Workspace) -> str:
     return "" if has_wandb_key() else "the W&B client did not store the key; set WANDB_API_KEY"
 
 
-def read_colab_secret(name: str, colab: bool) -> tuple[str, str]:
+def _read_colab_secret(name: str, colab: bool) -> tuple[str, str]:
     """Return (secret, "") from the environment, then from Colab's secrets; ("", reason) when neither has it."""
     value = os.environ.get(name, "").strip()
     if value or not colab:

@@ -12,18 +12,18 @@ from ml_factory.features import momentum
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
+    rolling_correlation,
+    rolling_max,
+    rolling_min,
+    rolling_sum,
     safe_ratio,
-    window_correlation,
-    window_max,
-    window_min,
-    window_sum,
 )
 from ml_factory.features.rolling_std_slope import (
     double_rolling_moments,
     double_rolling_slope_sums,
     rolling_slope_sums_24,
 )
-from ml_factory.features.volume import money_flow_index, typical_price_direction
+from ml_factory.features.volume import money_flow_direction, money_flow_index
 
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
 _DX, _SIGNAL = 10, 11
@@ -108,7 +108,7 @@ def _trend(b, state, out, coarse):
     out[26] = rise[HISTORY:] / (24.0 * (24.0 * 24.0 - 1.0) / 12.0)
     out[27] = double_rolling_slope_sums(rise, mean, 24, HISTORY)[HISTORY:] / (48.0 * (48.0 * 48.0 - 1.0) / 12.0)
     typical = (b.high + b.low + b.close) / 3.0
-    money_flow_index(typical * b.volume, typical_price_direction(typical), 14, b.t0, out[28])
+    money_flow_index(typical * b.volume, money_flow_direction(typical), 14, b.t0, out[28])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -133,15 +133,15 @@ def _spread(b, state, out, coarse):
         top[i], bottom[i] = middle_20[i] + 2.0 * std_20[i], middle_20[i] - 2.0 * std_20[i]
     for place, n in enumerate((14, 48, 96)):
         first = HISTORY - 8 if n == 14 else HISTORY
-        top, bottom = window_max(b.high, n, t0, first), window_min(b.low, n, t0, first)
+        top, bottom = rolling_max(b.high, n, t0, first), rolling_min(b.low, n, t0, first)
         out[11 + place], out[14 + place] = top[HISTORY:], bottom[HISTORY:]
         if n == 14:
             for i in range(first, len(top)):
                 bottom[i] = 100.0 * safe_ratio(close[i] - bottom[i], top[i] - bottom[i], 0.0)
             out[19] = bottom[HISTORY:]
-            slow = window_sum(bottom, 3, t0, HISTORY - 4) / 3.0
+            slow = rolling_sum(bottom, 3, t0, HISTORY - 4) / 3.0
             out[20] = slow[HISTORY:]
-            out[21] = window_sum(slow, 3, t0, HISTORY)[HISTORY:] / 3.0
+            out[21] = rolling_sum(slow, 3, t0, HISTORY)[HISTORY:] / 3.0
     high, low, opened, close = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:], b.close[HISTORY:]
     traded, uneven = _of_five(b.volume, HISTORY - 15)
     traded, uneven = double_rolling_moments(traded, uneven, 5, HISTORY - 10)
@@ -149,8 +149,8 @@ def _spread(b, state, out, coarse):
     traded, uneven, volume, deviation = traded[HISTORY:], uneven[HISTORY:], out[23], out[25]
     for i in range(len(volume)):
         volume[i], deviation[i] = 20.0 * traded[i], math.sqrt(uneven[i] / 20.0)
-    out[22] = window_correlation(b.high, b.low, 30, t0, HISTORY)[HISTORY:]
-    out[24] = window_sum(b.volume, 50, t0, HISTORY)[HISTORY:] / 50.0
+    out[22] = rolling_correlation(b.high, b.low, 30, t0, HISTORY)[HISTORY:]
+    out[24] = rolling_sum(b.volume, 50, t0, HISTORY)[HISTORY:] / 50.0
     middle, williams, top_14, bottom_14, top_48, bottom_48 = out[17], out[18], out[11], out[14], out[12], out[15]
     for i in range(len(close)):
         middle[i] = 0.5 * (top_14[i] + bottom_14[i])

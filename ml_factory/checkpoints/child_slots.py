@@ -19,7 +19,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWrite
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
 _SERVED_BY = __name__
@@ -103,7 +103,7 @@ class ChildSlots(WorkerProcess):
 class _ReportingDisk(Disk):
     """A disk that sends a sign of life after each operation."""
 
-    def __init__(self, link: ParentConnection):
+    def __init__(self, link: WorkerParentConnection):
         self._link = link
 
     def __getattribute__(self, name: str) -> Any:
@@ -122,7 +122,7 @@ class _ReportingDisk(Disk):
 def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
     """Run the parent's requests until the parent is gone."""
     os.nice(int(niceness))
-    link, options = ParentConnection(channel, parent), json.loads(settings)
+    link, options = WorkerParentConnection(channel, parent), json.loads(settings)
     files.run_in_process()
     pool = SlotPool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
     slots = Slots(pool, SlotWriterId(**options["lease"]))

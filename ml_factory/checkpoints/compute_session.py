@@ -125,7 +125,7 @@ def expected_hours_left(records: Path) -> float:
     return min(configured_hours_remaining(), limit)
 
 
-class SessionWriter:
+class _SessionWriter:
     """Writer of this process's session record, in threads that may be abandoned: a mount that hangs delays no save
     and keeps no process alive.
     """
@@ -161,9 +161,9 @@ class SessionWriter:
 
 
 @lru_cache(maxsize=8)
-def _session_writer(folder: Path, process: int) -> SessionWriter:
+def _session_writer(folder: Path, process: int) -> _SessionWriter:
     """Return the writer of this process; a forked child has its own."""
-    return SessionWriter(folder)
+    return _SessionWriter(folder)
 
 
 def _ignore_errors(job: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.files import disk_errors
-from ml_factory.storage.safetensors_header import join_header, split_header
+from ml_factory.storage.safetensors_header import join_safetensors_header, split_safetensors_header
 
 VERSION = 4
 _FORMAT = "ml_factory.checkpoint/"
@@ -42,7 +42,7 @@ class ForeignFileError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class ContainerHeader:
+class CheckpointFileHeader:
     """Description of a checkpoint file, read from its two ends before its content is read and hashed.
 
     Parameters
@@ -59,10 +59,10 @@ class ContainerHeader:
     fault: CheckpointError | None = None
 
 
-def write_container(disk: Disk, path: Path, info: dict, state: memoryview | bytes) -> dict:
+def write_checkpoint_file(disk: Disk, path: Path, info: dict, state: memoryview | bytes) -> dict:
     """Overwrite the slot at `path` and flush it to the disk; return the info with `bytes` and `hash`.
 
-    state : a safetensors file, as `encode_state` returns.
+    state : a safetensors file, as `serialize_state` returns.
     Raises WorkspaceError; the slot is then empty, so that a full disk gets its space back.
     """
     head, tensors = _head(info, memoryview(state).cast("B"))
@@ -71,7 +71,7 @@ def write_container(disk: Disk, path: Path, info: dict, state: memoryview | byte
     return {**info, "bytes": size, "hash": _write_sealed(disk, path, chunks, size, info["sequence"])}
 
 
-def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> dict:
+def copy_checkpoint_file(disk: Disk, path: Path, source_disk: Disk, source: Path) -> dict:
     """Overwrite the slot at `path` with a verified copy of the checkpoint at `source`; return its info.
 
     Raises CheckpointError where the source is torn, WorkspaceError where a disk refuses; the slot is then empty.
@@ -102,13 +102,13 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
     return hasher.hexdigest()
 
 
-def read_container_header(disk: Disk, path: Path) -> ContainerHeader:
+def read_checkpoint_file_header(disk: Disk, path: Path) -> CheckpointFileHeader:
     """Read the two ends of the checkpoint at `path`. Raises WorkspaceError where the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _read_ends(disk, file)
 
 
-def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
+def read_checkpoint_file(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
     """Return the info of a verified checkpoint, with its `bytes` and `hash`; `into` gets its content.
 
     Marks and sizes are checked first, so that a huge or foreign file is refused without being read.
@@ -137,15 +137,15 @@ def read_small_file(disk: Disk, path: Path) -> bytes:
 
 def _head(info: dict, state: memoryview) -> tuple[bytes, memoryview]:
     """Return the file's header, which is the state's with the metadata and the seal, and the state's tensors."""
-    table, tensors = split_header(state)
+    table, tensors = split_safetensors_header(state)
     fields = {"format": f"{_FORMAT}{VERSION}", **info}
     texts = {key: value if key in _TEXTS else json.dumps(value, allow_nan=False) for key, value in fields.items()}
     offsets = [len(tensors), len(tensors) + _SEAL.size]
     added = {"__metadata__": texts, "__seal__": {"dtype": "U8", "shape": [_SEAL.size], "data_offsets": offsets}}
-    return join_header(json.dumps(added, separators=(",", ":"))[:-1].encode() + b"," + table[1:]), tensors
+    return join_safetensors_header(json.dumps(added, separators=(",", ":"))[:-1].encode() + b"," + table[1:]), tensors
 
 
-def _intact_ends(disk: Disk, file: int) -> ContainerHeader:
+def _intact_ends(disk: Disk, file: int) -> CheckpointFileHeader:
     """Return the header of a file whose two ends show no fault, which is raised otherwise."""
     header = _read_ends(disk, file)
     if header.fault is not None:
@@ -153,14 +153,14 @@ def _intact_ends(disk: Disk, file: int) -> ContainerHeader:
     return header
 
 
-def _read_ends(disk: Disk, file: int) -> ContainerHeader:
+def _read_ends(disk: Disk, file: int) -> CheckpointFileHeader:
     """Run every check that needs only the two ends of the file."""
     size, info = disk.size(file), {}
     try:
         info = _read_info(disk, file, size)
-        return ContainerHeader(info, size, _read_seal(disk, file, size, info["sequence"]))
+        return CheckpointFileHeader(info, size, _read_seal(disk, file, size, info["sequence"]))
     except CheckpointError as fault:
-        return ContainerHeader(info, size, fault=fault)
+        return CheckpointFileHeader(info, size, fault=fault)
 
 
 def _read_info(disk: Disk, file: int, size: int) -> dict:
@@ -220,7 +220,7 @@ def _other_version(version: int) -> ForeignFileError:
 
 
 def _verified_content(
-    disk: Disk, file: int, header: ContainerHeader, into: bytearray | None = None
+    disk: Disk, file: int, header: CheckpointFileHeader, into: bytearray | None = None
 ) -> Iterator[memoryview]:
     """Yield the content up to the seal in chunks; raise CheckpointError at the end when its hash is another.
 
@@ -240,7 +240,7 @@ def _verified_content(
         raise CheckpointError("its content does not match its hash: it is torn or damaged")
 
 
-def _source_content(disk: Disk, source: Path, file: int, header: ContainerHeader) -> Iterator[memoryview]:
+def _source_content(disk: Disk, source: Path, file: int, header: CheckpointFileHeader) -> Iterator[memoryview]:
     """Yield the verified content of a copy's source; a disk error here names the source, not the slot written."""
     with disk_errors(source):
         yield from _verified_content(disk, file, header)

@@ -34,7 +34,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 
 RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail
@@ -55,7 +55,7 @@ class LeaseTakenOverError(CheckpointError):
     """A later session works on this unit: the present session must not write any more."""
 
 
-def read_lease(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
+def read_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
     """Return the unit's lease; {} where none can be read."""
     with suppress(WorkspaceError, ValueError, RecursionError):
         lease = json.loads(read_small_file(disk, _path(folder, unit)))
@@ -64,7 +64,7 @@ def read_lease(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
     return {}
 
 
-def write_lease(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict) -> None:
+def write_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict) -> None:
     """Overwrite the unit's lease; a torn lease counts as none, since the checkpoints carry the fence too."""
     path = _path(folder, unit)
     with disk_errors(path):
@@ -116,7 +116,7 @@ def clock_is_synchronized() -> bool:
     return 0 <= state < 5 and not _TIMEX.unpack_from(timex)[-1] & _UNSYNCHRONISED
 
 
-class LeaseTier(Protocol):
+class _LeaseTier(Protocol):
     """Slots of one disk, as a lease uses them."""
 
     def read_lease(self, unit: CheckpointUnit) -> dict: ...
@@ -137,14 +137,14 @@ class LeaseHolder:
     """
 
     def __init__(
-        self, unit: CheckpointUnit, session: str, local: LeaseTier, mount: LeaseTier | None = None,
+        self, unit: CheckpointUnit, session: str, local: _LeaseTier, mount: _LeaseTier | None = None,
         later: Callable[[Callable[[], None]], object] = lambda job: job(), *, now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
         self.unit, self.lease, self._local, self._mount, self._later = unit, SlotWriterId(session), local, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
         self.held, self._beat = False, 0
-        self._tiers: list[LeaseTier] = []
+        self._tiers: list[_LeaseTier] = []
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
 
@@ -186,7 +186,7 @@ class LeaseHolder:
         if self._mount is not None:
             self._write(self._mount, self._record)
 
-    def _write(self, tier: LeaseTier, record: dict) -> None:
+    def _write(self, tier: _LeaseTier, record: dict) -> None:
         with suppress(WorkspaceError):  # a session that misses this record finds the fence in the checkpoints
             if lease_fence_order(tier.read_lease(self.unit)) <= lease_fence_order(record):
                 tier.renew(self.unit, record)
@@ -195,7 +195,7 @@ class LeaseHolder:
         leases = self._query(lambda tier: [tier.read_lease(self.unit)])
         return max(filter(None, leases), key=_record_order, default={})
 
-    def _query(self, ask: Callable[[LeaseTier], list[dict]]) -> list[dict]:
+    def _query(self, ask: Callable[[_LeaseTier], list[dict]]) -> list[dict]:
         answers = []
         for tier in self._tiers:
             with suppress(WorkspaceError):
@@ -270,4 +270,4 @@ class LeaseHeartbeat:
 
 
 def _path(folder: Path, unit: CheckpointUnit) -> Path:
-    return folder / "leases" / f"{fingerprint([unit.run, unit.phase])[:16]}.json"
+    return folder / "leases" / f"{fingerprint_json([unit.run, unit.phase])[:16]}.json"

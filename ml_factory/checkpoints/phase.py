@@ -61,15 +61,15 @@ class PhaseCheckpoints:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
         if self.store.uploader is not None:
             self.store.uploader.retry_if_due()
-        if self._taken_over is not None or self.is_stopping():
+        if self._taken_over is not None or self._is_stopping():
             return True
         return not self.store.staging.is_allocating and self._timer.due()
 
     def due_in(self) -> float:
         """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
-        return 0.0 if self._taken_over is not None or self.is_stopping() else self._timer.due_in()
+        return 0.0 if self._taken_over is not None or self._is_stopping() else self._timer.due_in()
 
-    def is_stopping(self) -> bool:
+    def _is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
         return stop.requested is not None or self._ending(self.store.durations.seconds)
 
@@ -83,7 +83,7 @@ class PhaseCheckpoints:
         metrics = {key: _check_metric(key, value) for key, value in (metrics or {}).items()}
         layout = plan_state_layout(state, finite=True)
         self.acquire(wait=False)
-        must = force or self.is_stopping()
+        must = force or self._is_stopping()
         if not must:
             self.store.staging.prepare(layout.size)
             if self.store.staging.is_allocating:  # for the first time: a later step copies without waiting for pages
@@ -99,7 +99,7 @@ class PhaseCheckpoints:
         if self._taken_over is not None:
             raise self._taken_over
         self._timer.record_save()
-        if self.is_stopping():
+        if self._is_stopping():
             self._end_work()
         return saved
 

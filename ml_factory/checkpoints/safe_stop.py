@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ml_factory.checkpoints.store import CheckpointStore, open_stores
+from ml_factory.checkpoints.store import CheckpointStore, open_checkpoint_stores
 from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL
 from ml_factory.storage.pending_uploads import list_pending_uploads
 
@@ -34,7 +34,7 @@ def safe_stop(
     stores : those to wait for; None: all that this process has open.
     """
     ends = time.monotonic() + seconds
-    stores = open_stores() if stores is None else stores
+    stores = open_checkpoint_stores() if stores is None else stores
     saves = [status for store in stores for status in store.last_saves.values()]
     if any(status.where in (IN_MEMORY, LOCAL) for status in saves):
         on_status(f"Stopping safely: waiting up to {seconds:.0f} s for the checkpoints")

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import (
-    ContainerHeader,
+    CheckpointFileHeader,
     ForeignFileError,
-    read_container_header,
+    read_checkpoint_file_header,
     read_small_file,
     write_small_file,
 )
@@ -84,7 +84,7 @@ class Slot:
     """
 
     path: Path
-    header: ContainerHeader = field(default_factory=lambda: ContainerHeader({}))
+    header: CheckpointFileHeader = field(default_factory=lambda: CheckpointFileHeader({}))
     manifest: dict = field(default_factory=dict)
     error: WorkspaceError | None = None
 
@@ -153,7 +153,7 @@ class SlotPool:
                 manifest = json.loads(read_small_file(self.disk, path.with_suffix(".json")))
         manifest = manifest if isinstance(manifest, dict) else {}
         try:
-            return Slot(path, read_container_header(self.disk, path), manifest)
+            return Slot(path, read_checkpoint_file_header(self.disk, path), manifest)
         except WorkspaceError as error:
             return Slot(path, manifest=manifest, error=error)
 

@@ -16,17 +16,17 @@ from typing import TypeVar
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import (
     ForeignFileError,
-    copy_container,
-    read_container,
-    read_container_header,
-    write_container,
+    copy_checkpoint_file,
+    read_checkpoint_file,
+    read_checkpoint_file_header,
+    write_checkpoint_file,
 )
 from ml_factory.checkpoints.leases import (
     check_fencing_token,
     fencing_token_of,
     lease_fence_order,
-    read_lease,
-    write_lease,
+    read_lease_file,
+    write_lease_file,
 )
 from ml_factory.checkpoints.slot_pool import (
     HELD,
@@ -69,13 +69,13 @@ class Slots:
         """Load the newest valid checkpoint: (info of the highest sequence that verifies, its state, skipped slots with
         reasons).
 
-        decode : `decode_state`, which a child process that only writes does not import.
+        decode : `deserialize_state`, which a child process that only writes does not import.
         Raises as `_first_usable` does: starting from scratch would lose a checkpoint in a slot that was refused.
         """
 
         def load(path: str) -> tuple[dict, dict]:
             content = bytearray()
-            info = read_container(self.pool.disk, Path(path), content)
+            info = read_checkpoint_file(self.pool.disk, Path(path), content)
             return {**info, "path": path}, decode(content)
 
         found, skipped = self._first_usable(unit, load)
@@ -126,15 +126,15 @@ class Slots:
 
     def verify(self, path: str) -> dict:
         """Return the info of the checkpoint at `path`, read through. Raises CheckpointError or WorkspaceError."""
-        return {**read_container(self.pool.disk, Path(path)), "path": str(path)}
+        return {**read_checkpoint_file(self.pool.disk, Path(path)), "path": str(path)}
 
     def read_lease(self, unit: CheckpointUnit) -> dict:
         """Return the unit's lease, {} without one."""
-        return read_lease(self.pool.disk, self.pool.folder, unit)
+        return read_lease_file(self.pool.disk, self.pool.folder, unit)
 
     def renew(self, unit: CheckpointUnit, record: dict) -> None:
         """Write the unit's lease."""
-        write_lease(self.pool.disk, self.pool.folder, unit, record)
+        write_lease_file(self.pool.disk, self.pool.folder, unit, record)
 
     def list_phases(self, run: str) -> list[str]:
         """List the phases of a run that have slots, sorted."""
@@ -165,7 +165,7 @@ class Slots:
                     raise slot.fault
                 info = {**slot.header.info, "bytes": slot.header.size, "hash": slot.header.hash}
                 if self._verified_hashes.get(slot.path) != slot.header.hash:
-                    info = read_container(self.pool.disk, slot.path)
+                    info = read_checkpoint_file(self.pool.disk, slot.path)
                 good[slot.path], self._verified_hashes[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
             except (CheckpointError, WorkspaceError) as error:
                 bad[slot.path] = error
@@ -183,7 +183,7 @@ class Slots:
         disk, size = self.pool.disk, len(state) + (1 << 13)
 
         def store(path: Path, sequence: int) -> dict:
-            return write_container(disk, path, {**info, "sequence": sequence}, state)
+            return write_checkpoint_file(disk, path, {**info, "sequence": sequence}, state)
 
         return self._write(unit, keep, store, size, lease_fence_order(info["lease"]))
 
@@ -199,10 +199,10 @@ class Slots:
         source_disk : disk of the other pool; given when the unit's present owner downloads.
         """
         source_on = source_disk or Disk()
-        header = read_container_header(source_on, Path(source))
+        header = read_checkpoint_file_header(source_on, Path(source))
 
         def store(path: Path, sequence: int) -> dict:
-            return copy_container(self.pool.disk, path, source_on, Path(source))
+            return copy_checkpoint_file(self.pool.disk, path, source_on, Path(source))
 
         writer = lease_fence_order(header.info.get("lease"))
         if fence > writer[0]:
@@ -227,7 +227,7 @@ class Slots:
             others = [slot for slot in slots if slot.path not in unfinished]
             excluded = {*unfinished, *self._quarantined(unit, others, bad)}
             failure: Exception | None = None
-            for path in self._targets(unit, keep, slots, good, torn_slots(bad), excluded):
+            for path in self._targets(unit, keep, slots, good, _torn_slots(bad), excluded):
                 try:
                     self.pool.make_free_space(slots, path, size)
                     owner = {"run": unit.run, "phase": unit.phase, "session": self.lease.session}
@@ -236,7 +236,7 @@ class Slots:
                     began = time.monotonic()
                     store(path, sequence)
                     write_seconds = time.monotonic() - began
-                    saved = {**read_container(self.pool.disk, path), "path": str(path)}
+                    saved = {**read_checkpoint_file(self.pool.disk, path), "path": str(path)}
                 except (WorkspaceError, CheckpointError) as error:
                     failure, code = failure or error, getattr(error.__cause__, "errno", None)
                     if code != errno.ETIMEDOUT:
@@ -302,7 +302,7 @@ class Slots:
         never ended, which may be carried out late.
         """
         unfinished = {slot.path for slot in _being_written(unit, slots)}
-        torn = {slot.path for slot in slots if slot.path in torn_slots(bad) and slot.header.size}
+        torn = {slot.path for slot in slots if slot.path in _torn_slots(bad) and slot.header.size}
         candidates = [slot for slot in slots if slot.path in torn | unfinished]
         if not candidates:
             return set()
@@ -360,7 +360,7 @@ def slot_val_loss(info: dict) -> float:
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
 
 
-def torn_slots(bad: dict[Path, Exception]) -> set[Path]:
+def _torn_slots(bad: dict[Path, Exception]) -> set[Path]:
     """Return the slots with torn content: neither intact foreign files, nor slots that the disk refused to read."""
     return {
         path

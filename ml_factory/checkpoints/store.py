@@ -29,8 +29,8 @@ from ml_factory.checkpoints.staging_buffer import StagingBuffer
 from ml_factory.checkpoints.uploader import CheckpointUploader, SaveStatus
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint
-from ml_factory.storage.serialization import decode_state
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import deserialize_state
 
 _INLINE_BYTES = 1 << 22  # bytes; a thread of this process writes less, because starting a child would take longer
 _EXIT_SECONDS = 10.0  # for a local save at interpreter exit
@@ -92,7 +92,7 @@ class CheckpointStore:
         self.heartbeat = LeaseHeartbeat(lambda: list(self._holders))
         local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
         if local is None and files.is_remote(self.folder):
-            local = local_cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
+            local = local_cache_folder("checkpoints") / fingerprint_json(str(self.folder))[:12]
         self.home_folder = self.folder if local is None else Path(os.path.abspath(local))
         self.locks = self.home_folder / "locks"
         own_disk, own_quota = (disk, quota) if local is None else (None, None)
@@ -176,11 +176,11 @@ class CheckpointStore:
         then would lose what the mount holds.
         """
         self.check_process()
-        self.wait_saves()
-        info, state, skipped = self.home.load_latest_valid(unit, decode_state)
+        self._wait_saves()
+        info, state, skipped = self.home.load_latest_valid(unit, deserialize_state)
         unusable = self._download_newer(unit, info, fence)
         if unusable is not None:
-            info, state, unreadable = self.home.load_latest_valid(unit, decode_state)
+            info, state, unreadable = self.home.load_latest_valid(unit, deserialize_state)
             skipped = list(dict.fromkeys([*unusable, *skipped, *unreadable]))
         if info is not None:
             return {"state": state, **_with_metrics(info), "skipped": skipped}
@@ -233,7 +233,7 @@ class CheckpointStore:
         needed : raise UnresponsiveMountError when nothing is on the local disk and the mount does not answer.
         """
         self.check_process()
-        self.wait_saves()
+        self._wait_saves()
         found: list[tuple[Slots | ChildSlots, dict]] = []
         with suppress(WorkspaceError):
             found += [(self.home, info) for info in self.home.list_unverified(unit)]
@@ -250,7 +250,7 @@ class CheckpointStore:
     def list_trainings(self, phase: str) -> list[dict]:
         """List the descriptions of each training's newest checkpoint with this phase, on either disk."""
         self.check_process()
-        self.wait_saves()
+        self._wait_saves()
         remote = self._query_mount(lambda mount: mount.list_trainings(phase)) or []
         newest = {info["run"]: info for info in remote}
         for info in self.home.list_trainings(phase):
@@ -286,9 +286,9 @@ class CheckpointStore:
         remaining = None if seconds is None else seconds - (time.monotonic() - began)
         return self.uploader is None or self.uploader.wait(remaining)
 
-    def wait_saves(self) -> None:
+    def _wait_saves(self) -> None:
         """Wait until every save that this process started on this disk is written."""
-        for store in open_stores():
+        for store in open_checkpoint_stores():
             if store.home_folder == self.home_folder:
                 store.wait_home(self.deadline)
 
@@ -312,7 +312,7 @@ class CheckpointStore:
                 tier.close()
 
 
-def open_stores() -> list[CheckpointStore]:
+def open_checkpoint_stores() -> list[CheckpointStore]:
     """List the stores that this process has open."""
     return [store for store in list(_open) if store.owned_by_this_process]
 
@@ -330,7 +330,7 @@ def _with_metrics(info: dict) -> dict:
 
 
 def _at_exit() -> None:
-    for store in open_stores():
+    for store in open_checkpoint_stores():
         store.wait_home(_EXIT_SECONDS)
         store.close_children()
 

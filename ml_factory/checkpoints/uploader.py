@@ -108,14 +108,14 @@ class CheckpointUploader:
         """Retry failed uploads after `retry_seconds`; cheap otherwise."""
         if self.unresponsive and self.pending and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
-            self.executor.submit(self.upload_pending)
+            self.executor.submit(self._upload_pending)
 
     def _upload_unless_unresponsive(self) -> None:
         """Skip jobs that were queued before the mount became unresponsive: each would cost one more deadline."""
         if not self.unresponsive:
-            self.upload_pending()
+            self._upload_pending()
 
-    def upload_pending(self) -> None:
+    def _upload_pending(self) -> None:
         """Try every pending upload."""
         for unit, job in list(self.pending.items()):
             on_uploaded, on_taken_over, fence = job
@@ -148,7 +148,7 @@ class CheckpointUploader:
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for all uploads, after retrying failed ones; return True when every checkpoint is on the mount."""
         if self.pending:
-            self.executor.submit(self.upload_pending)
+            self.executor.submit(self._upload_pending)
         return self.executor.wait(seconds) and not self.pending
 
     def close(self) -> None:

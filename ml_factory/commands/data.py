@@ -9,7 +9,13 @@ from typer import Option
 
 from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
 from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json
-from ml_factory.commands.options import BarFile, Market, check_data_prepared, check_raw_bars_exist, parse_settings
+from ml_factory.commands.options import (
+    BarFileOptions,
+    MarketOptions,
+    check_data_prepared,
+    check_raw_bars_exist,
+    parse_settings,
+)
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
@@ -58,8 +64,8 @@ Settings = Annotated[
 
 
 def prepare(
-    market: Market,
-    file: BarFile,
+    market: MarketOptions,
+    file: BarFileOptions,
     base: BaseBars,
     labels: Labels,
     horizon: Annotated[list[int] | None, Option(help="Several times; empty: 5, 10, 15, 20.")] = None,
@@ -87,7 +93,7 @@ def prepare(
 
 
 def _specs(
-    file: BarFile, base: BaseBars, labels: Labels, given: Mapping[str, Any]
+    file: BarFileOptions, base: BaseBars, labels: Labels, given: Mapping[str, Any]
 ) -> tuple["settings_module.DataSpec", "rolls.RollSpec | None"]:
     """Return the settings of the data and of the roll: those of the options, and over them those by dotted name."""
     of_options = {f"bars.{name}": value for name, value in file.fields().items()} | {
@@ -98,17 +104,17 @@ def _specs(
     }  # fmt: skip
     values = {name: value for name, value in of_options.items() if value is not None} | given
     of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
-    spec = settings_module.with_values(settings_module.DataSpec(), values)
+    spec = settings_module.settings_with_values(settings_module.DataSpec(), values)
     if of_roll and "roll.by" not in of_roll:
         raise SettingsError(
             "Nothing is to be rolled", where=next(iter(of_roll)), next_step="add --roll volume or --roll date"
         )
     of_roll = {name.removeprefix("roll."): value for name, value in of_roll.items()}
-    return spec, settings_module.with_values(rolls.RollSpec(), of_roll, "--set roll.") if of_roll else None
+    return spec, settings_module.settings_with_values(rolls.RollSpec(), of_roll, "--set roll.") if of_roll else None
 
 
 def audit(
-    market: Market,
+    market: MarketOptions,
     horizon: Annotated[list[int] | None, Option(help="Several times; empty: all prepared.")] = None,
     cuts: Annotated[int | None, Option(help="Number of cuts; empty: 50, the full form.")] = None,
     fresh: Annotated[bool, Option("--fresh", help="Ignore earlier proofs.")] = False,

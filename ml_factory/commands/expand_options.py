@@ -55,7 +55,7 @@ def _titled(annotation: Any, title: str) -> Any:
     return Annotated[kind, option]
 
 
-def read_config(context: typer.Context, path: Path | None) -> None:
+def _read_config(context: typer.Context, path: Path | None) -> None:
     """Make the values in a file the defaults of the options; its table `set` holds what `--set` adds to.
 
     Raises BarsError where there is no such file, SettingsError for one that is no table or names an unknown option.
@@ -102,5 +102,5 @@ def _lines(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
 Config = Annotated[
     Path | None,
     typer.Option("--config", help="TOML or JSON with values by option; table `set`: those of --set.",
-                 is_eager=True, callback=read_config),
+                 is_eager=True, callback=_read_config),
 ]  # fmt: skip

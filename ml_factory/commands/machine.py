@@ -10,15 +10,15 @@ from rich.table import Table
 
 from ml_factory import __version__
 from ml_factory.cli_output import cli_progress_of_work, print_json
-from ml_factory.commands.options import Market, Place
+from ml_factory.commands.options import MarketOptions, WorkspaceOptions
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace, check_symbol
 
-doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.restore")
+doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.wandb_restore")
 
 
-def doctor(place: Place) -> None:
+def doctor(place: WorkspaceOptions) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
     checks = doctor_of.run_doctor_checks(Workspace(place.workspace))
     if place.as_json:
@@ -35,7 +35,7 @@ def doctor(place: Place) -> None:
 def tracking(
     action: Annotated[str, typer.Argument(help="replay: upload the whole local record of a run to W&B.")],
     run: Annotated[str, typer.Option("--run", help="A folder under results/SYMBOL, as `train` names it.")],
-    market: Market,
+    market: MarketOptions,
     offline: Annotated[bool, typer.Option("--offline", help="Leave a folder for `wandb sync` instead.")] = False,
 ) -> None:
     """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
@@ -43,7 +43,7 @@ def tracking(
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     folder = Workspace(market.workspace).results / check_symbol(market.symbol) / Path(run).name / "log"
     with cli_progress_of_work("uploading to W&B", market.as_json):
-        sent = recovery.replay(folder, mirror="offline" if offline else "auto")
+        sent = recovery.replay_log_to_wandb(folder, mirror="offline" if offline else "auto")
     if market.as_json:
         print_json(sent)
     else:

@@ -7,7 +7,16 @@ import typer
 
 from ml_factory.argument_checks import quick_from_environment
 from ml_factory.cli_output import cli_progress_bars, cli_progress_of_work, print_json, stderr_console
-from ml_factory.commands.options import BarFile, Fresh, Horizon, Market, Place, Quick, Seed, parse_name_value_options
+from ml_factory.commands.options import (
+    BarFileOptions,
+    Fresh,
+    Horizon,
+    MarketOptions,
+    Quick,
+    Seed,
+    WorkspaceOptions,
+    parse_name_value_options,
+)
 from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_suite import find_suite_notebook, run_notebook_suite, run_suite_notebook
 from ml_factory.storage.workspace import Workspace
@@ -18,7 +27,7 @@ settings_module = LazyModule("ml_factory.settings")
 
 def run(
     notebook: Annotated[str, typer.Argument(help="Such as 02_train_tabular, or 02.")],
-    place: Place,
+    place: WorkspaceOptions,
     parameter: Annotated[list[str] | None, typer.Option("-p", help="NAME=VALUE, several times.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The executed copy; empty: results/notebooks/.")] = None,
 ) -> None:
@@ -36,7 +45,12 @@ def run(
 
 
 def suite(
-    market: Market, file: BarFile, horizon: Horizon = 20, seed: Seed = 0, quick: Quick = False, fresh: Fresh = False
+    market: MarketOptions,
+    file: BarFileOptions,
+    horizon: Horizon = 20,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
 ) -> None:
     """Run the eight notebooks in order.
     Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`

@@ -39,7 +39,7 @@ Setting = Annotated[
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkspaceOptions:
     """Workspace and output"""
 
     workspace: Annotated[str, Option("--workspace", help="Folder of the workspace; empty: the default.")] = ""
@@ -47,11 +47,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Market(Place):
+class MarketOptions(WorkspaceOptions):
     """Workspace, market and output"""
 
     symbol: Annotated[
-        str, Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
+        str, Option("--symbol", help=f"MarketOptions, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
     ] = DEMO
 
     def check(
@@ -76,7 +76,7 @@ class Market(Place):
 
 
 @dataclass(frozen=True)
-class RunFlags:
+class RunFlagOptions:
     """Run and model"""
 
     seed: Seed = 0
@@ -95,7 +95,7 @@ class RunFlags:
 
 
 @dataclass(frozen=True)
-class BarFile:
+class BarFileOptions:
     """File of bars"""
 
     data: Annotated[str | None, Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")] = None

@@ -9,15 +9,15 @@ from typer import Option
 from ml_factory.argument_checks import BASE_MODELS, SCHEMES, check_fold_scheme, quick_from_environment
 from ml_factory.cli_output import cli_progress_of_work, cli_training_progress, print_cli_result
 from ml_factory.commands.options import (
-    BarFile,
+    BarFileOptions,
     Folds,
     Horizon,
-    Market,
+    MarketOptions,
     Model,
     Models,
     Quick,
     Run,
-    RunFlags,
+    RunFlagOptions,
     Seed,
     Setting,
     check_data_prepared,
@@ -45,7 +45,7 @@ class FoldFlags:
     trials: Annotated[int, Option(help="Trials of one search.")] = 40
 
 
-def train(market: Market, run: RunFlags, horizon: Horizon = 20, model: Model = "xgboost") -> None:
+def train(market: MarketOptions, run: RunFlagOptions, horizon: Horizon = 20, model: Model = "xgboost") -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
     check_data_prepared(place, market.symbol)
@@ -61,7 +61,7 @@ def train(market: Market, run: RunFlags, horizon: Horizon = 20, model: Model = "
 
 
 def cross_validate(
-    market: Market, run: RunFlags, folds: FoldFlags, horizon: Horizon = 20, model: Model = "xgboost"
+    market: MarketOptions, run: RunFlagOptions, folds: FoldFlags, horizon: Horizon = 20, model: Model = "xgboost"
 ) -> None:
     """Evaluate on many test blocks. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
@@ -78,8 +78,8 @@ def cross_validate(
 
 
 def stack(
-    market: Market,
-    run: RunFlags,
+    market: MarketOptions,
+    run: RunFlagOptions,
     horizon: Horizon = 20,
     base_model: Annotated[
         list[str] | None, Option("--base-model", help="Several times; empty: " + ", ".join(BASE_MODELS) + ".")
@@ -101,7 +101,7 @@ def stack(
 
 
 def evaluate(
-    market: Market,
+    market: MarketOptions,
     horizon: Horizon = 20,
     model: Models = None,
     title: Annotated[str, Option(help="Title of the report.")] = "",
@@ -115,7 +115,7 @@ def evaluate(
 
 
 def plan(
-    market: Market,
+    market: MarketOptions,
     horizon: Horizon = 20,
     model: Models = None,
     task: Annotated[list[str] | None, Option("--task", help="train (the default), folds, stack.")] = None,
@@ -139,8 +139,8 @@ def plan(
 
 
 def predict(
-    market: Market,
-    file: BarFile,
+    market: MarketOptions,
+    file: BarFileOptions,
     horizon: Horizon = 20,
     model: Annotated[str, Option("--model", help="A finished model, or stack.")] = "xgboost",
     out: Annotated[Path | None, Option("--out", help="Where to write; empty: results/.")] = None,
@@ -159,7 +159,7 @@ def predict(
 
 
 def export(
-    market: Market,
+    market: MarketOptions,
     horizon: Horizon = 20,
     model: Model = "lstm",
     formats: Annotated[

@@ -251,7 +251,7 @@ def _fill_activity_amounts(opens, close, volume, runs, kind, state, amount):
 
 @njit(cache=True, nogil=True)
 def _fill_activity_bars(start, bars, amount, runs, weights, bounds, since, bar_ns, state, made):
-    """Fill the columns of times, prices and marks from 0 on, as `resample_kernel`; return the number of finished bars.
+    """Fill the columns of times, prices and marks from 0 on, as `_resample_kernel`; return the number of finished bars.
 
     The threshold is minutes * |mean|, within `bounds`. Both averages are updated with every finished bar, by the
     `weights` of a bar and of a minute (0: constant); minutes of a bar that is never finished are ignored.

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_report import BarFinding, pluralize_count
 from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_number_text, infer_decimal_mark
-from ml_factory.data.report import BarFinding, pluralize_count
 from ml_factory.data.validation import PRICES, RawBarSpec, match_bar_columns
 from ml_factory.errors import BarsError
 from ml_factory.storage.files import files
@@ -24,7 +24,7 @@ _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
 
 
 @dataclass(frozen=True)
-class BadRow:
+class _BadRow:
     """One row that cannot be a bar.
 
     row : its position in the table, from 0; -1 for a line that is no row
@@ -43,7 +43,7 @@ class BadRow:
         return f"{where}: {self.text!r} ({self.reason})"
 
 
-def find_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> list[BadRow]:
+def _find_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> list[_BadRow]:
     """List the rows that cannot be bars, each with its first fault: time, numbers, impossible prices or volume.
 
     Parameters
@@ -67,13 +67,13 @@ def find_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> l
     found = []
     for k, row in enumerate(rows):
         line, text = lines[k] if lines else (0, ", ".join(map(str, raw.iloc[row])))
-        found.append(BadRow(row, line, text, reasons[row]))
+        found.append(_BadRow(row, line, text, reasons[row]))
     return found
 
 
-def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> tuple[pd.DataFrame, list[BadRow]]:
+def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> tuple[pd.DataFrame, list[_BadRow]]:
     """Return the table without its bad rows, and the bad rows, including lines that `read_table` left out."""
-    bad = find_bad_rows(raw, spec, source)
+    bad = _find_bad_rows(raw, spec, source)
     kept = raw.drop(index=raw.index[[one.row for one in bad]]).reset_index(drop=True) if bad else raw
     if not len(kept):
         raise BarsError("Every row is bad", where=source, got=str(bad[0]), next_step="check zone, decimals and columns")
@@ -82,16 +82,16 @@ def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None) -> t
     return kept, _with_ragged(bad, raw)
 
 
-def _with_ragged(bad: Sequence[BadRow], raw: pd.DataFrame) -> list[BadRow]:
+def _with_ragged(bad: Sequence[_BadRow], raw: pd.DataFrame) -> list[_BadRow]:
     """Return the bad rows and the lines that `read_table` left out, in the file's order."""
-    ragged = [BadRow(-1, number, text, "another number of fields") for number, text in raw.attrs.get("skipped", ())]
+    ragged = [_BadRow(-1, number, text, "another number of fields") for number, text in raw.attrs.get("skipped", ())]
     return sorted([*bad, *ragged], key=lambda one: (one.line, one.row))
 
 
 def raise_on_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, source: Path | None, cause: BarsError) -> None:
     """Raise one BarsError that adds all bad rows to `cause`, which named the first; return if there is none."""
     try:
-        bad = _with_ragged(find_bad_rows(raw, spec, source), raw)
+        bad = _with_ragged(_find_bad_rows(raw, spec, source), raw)
     except BarsError:
         return  # a fault of the whole file: `cause` names it
     if not bad:
@@ -116,14 +116,14 @@ def _as_numbers(column: pd.Series) -> pd.Series:
     return numbers if numbers.notna().equals(column.notna()) else column
 
 
-def skipped_bad_rows_finding(bad: Sequence[BadRow], rows: int) -> BarFinding:
+def skipped_bad_rows_finding(bad: Sequence[_BadRow], rows: int) -> BarFinding:
     """Return the finding on skipped rows; `rows` is the number of rows in all."""
     shown = "; ".join(map(str, bad[:3])) + ("; ..." if len(bad) > 3 else "")
     message = f"{pluralize_count(len(bad), 'bad row')} of {rows:,} skipped: {shown}"
     return BarFinding("skipped_rows", "mapped", np.array([one.row for one in bad if one.row >= 0], np.int64), message)
 
 
-def bad_rows_to_frame(bad: Sequence[BadRow]) -> pd.DataFrame:
+def bad_rows_to_frame(bad: Sequence[_BadRow]) -> pd.DataFrame:
     """Return a table with line, row, reason and text of every skipped row."""
     columns = ["line", "row", "reason", "text"]
     return pd.DataFrame([(one.line, one.row, one.reason, one.text) for one in bad], columns=columns)

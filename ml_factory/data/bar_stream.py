@@ -6,7 +6,7 @@
 import numpy as np
 import pandas as pd
 
-from ml_factory.data import bar_kernels
+from ml_factory.data import resample_kernels
 from ml_factory.data.resample import (
     BarChunk,
     ResampledBars,
@@ -24,7 +24,7 @@ AHEAD_DAYS = 7  # days of the calendar looked up at once
 _NOTHING = (
     readonly_view(np.empty(0, np.int64)),
     tuple(readonly_view(np.empty(0)) for _ in range(6)),
-    np.empty(0, bar_kernels.RUN),
+    np.empty(0, resample_kernels.RUN),
 )
 _VERSION = 2
 
@@ -40,10 +40,10 @@ class BarStream:
         self.market, self.bar_minutes = market, bar_minutes or market.bar_minutes
         self._bar_ns = self.bar_minutes * MINUTE_NS
         self._silence_ns = (market.hole_minutes + self.bar_minutes) * MINUTE_NS
-        self._position, self._bucket = bar_kernels.initial_bar_kernel_state(), bucket
-        self._now = bar_kernels.BEFORE_ALL
+        self._position, self._bucket = resample_kernels.initial_bar_kernel_state(), bucket
+        self._now = resample_kernels.BEFORE_ALL
         self._contracts: list[str] = []
-        self._stretches, self._covered = np.empty(0, bar_kernels.STRETCH), (0, 0)
+        self._stretches, self._covered = np.empty(0, resample_kernels.STRETCH), (0, 0)
 
     def push(self, bars: pd.DataFrame | BarChunk) -> ResampledBars:
         """Return the bars that these minutes complete; the minutes are later than all pushed before.
@@ -66,7 +66,7 @@ class BarStream:
         contract = contract_positions(names, self._contracts)
         stretches = self._stretches_for(start)
         position = self._position.copy()  # unchanged if a bar is refused
-        runs, wrong = bar_kernels.split_into_trading_runs(
+        runs, wrong = resample_kernels.split_into_trading_runs(
             start, contract, stretches, self._bar_ns, self._silence_ns, position
         )
         raise_on_overlapping_bars(chunk, wrong, self.bar_minutes)
@@ -85,7 +85,7 @@ class BarStream:
             **self._settings(),
             "now": self._now,
             "contracts": list(self._contracts),
-            "place": {name: self._position[name][0].item() for name in bar_kernels.FEED_POSITION.names},
+            "place": {name: self._position[name][0].item() for name in resample_kernels.FEED_POSITION.names},
             "bucket": {name: self._bucket[name][0].item() for name in self._bucket.dtype.names},
         }
 
@@ -99,7 +99,7 @@ class BarStream:
         self._now, self._contracts = int(state["now"]), list(state["contracts"])
         self._position, self._bucket = (
             np.array([tuple(state[part][name] for name in kind.names)], kind)
-            for part, kind in (("place", bar_kernels.FEED_POSITION), ("bucket", self._bucket.dtype))
+            for part, kind in (("place", resample_kernels.FEED_POSITION), ("bucket", self._bucket.dtype))
         )
 
     def _settings(self) -> dict:
@@ -116,8 +116,12 @@ class BarStream:
         if not self._covered[0] <= start[0] <= start[-1] < self._covered[1]:
             first, last = int(start[0] // DAY_NS), int(start[-1] // DAY_NS)
             if last - first >= AHEAD_DAYS:  # a long chunk is looked up separately, and only its days
-                return bar_kernels.trading_intervals(bar_kernels.utc_days_of_bars(start), self.market.calendar)
-            self._stretches = bar_kernels.trading_intervals(np.arange(first, first + AHEAD_DAYS), self.market.calendar)
+                return resample_kernels.trading_intervals(
+                    resample_kernels.utc_days_of_bars(start), self.market.calendar
+                )
+            self._stretches = resample_kernels.trading_intervals(
+                np.arange(first, first + AHEAD_DAYS), self.market.calendar
+            )
             self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
         return self._stretches
 
@@ -130,7 +134,7 @@ class TimeBarStream(BarStream):
 
     def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
         check_resample_length(minutes, bar_minutes or market.bar_minutes)
-        super().__init__(market, np.zeros(1, bar_kernels.BUCKET), bar_minutes)
+        super().__init__(market, np.zeros(1, resample_kernels.BUCKET), bar_minutes)
         self.minutes = minutes
 
     def _settings(self) -> dict:

@@ -23,7 +23,7 @@ from ml_factory.data.bad_rows import (
     raise_on_bad_rows,
     skipped_bad_rows_finding,
 )
-from ml_factory.data.report import BarFinding, BarReport, raise_on_bar_findings
+from ml_factory.data.bar_report import BarFinding, BarReport, raise_on_bar_findings
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.validation import RawBarSpec, validate_bar_columns, validate_bars

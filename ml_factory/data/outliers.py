@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.data.report import BarFinding, pluralize_count
+from ml_factory.data.bar_report import BarFinding, pluralize_count
 
 MOVE_WINDOW = 240  # bars on each side: most of a session, so that one strange bar does not hide itself
 FEW_MOVES = 60  # moves of the bar's own session; with fewer, the window ignores session edges
@@ -101,7 +101,7 @@ def price_move_persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -
     return left * np.sign(move) > PERSISTING_SHARE * np.abs(move)
 
 
-def find_true_runs(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_runs_of_true(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (first, length) of each run of True."""
     edge = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
     first = np.flatnonzero(edge == 1)
@@ -158,7 +158,7 @@ def spike_scores(log: dict[str, np.ndarray], adjacent: np.ndarray, usual: np.nda
     return np.maximum(np.maximum(above, below), 0.0) / usual
 
 
-def find_spikes(
+def find_price_spikes(
     log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray, day: np.ndarray, minutes: int
 ) -> Iterator[BarFinding]:
     """Yield findings on spikes, flash moves and prices of no market.
@@ -242,7 +242,7 @@ def find_stale_prices(
         yield BarFinding("stale_run", "reported", expand_runs_to_rows(first[long], length[long]), message)
     if volume is None:
         return
-    first, length = find_true_runs(volume == 0)
+    first, length = find_runs_of_true(volume == 0)
     long = run_length_surprisal(first, length, len(volume)) > NO_VOLUME_NATS
     if long.any():
         runs = pluralize_count(int(long.sum()), "run")
@@ -255,7 +255,7 @@ def stale_price_runs(prices: dict[str, np.ndarray], adjacent: np.ndarray) -> tup
     close = prices["close"]
     flat = (prices["high"] == prices["low"]) & adjacent
     flat[1:] &= close[1:] == close[:-1]
-    first, length = find_true_runs(flat)
+    first, length = find_runs_of_true(flat)
     return first, length, run_length_surprisal(first, length, len(flat))
 
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.report import BarFinding, format_rows_with_times, raise_on_bar_findings
+from ml_factory.data.bar_report import BarFinding, format_rows_with_times, raise_on_bar_findings
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import SettingsError
 from ml_factory.storage.workspace import BAR_MINUTES

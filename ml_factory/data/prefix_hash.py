@@ -61,3 +61,8 @@ class PrefixHasher:
 def hash_block_edges(rows: int) -> list[int]:
     """Return the number of bars before the end of each whole block."""
     return list(range(BLOCK_ROWS, rows + 1, BLOCK_ROWS))
+
+
+def hash_bars(bars: pd.DataFrame) -> str:
+    """Return the SHA-256 (hex) of checked bars: times, columns and every value's bits, not the file format."""
+    return PrefixHasher(bars).total_hash

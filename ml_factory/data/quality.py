@@ -12,10 +12,10 @@ that it is reported once. The bars themselves are not changed.
 
 import numpy as np
 
+from ml_factory.data.bar_report import BarFinding
 from ml_factory.data.gaps import LEGAL, Gaps, find_gaps, gap_findings
 from ml_factory.data.level_shifts import find_level_shifts, level_shift_findings
-from ml_factory.data.outliers import find_off_tick_prices, find_spikes, find_stale_prices
-from ml_factory.data.report import BarFinding
+from ml_factory.data.outliers import find_off_tick_prices, find_price_spikes, find_stale_prices
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.data.time_zone_check import infer_time_zone_shifts, time_zone_findings
 
@@ -68,7 +68,7 @@ def find_quality_issues(
     for stale in (found.rows for found in repeats if found.kind == "stale_run"):
         joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
     findings += [
-        *find_spikes(log, joined, edge, sessions.id, minutes),
+        *find_price_spikes(log, joined, edge, sessions.id, minutes),
         *repeats,
         *find_off_tick_prices(prices, levels.unit, sessions.id, market.tick),
     ]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ml_factory.data import bar_kernels
+from ml_factory.data import resample_kernels
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError
 
@@ -87,10 +87,10 @@ def resample_bars_to_lengths(
         check_resample_length(length, bar_minutes)
     start, columns, names = chunk = to_bar_chunk(bars, market)
     contract = contract_positions(names, [])
-    table = bar_kernels.trading_intervals(bar_kernels.utc_days_of_bars(start), market.calendar)
+    table = resample_kernels.trading_intervals(resample_kernels.utc_days_of_bars(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
-    runs, wrong = bar_kernels.split_into_trading_runs(
-        start, contract, table, bar_ns, silence_ns, bar_kernels.initial_bar_kernel_state()
+    runs, wrong = resample_kernels.split_into_trading_runs(
+        start, contract, table, bar_ns, silence_ns, resample_kernels.initial_bar_kernel_state()
     )
     raise_on_overlapping_bars(chunk, wrong, bar_minutes)
 
@@ -104,7 +104,7 @@ def resample_bars_to_lengths(
         )
         if own is not None:
             return [own]
-        buckets = np.zeros(len(some), bar_kernels.BUCKET)
+        buckets = np.zeros(len(some), resample_kernels.BUCKET)
         return resample_runs(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
 
     longer = sorted(set(lengths) - {bar_minutes})
@@ -205,19 +205,19 @@ def resample_runs(
     buckets : BUCKET[F], the unfinished one of each length before these bars, updated
     """
     widths_ns = np.array(lengths, np.int64) * MINUTE_NS
-    begins = np.cumsum([0] + [bar_kernels.max_resampled_bars(start, runs, width) for width in widths_ns.tolist()])
+    begins = np.cumsum([0] + [resample_kernels.max_resampled_bars(start, runs, width) for width in widths_ns.tolist()])
     times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
     marks = np.empty((2, begins[-1]), np.int32)
     rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
     if rolled:
         prices[5] = 1.0
-    ends = bar_kernels.resample_frames_kernel(
+    ends = resample_kernels.resample_frames_kernel(
         start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks
     )
     found = []
     for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
         if buckets["live"][f] and buckets["known_at"][f] <= clock:
-            end = bar_kernels.write_bucket_kernel(buckets[f : f + 1], times, prices, marks, end)
+            end = resample_kernels.write_bucket_kernel(buckets[f : f + 1], times, prices, marks, end)
         volume = prices[4, begin:end] if has_volume else None
         chain = prices[5, begin:end] if rolled else None
         own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
@@ -232,7 +232,7 @@ def _frame_without_copy(
     if (runs["last"] - runs["first"]).sum() < len(start):
         return None
     known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
-    if not bar_kernels.unresampled_bars_kernel(start, runs, minutes * MINUTE_NS, known_at, *marks):
+    if not resample_kernels.unresampled_bars_kernel(start, runs, minutes * MINUTE_NS, known_at, *marks):
         return None
     *prices, volume, chain = columns
     return ResampledBars(
@@ -265,5 +265,5 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
     rows = np.empty(len(known_at_base), np.int64)
-    bar_kernels.asof_rows_kernel(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
+    resample_kernels.asof_rows_kernel(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
     return rows

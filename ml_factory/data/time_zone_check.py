@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.data.report import BarFinding
+from ml_factory.data.bar_report import BarFinding
 from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, ExchangeSessions, MarketSpec, assign_sessions
 
 SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC

@@ -11,11 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.outliers import expand_runs_to_rows
-from ml_factory.data.parsing import LEAST_STEPS, combine_date_and_time, parse_numbers, parse_time_zone, parse_timestamps
-from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
-from ml_factory.data.report import (
+from ml_factory.data.bar_report import (
     SEVERITIES,
     BarFinding,
     BarReport,
@@ -23,6 +19,10 @@ from ml_factory.data.report import (
     pluralize_count,
     raise_on_bar_findings,
 )
+from ml_factory.data.outliers import expand_runs_to_rows
+from ml_factory.data.parsing import LEAST_STEPS, combine_date_and_time, parse_numbers, parse_time_zone, parse_timestamps
+from ml_factory.data.prefix_hash import hash_bars
+from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
@@ -125,7 +125,7 @@ def validate_bars(
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
     if contract is not None:
-        bars["contract"] = factorize_contracts(contract.iloc[rows])
+        bars["contract"] = _factorize_contracts(contract.iloc[rows])
         bars["chain"] = _chain(raw, rows, bars)
     market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
     prices = {name: values[name] for name in PRICES}
@@ -181,7 +181,7 @@ def validate_bar_columns(
     return start_ns, values, findings, minutes
 
 
-def factorize_contracts(contract: pd.Series) -> np.ndarray:
+def _factorize_contracts(contract: pd.Series) -> np.ndarray:
     """Return int32[N], the contract of each bar as a number; only its changes matter. In time order."""
     if contract.dtype.kind in "iu" and not contract.isna().any() and contract.max() < 2**31:
         return contract.to_numpy(np.int32)
@@ -216,11 +216,6 @@ def _contract_rolls(contract: pd.Series) -> list[BarFinding]:
 def _too_few(count: int) -> list[BarFinding]:
     message = f"{count} bars are less than a day of any market: too few to learn from"
     return [BarFinding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
-
-
-def hash_bars(bars: pd.DataFrame) -> str:
-    """Return the SHA-256 (hex) of checked bars: times, columns and every value's bits, not the file format."""
-    return PrefixHasher(bars).total_hash
 
 
 def _normalize_name(name: object) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.errors import SettingsError
 from ml_factory.seeding import derive_seed, seeded_generator
 from ml_factory.targets.splits import purged_kfold
@@ -49,7 +49,7 @@ class FeatureSelection:
         return cls(stored["kind"], np.asarray(stored["kept"], np.int64), np.asarray(stored["scores"], np.float64))
 
 
-def select_by_variance(sample: FitSample, least: float = 1e-8) -> FeatureSelection:
+def select_by_variance(sample: TransformFitSample, least: float = 1e-8) -> FeatureSelection:
     """Select columns whose variance over the training rows exceeds `least`; the score is the variance."""
     x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
     x[~np.isfinite(x)] = np.nan
@@ -59,7 +59,7 @@ def select_by_variance(sample: FitSample, least: float = 1e-8) -> FeatureSelecti
     return _select("variance", np.flatnonzero(scores > least), scores)
 
 
-def select_by_clusters(sample: FitSample, most: float = 0.9) -> FeatureSelection:
+def select_by_clusters(sample: TransformFitSample, most: float = 0.9) -> FeatureSelection:
     """Select one column of each cluster, in which every pair has |rank correlation| of at least `most`.
 
     Complete linkage over 1 - |rho|; the column nearest to all others of its cluster is selected, then the first. The
@@ -102,7 +102,7 @@ def _predict_shuffled(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Itera
 
 
 def select_by_mdi(
-    sample: FitSample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0
+    sample: TransformFitSample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0
 ) -> FeatureSelection:
     """Select the `share` of the columns with the greatest mean decrease of impurity.
 
@@ -120,7 +120,7 @@ def select_by_mdi(
 
 
 def select_by_mda(
-    sample: FitSample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
+    sample: TransformFitSample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
 ) -> FeatureSelection:
     """Select columns whose shuffling raises the log loss of forests in the evaluated rows, over purged folds.
 
@@ -157,7 +157,7 @@ def _select(kind: str, columns, scores: np.ndarray) -> FeatureSelection:
     return FeatureSelection(kind, columns, np.asarray(scores, np.float64))
 
 
-def _training_sample(sample: FitSample):
+def _training_sample(sample: TransformFitSample):
     """Return x_RF, y, weights and targets of at most TREE_ROWS weighted training rows; missing values are 0."""
     if sample.targets is None:
         raise SettingsError("This needs the labels of the training rows", where="MDI or MDA", got="none")

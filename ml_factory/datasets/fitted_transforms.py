@@ -1,7 +1,7 @@
 """Transforms fitted for each fold on its training rows: PCA, fractional differences and a two-state HMM.
 
-Each is fitted on a `FitSample`, stores numbers only, and transforms every row from itself and earlier rows: causal, and
-the same bits whatever comes after.
+Each is fitted on a `TransformFitSample`, stores numbers only, and transforms every row from itself and earlier
+rows: causal, and the same bits whatever comes after.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_ROWS = 200_000  # of the training rows, to estimate a few hundred numbers
 
 
 @dataclass(frozen=True)
-class FitSample:
+class TransformFitSample:
     """Input of a fit: all rows, of which only the training rows may be used.
 
     x_NF : float32, all rows
@@ -60,7 +60,7 @@ class PcaTransform:
     kind = "pca"
 
     @classmethod
-    def fit(cls, sample: FitSample, share: float = 0.95, most: int = 1000) -> "PcaTransform":
+    def fit(cls, sample: TransformFitSample, share: float = 0.95, most: int = 1000) -> "PcaTransform":
         """Fit as many components as hold `share` of the variance of the standardised columns, at most `most`."""
         _check_share(share, "pca share")
         x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
@@ -105,7 +105,7 @@ class FractionalDifferenceTransform:
     kind = "fractional_difference"
 
     @classmethod
-    def fit(cls, sample: FitSample, window: int = 256, step: float = 0.05) -> "FractionalDifferenceTransform":
+    def fit(cls, sample: TransformFitSample, window: int = 256, step: float = 0.05) -> "FractionalDifferenceTransform":
         """Fit the smallest order, in steps, that is stationary by an ADF test at 5 %; 1 where none is."""
         _check_share(step, "fractional_difference step")
         path = sample.log_close()[-MOST_ROWS:]
@@ -152,7 +152,7 @@ class TwoStateHmmTransform:
     kind = "two_state_hmm"
 
     @classmethod
-    def fit(cls, sample: FitSample, rounds: int = 100) -> "TwoStateHmmTransform":
+    def fit(cls, sample: TransformFitSample, rounds: int = 100) -> "TwoStateHmmTransform":
         """Run EM until the likelihood grows by less than a millionth a return, at most `rounds` times."""
         returns = np.diff(sample.log_close())
         spread = returns.std() if len(returns) > 100 else 0.0

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.datasets.quantiles import (
+from ml_factory.datasets.exact_quantiles import (
     FEW_ROWS,
     SAMPLE_ROWS,
+    bracket_sample_positions,
     column_quantiles,
     count_around_quantile_brackets,
-    evenly_spaced_positions,
     map_column_groups,
     quantile_brackets,
     quantile_buffer_size,
@@ -134,7 +134,7 @@ def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, IncrementalQuantileStat
     """Pass over all rows, and tighten the brackets around the result."""
 
     def work(x_NF: np.ndarray) -> tuple[np.ndarray, IncrementalQuantileState]:
-        chosen = evenly_spaced_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
+        chosen = bracket_sample_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
         low, high = quantile_brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
         counts, kept = count_around_quantile_brackets(
             x_NF, rows, low, high, quantile_buffer_size(len(rows), len(chosen), shares)

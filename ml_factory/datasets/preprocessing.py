@@ -14,9 +14,9 @@ import numpy as np
 
 from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
 from ml_factory.datasets.fitted_transforms import (
-    FitSample,
     FractionalDifferenceTransform,
     PcaTransform,
+    TransformFitSample,
     TwoStateHmmTransform,
 )
 from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler_error
@@ -80,7 +80,7 @@ def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dic
     return tuple(checked)
 
 
-def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: FitSample) -> FittedStep:
+def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFitSample) -> FittedStep:
     """Fit each step on the training rows of the previous steps' output; a single step is returned directly.
 
     While fitting, a price outside the training rows is replaced by the last training row's, so that a column derived
@@ -147,7 +147,7 @@ def _fit_function(name: str) -> Callable:
     return SELECTIONS[name] if name in SELECTIONS else (SCALERS | TRANSFORMS)[name].fit
 
 
-def _training_prices(sample: FitSample) -> np.ndarray | None:
+def _training_prices(sample: TransformFitSample) -> np.ndarray | None:
     """Return closes that depend on training rows only: between them the last one is repeated."""
     if sample.close is None:
         return None

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from ml_factory.datasets.quantiles import column_quantiles
+from ml_factory.datasets.exact_quantiles import column_quantiles
 from ml_factory.errors import FactoryError, SettingsError
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1

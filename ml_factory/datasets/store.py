@@ -25,8 +25,9 @@ from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
 from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
 from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
-from ml_factory.storage.serialization import decode_state
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import deserialize_state
+from ml_factory.storage.workspace import Workspace, check_symbol
 
 FORMAT = 2
 MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
@@ -139,10 +140,8 @@ class DatasetStore:
         Raises SettingsError for an unknown column.
         """
         time = self.known_at
-        first = 0 if start is None else time.searchsorted(store_parts.parse_utc_timestamp(start, "start"), side="left")
-        stop = (
-            len(time) if end is None else time.searchsorted(store_parts.parse_utc_timestamp(end, "end"), side="right")
-        )
+        first = 0 if start is None else time.searchsorted(store_parts._parse_time_bound(start, "start"), side="left")
+        stop = len(time) if end is None else time.searchsorted(store_parts._parse_time_bound(end, "end"), side="right")
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         values = self.values[rows]
         if names != self.feature_names:
@@ -182,14 +181,14 @@ class DatasetStore:
         """Return the quantile state of this horizon's training rows; None where none was stored."""
         name = f"ranks_h{horizon}.state"
         return (
-            IncrementalQuantileState.from_state(decode_state(self._valid_path(name).read_bytes()))
+            IncrementalQuantileState.from_state(deserialize_state(self._valid_path(name).read_bytes()))
             if name in self.files
             else None
         )
 
     def load_state(self) -> dict | None:
         """Return the state from which later rows are computed, None where this data set has none."""
-        return decode_state(self._valid_path(STATE).read_bytes()) if STATE in self.files else None
+        return deserialize_state(self._valid_path(STATE).read_bytes()) if STATE in self.files else None
 
     def verify(self) -> list[str]:
         """Return the damaged files in words; [] when each file has its size and hash.
@@ -280,4 +279,20 @@ def read_dataset_manifest(folder: Path) -> dict | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    return manifest if manifest.get("hash") == fingerprint(content) else None
+    return manifest if manifest.get("hash") == fingerprint_json(content) else None
+
+
+def _parse_time_bound(text: object, where: str) -> pd.Timestamp:
+    """Parse a moment in UTC; without a zone UTC is assumed. Raises SettingsError."""
+    try:
+        found = pd.Timestamp(text)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(
+            "Not a moment in time", where=where, got=repr(text), wanted="for example '2024-12-31 14:30'"
+        ) from error
+    return (found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")).as_unit("ns")
+
+
+def open_current_store(workspace: Workspace | str | Path, symbol: str) -> DatasetStore:
+    """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
+    return DatasetStore.current(Workspace(workspace).processed(check_symbol(symbol)))

@@ -12,7 +12,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.targets.labels import BARRIERS
@@ -81,17 +80,6 @@ def to_utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeInde
 def _index_from_arrow(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
     """Return the table's column of that name as `_to_arrow_timestamps` wrote it."""
     return to_utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
-
-
-def parse_utc_timestamp(text: object, where: str) -> pd.Timestamp:
-    """Parse a moment in UTC; without a zone UTC is assumed. Raises SettingsError."""
-    try:
-        found = pd.Timestamp(text)
-    except (ValueError, TypeError) as error:
-        raise SettingsError(
-            "Not a moment in time", where=where, got=repr(text), wanted="for example '2024-12-31 14:30'"
-        ) from error
-    return (found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")).as_unit("ns")
 
 
 def encode_position_runs(rows: np.ndarray) -> list[list[int]]:

@@ -25,8 +25,8 @@ from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import serialize_state
 
 MOST_PARTS = 8
 
@@ -69,7 +69,7 @@ class DatasetStoreWriter(DatasetStore):
         self._rows = {"names": list(matrix.names), "parts": []}
         self._write_part(np.asarray(matrix.values, np.float32), store_parts.feature_row_facts(matrix))
         if state is not None:
-            self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
+            self._write(STATE, lambda temporary: temporary.write_bytes(serialize_state(state)))
 
     def append_features(self, rows: StreamedFeatureRows, before: DatasetStore, state: dict) -> None:
         """Take over the parts of `before`, whose rows come first, and write one for the rows that follow them.
@@ -86,7 +86,7 @@ class DatasetStoreWriter(DatasetStore):
         self._rows = {"names": before.feature_names, "parts": kept}
         if any(len(facts) for _, facts in new):
             self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
-        self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
+        self._write(STATE, lambda temporary: temporary.write_bytes(serialize_state(state)))
 
     def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
         first = sum(part["rows"] for part in self._rows["parts"])
@@ -113,7 +113,9 @@ class DatasetStoreWriter(DatasetStore):
 
     def write_quantile_state(self, horizon: int, ranks: IncrementalQuantileState) -> None:
         """Write ranks_h{horizon}.state, from which a scaler of more training rows continues."""
-        self._write(f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(encode_state(ranks.to_state())))
+        self._write(
+            f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(serialize_state(ranks.to_state()))
+        )
 
     def allow_horizon_rewrite(self, horizon: int) -> None:
         """Allow the files of an incomplete horizon to be written again."""
@@ -134,7 +136,7 @@ class DatasetStoreWriter(DatasetStore):
         }
         # JSON turns number keys into text, writing leaves secrets out, and the hash must be of what is written.
         manifest = redact_values(json.loads(json.dumps(manifest, allow_nan=False)))
-        manifest["hash"] = fingerprint(manifest)
+        manifest["hash"] = fingerprint_json(manifest)
         files.write_json(self.folder / MANIFEST, manifest)
         self._manifest, self._written, self._rows = manifest, {}, None
         if current:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.evaluation.metrics import CLASSES, condition_on_classes
+from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
+from ml_factory.evaluation.metrics import CLASSES
 from ml_factory.targets.weights import training_weights
 
 Fold = tuple[np.ndarray, np.ndarray]

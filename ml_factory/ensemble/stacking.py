@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.evaluation.baselines import weighted_class_shares
+from ml_factory.evaluation.baselines import baseline_class_shares
 from ml_factory.evaluation.calibration import floored_log_probabilities
 from ml_factory.evaluation.metrics import check_metric_rows
 from ml_factory.models.base import softmax
@@ -79,7 +79,7 @@ class Stack:
             return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
         for name, p_N3 in zip(names, p_MN3, strict=True):
             _check(name, y, p_N3)
-        prior = weighted_class_shares(y, w)
+        prior = baseline_class_shares(y, w)
         pool, bias = _least_log_loss(
             floored_log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
         )
@@ -131,7 +131,7 @@ def equal_weight_stack(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _shares_or_flat(y: np.ndarray, w: np.ndarray) -> tuple[float, float, float]:
-    return tuple(weighted_class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
+    return tuple(baseline_class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
 
 
 def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:

@@ -20,7 +20,7 @@ PSEUDO_COUNTS = tuple(float(count) for count in np.geomspace(1, 1e5, 21))
 BLOCKS = 10  # cross-validation blocks of the training rows for the choice of pseudo-counts
 
 
-def weighted_class_shares(y, w=None) -> np.ndarray:
+def baseline_class_shares(y, w=None) -> np.ndarray:
     """Return the weighted share of each class, float64 (3,).
 
     Where a class is absent half a row is added to each (Jeffreys): never seen is not impossible.
@@ -39,7 +39,7 @@ def weighted_class_shares(y, w=None) -> np.ndarray:
 
 def prior_baseline_probabilities(y_train, w, n: int) -> np.ndarray:
     """Return the baseline `prior`: the training rows' class shares for each of n rows, float64 (n, 3)."""
-    return np.tile(weighted_class_shares(y_train, w), (n, 1))
+    return np.tile(baseline_class_shares(y_train, w), (n, 1))
 
 
 def last_move_baseline_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
@@ -58,7 +58,7 @@ def last_move_baseline_probabilities(last_move_train, y_train, last_move, w=None
     moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
     y_train = np.asarray(y_train)
     w = np.ones(len(y_train)) if w is None else np.asarray(w, dtype=np.float64)
-    prior = weighted_class_shares(y_train, w)
+    prior = baseline_class_shares(y_train, w)
     w = w * (np.count_nonzero(w) / w.sum())
     p_N3 = np.tile(prior, (len(last_move), 1))
     for sign in (-1.0, 0.0, 1.0):
@@ -164,13 +164,13 @@ class ClockBaseline:
         volatility : (M,) `baseline_trailing_volatility` of these rows; None: time alone.
         """
         y = np.asarray(y)
-        weighted_class_shares(y)  # raises without labels
+        baseline_class_shares(y)  # raises without labels
         code, block = y.astype(np.int64) + 1, np.arange(len(y)) * BLOCKS // len(y)
         cell = _cells(clock, horizon, bar_minutes)
         cells = PROGRESS_BINS + _end_cells(horizon)
         counts_BC3 = _counts(block, cell, code, cells)
         pseudo_count = _best_pseudo_count(counts_BC3, _left_out_priors(counts_BC3))
-        shares_C3 = _shrunk(counts_BC3.sum(axis=0), weighted_class_shares(y), pseudo_count)
+        shares_C3 = _shrunk(counts_BC3.sum(axis=0), baseline_class_shares(y), pseudo_count)
         if volatility is None:
             return cls(horizon, bar_minutes, pseudo_count, shares_C3)
         usual = _usual(clock.progress_bin(), volatility)

@@ -1,6 +1,6 @@
 """Calibration of class probabilities: temperature and class biases with shrinkage, and calibration tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +76,7 @@ class Calibration:
 
         def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
             scaled = np.exp(-theta[0]) * logp_N3
-            q_N3 = log_softmax(scaled + theta[1:])
+            q_N3 = _log_softmax(scaled + theta[1:])
             residual = (np.exp(q_N3) - hit) * weight[:, None]
             slope = np.r_[-(residual * scaled).sum(), residual.sum(axis=0)]
             loss = -float(weight @ q_N3[np.arange(len(code)), code])
@@ -118,12 +118,12 @@ def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
     """Return the number of independent rows that would estimate the class shares as precisely as these dependent ones.
 
     The variance that independent outcomes would have, over the variance of the mean difference p_k - 1[y = k] that
-    `calibration_interval_of_class` measures (overlapping labels, slow forecasts and a class mix that changes slowly
+    `_calibration_interval_of_class` measures (overlapping labels, slow forecasts and a class mix that changes slowly
     all widen it), summed over the classes; at most the number of rows with weight.
     """
     code, p_N3, w = check_metric_rows(y, p_N3, w)
     errors = [
-        calibration_interval_of_class(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))
+        _calibration_interval_of_class(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))
     ]
     spread = float((w @ (p_N3 * (1 - p_N3))).sum() / w.sum())
     variance = float(np.square(errors).sum())
@@ -133,7 +133,7 @@ def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
     return min(most, spread / variance) if variance > 0 else most
 
 
-def calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
+def _calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
     The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly
@@ -148,7 +148,7 @@ def calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int = 
     return gain_interval(difference, w, horizon=horizon, times_N=times_N, by_outcome_NK=by_outcome_N3)
 
 
-def log_softmax(z_N3: np.ndarray) -> np.ndarray:
+def _log_softmax(z_N3: np.ndarray) -> np.ndarray:
     """Return the log of `softmax`, without underflow."""
     z_N3 = z_N3 - z_N3.max(axis=1, keepdims=True)
     return z_N3 - np.log(np.exp(z_N3).sum(axis=1, keepdims=True))
@@ -167,7 +167,7 @@ def calibration_by_class(
     Returns
     -------
     DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus observed), low
-    and high (95 %, by `calibration_interval_of_class`), rows.
+    and high (95 %, by `_calibration_interval_of_class`), rows.
     """
     code, p_N3, w = check_metric_rows(y, p_N3, w)
     table = []
@@ -175,7 +175,7 @@ def calibration_by_class(
     for name, label in classes.items():
         k = CLASSES.index(label)
         predicted, observed = (float(w @ part / w.sum()) for part in (p_N3[:, k], (code == k).astype(np.float64)))
-        off = calibration_interval_of_class(code, p_N3, k, w, horizon=horizon, times_N=times_N)
+        off = _calibration_interval_of_class(code, p_N3, k, w, horizon=horizon, times_N=times_N)
         row = {"class": name, "predicted": predicted, "observed": observed, "difference": off.mean}
         row |= {"low": off.low, "high": off.high, "rows": off.rows}
         table.append(row)
@@ -227,3 +227,12 @@ def reliability_table(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quant
             )
         )
     return pd.concat(pieces, ignore_index=True)
+
+
+def condition_on_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
+    """Return probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
+    p_N3 = np.asarray(p_N3, dtype=np.float64)
+    if set(classes) == set(CLASSES):
+        return p_N3
+    restricted = np.where(np.isin(CLASSES, list(classes)), p_N3, 0.0)
+    return restricted / restricted.sum(axis=1, keepdims=True)

@@ -15,7 +15,6 @@ from ml_factory.evaluation.plot_style import (
     SERIES,
     SMALL,
     add_legend_row,
-    break_line_at_gaps,
     downsample_line,
     new_styled_figure,
     set_price_ticks,
@@ -41,7 +40,7 @@ def plot_split(
     x, y = to_matplotlib_dates(close.index), close.to_numpy(dtype=np.float64)
     silence = max(5.0, 0.02 * (x[-1] - x[0]))
     keep = downsample_line(y)
-    ax.plot(*break_line_at_gaps(x[keep], y[keep], silence), color=INK["neutral"], linewidth=0.9)
+    ax.plot(*_break_line_at_gaps(x[keep], y[keep], silence), color=INK["neutral"], linewidth=0.9)
     for number, (name, moments) in enumerate(splits.items()):
         colour = INK.get(name, SERIES[number % len(SERIES)])
         places = np.unique(np.searchsorted(x, to_matplotlib_dates(moments)).clip(0, len(x) - 1))
@@ -49,7 +48,7 @@ def plot_split(
         for run in runs:
             ax.axvspan(x[run[0]], x[run[-1]], color=colour, alpha=0.09, linewidth=0)
             inside = keep[(keep >= run[0]) & (keep <= run[-1])]
-            ax.plot(*break_line_at_gaps(x[inside], y[inside], silence), color=colour, linewidth=1.1)
+            ax.plot(*_break_line_at_gaps(x[inside], y[inside], silence), color=colour, linewidth=1.1)
         if runs:
             longest = max(runs, key=len)
             middle = (x[longest[0]] + x[longest[-1]]) / 2
@@ -68,7 +67,9 @@ def plot_cuts(close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title:
     figure, (ax,) = new_styled_figure(title, 3.3)
     x, y = to_matplotlib_dates(close.index), close.to_numpy(dtype=np.float64)
     keep = downsample_line(y)
-    ax.plot(*break_line_at_gaps(x[keep], y[keep], max(5.0, 0.02 * (x[-1] - x[0]))), color=INK["neutral"], linewidth=0.9)
+    ax.plot(
+        *_break_line_at_gaps(x[keep], y[keep], max(5.0, 0.02 * (x[-1] - x[0]))), color=INK["neutral"], linewidth=0.9
+    )
     at = to_matplotlib_dates(pd.DatetimeIndex([moment for moment, _ in cuts]))
     for number, (moment, (_, kind)) in enumerate(zip(at, cuts, strict=True)):
         ax.axvline(moment, color=INK["accent"], alpha=0.5, linewidth=0.8)
@@ -174,3 +175,9 @@ def plot_frame_alignment(
     ax.grid(False)
     set_time_axis(ax)
     return figure
+
+
+def _break_line_at_gaps(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the line with a break (NaN) in every gap longer than `longest`."""
+    cuts = np.flatnonzero(np.diff(x) > longest) + 1
+    return np.insert(x, cuts, x[cuts]), np.insert(y.astype(np.float64), cuts, np.nan)

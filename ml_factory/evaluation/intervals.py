@@ -70,7 +70,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
         memory = max(memory, autocorrelation_length(np.asarray(by_outcome_NK, dtype=np.float64)[counted]))
     error, factor, freedom = newey_west_standard_error(influence, horizon)
     candidates = [(error, factor), cosine_standard_error(squares, max(memory, 2 * horizon), n)]
-    weeks = None if times_N is None else trading_week_numbers(times_N)[counted]
+    weeks = None if times_N is None else interval_week_numbers(times_N)[counted]
     if weeks is not None and weeks[0] != weeks[-1]:
         clustered, count = week_clustered_standard_error(influence, weeks)
         if clustered**2 > fdtri(count - 1, freedom, 0.9) * error**2:
@@ -80,7 +80,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     return ConfidenceInterval(mean, mean - factor * error, mean + factor * error, error, n, memory, not reason, reason)
 
 
-def trading_week_numbers(times_N) -> np.ndarray:
+def interval_week_numbers(times_N) -> np.ndarray:
     """Return the week of each moment, int64 (N,), from Saturday 00:00 UTC: a Sunday evening opening begins a week."""
     days = np.asarray(times_N, dtype="datetime64[ns]").astype(np.int64) // NANOSECONDS_A_DAY
     return (days - 2) // 7  # 1970-01-01 was a Thursday
@@ -153,7 +153,7 @@ def week_clustered_standard_error(influence: np.ndarray, weeks: np.ndarray) -> t
     return float(np.sqrt(sums @ sums * len(sums) / (len(sums) - 1)) / len(influence)), len(sums)
 
 
-def count_spanned_weeks(weeks: np.ndarray) -> float:
+def count_interval_weeks(weeks: np.ndarray) -> float:
     """Return the number of weeks that the rows fill: a week with fewer rows than usual (the median) counts by its
     share.
     """
@@ -184,16 +184,16 @@ def describe_lacking_weeks(times_N) -> str:
     times_N : datetime64 or DatetimeIndex, when each row is known, in time order.
     """
     return (
-        _weeks_lacking(trading_week_numbers(times_N)) if len(times_N) else f"0 weeks of rows, wanted at least {WEEKS}"
+        _weeks_lacking(interval_week_numbers(times_N)) if len(times_N) else f"0 weeks of rows, wanted at least {WEEKS}"
     )
 
 
 def _weeks_lacking(weeks: np.ndarray) -> str:
-    spanned = count_spanned_weeks(weeks)
+    spanned = count_interval_weeks(weeks)
     return f"{spanned:.1f} weeks of rows, wanted at least {WEEKS}" if round(spanned, 1) < WEEKS else ""
 
 
-def fold_interval(block_means) -> ConfidenceInterval:
+def fold_gain_interval(block_means) -> ConfidenceInterval:
     """Return the 95 % interval of the mean over K test blocks of folds: Nadeau and Bengio's (2003) corrected t.
 
     Blocks are dependent: drift lasts longer than a block, and their models share training rows. No unbiased estimate of
@@ -211,3 +211,14 @@ def fold_interval(block_means) -> ConfidenceInterval:
     error = float(means.std(ddof=1) * np.sqrt(1 / count + 1 / (count - 1)))
     half = float(stdtrit(count - 1, 0.975)) * error
     return ConfidenceInterval(mean, mean - half, mean + half, error, count, nan, True, "")
+
+
+def gain_interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
+    """Return the interval of the mean gain under the outcomes.
+
+    gain_N3 : gain of each row under each class.
+    y : labels.
+    w, horizon, times_N : as of `intervals.gain_interval`.
+    """
+    happened = gain_N3[np.arange(len(gain_N3)), np.asarray(y).astype(np.int64) + 1]
+    return gain_interval(happened, w, horizon=horizon, times_N=times_N, by_outcome_NK=gain_N3)

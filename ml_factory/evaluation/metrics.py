@@ -4,13 +4,13 @@ Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 
 row (None: all ones); rows of weight 0 count for nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
+from ml_factory.evaluation.intervals import gain_interval_by_class
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 
@@ -54,15 +54,6 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
             "No rows to evaluate", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
         )
     return y.astype(np.int64) + 1, p_N3, w
-
-
-def condition_on_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
-    """Return probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
-    p_N3 = np.asarray(p_N3, dtype=np.float64)
-    if set(classes) == set(CLASSES):
-        return p_N3
-    restricted = np.where(np.isin(CLASSES, list(classes)), p_N3, 0.0)
-    return restricted / restricted.sum(axis=1, keepdims=True)
 
 
 def log_loss_by_class(p_N3) -> np.ndarray:
@@ -146,17 +137,6 @@ def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int 
     rows = np.maximum(total**2 / np.bincount(which, weights=w**2)[inside] / max(1, horizon), 2.0)
     squared = np.square(accuracy - mean) - accuracy * (1 - accuracy) / (rows - 1)
     return float(np.sqrt(max(total @ squared / total.sum(), 0.0)))
-
-
-def gain_interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
-    """Return the interval of the mean gain under the outcomes.
-
-    gain_N3 : gain of each row under each class.
-    y : labels.
-    w, horizon, times_N : as of `intervals.gain_interval`.
-    """
-    happened = gain_N3[np.arange(len(gain_N3)), np.asarray(y).astype(np.int64) + 1]
-    return gain_interval(happened, w, horizon=horizon, times_N=times_N, by_outcome_NK=gain_N3)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------

@@ -127,12 +127,6 @@ def downsample_line(values: np.ndarray, most: int = POINTS) -> np.ndarray:
     return np.unique(np.concatenate([np.ravel(pairs), [0, len(values) - 1]]))
 
 
-def break_line_at_gaps(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the line with a break (NaN) in every gap longer than `longest`."""
-    cuts = np.flatnonzero(np.diff(x) > longest) + 1
-    return np.insert(x, cuts, x[cuts]), np.insert(y.astype(np.float64), cuts, np.nan)
-
-
 # ---- the form inside a page ------------------------------------------------------------------------------------
 
 

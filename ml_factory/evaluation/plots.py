@@ -83,7 +83,7 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
     for number, name in enumerate(names):
         rows = folds[folds["name"] == name] if "name" in folds.columns else folds
-        colour = baseline_color(name) if name in REFERENCES else SERIES[number % len(SERIES)]
+        colour = _baseline_color(name) if name in REFERENCES else SERIES[number % len(SERIES)]
         gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
         label = name if name in REFERENCES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
         x = rows["fold"].to_numpy(dtype=np.float64) + 0.16 * (number - (len(names) - 1) / 2)
@@ -115,11 +115,11 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
         title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows))
     )
     gain, low, high = (rows[key].to_numpy(float) for key in ("gain_best", "gain_best_low", "gain_best_high"))
-    ax.axvline(0, color=baseline_color(reference), linewidth=1.4)
+    ax.axvline(0, color=_baseline_color(reference), linewidth=1.4)
     names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
     for place, (name, value) in enumerate(zip(names, gain, strict=True)):
         mark = {"marker": "D", "s": 40} if name in REFERENCES else {"marker": "o", "s": 60}
-        colour = baseline_color(name) if name in REFERENCES else INK["accent"]
+        colour = _baseline_color(name) if name in REFERENCES else INK["accent"]
         if np.isfinite([low[place], high[place]]).all():
             ax.hlines(place, low[place], high[place], colors=colour, linewidth=3, alpha=0.45)
         ax.scatter(value, place, color=colour, edgecolors=INK["card"], zorder=3, **mark)
@@ -132,7 +132,7 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
     return figure
 
 
-def baseline_color(name: str) -> str:
+def _baseline_color(name: str) -> str:
     """Return the colour of a baseline, the same in every figure."""
     return INK.get(name, INK["neutral"])
 

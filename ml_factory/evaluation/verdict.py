@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.intervals import ConfidenceInterval, fold_interval
-from ml_factory.evaluation.metrics import direction_loss_by_class, gain_interval_by_class, log_loss_by_class
+from ml_factory.evaluation.intervals import ConfidenceInterval, fold_gain_interval, gain_interval_by_class
+from ml_factory.evaluation.metrics import direction_loss_by_class, log_loss_by_class
 
 BEATS, DOES_NOT_BEAT, NOT_ENOUGH = ("beats", "does not beat", "not enough data")
 ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
@@ -79,8 +79,11 @@ class ModelVerdict:
     @property
     def numbers(self) -> str:
         """Gain over the best baseline, directional gain (nats per row, 95 % intervals), rows and effective rows."""
-        gain = f"gain over {self.best_baseline} {with_bounds(self.gain_best, self.gain_best_low, self.gain_best_high)}"
-        side = f", directional gain {with_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
+        gain = format_verdict_bounds(self.gain_best, self.gain_best_low, self.gain_best_high)
+        gain = f"gain over {self.best_baseline} {gain}"
+        side = (
+            f", directional gain {format_verdict_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
+        )
         return f"{gain}{'' if self.kind == 'meta' else side}; {self.rows:,} rows, {self.effective_rows:,.0f} effective"
 
     def _parts_sentence(self) -> str:
@@ -139,7 +142,7 @@ def verdict_gains_of_folds(table: pd.DataFrame, model: str) -> VerdictGains:
 
 
 def _over_blocks(gains: pd.Series) -> ConfidenceInterval:
-    return fold_interval(gains.groupby("block").mean().to_numpy())
+    return fold_gain_interval(gains.groupby("block").mean().to_numpy())
 
 
 def model_verdict(
@@ -190,6 +193,6 @@ def describe_missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[s
     return "; ".join(f"no {part} row is {' or '.join(names)}" for part, names in absent.items() if names)
 
 
-def with_bounds(value: float, low: float, high: float) -> str:
+def format_verdict_bounds(value: float, low: float, high: float) -> str:
     """Format a value with the bounds of its interval."""
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from numba import njit
 
 from ml_factory.argument_checks import BARS
 from ml_factory.data.activity_bars import KINDS, build_base_bars_and_frames, resolve_activity_bar_size
@@ -25,7 +26,7 @@ from ml_factory.features import (
     volume,
     wavelet,
 )
-from ml_factory.features.engine import FeatureEngine, FeatureFamily, compute_family_columns, take_feature_rows
+from ml_factory.features.engine import FeatureEngine, FeatureFamily, compute_family_columns
 from ml_factory.features.multi_timeframe import timeframe_column_name, timeframe_name, timeframe_staleness
 from ml_factory.hardware import cores
 from ml_factory.progress import progress_phase
@@ -154,7 +155,7 @@ class FeatureSpec:
         """Return plain values for a manifest or fingerprint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
-    def families_of(self, market: MarketSpec) -> dict[str, FeatureFamily]:
+    def families_for_market(self, market: MarketSpec) -> dict[str, FeatureFamily]:
         """Return the families with columns for this market, in order."""
         return {name: FAMILIES[name] for name in self.families if market.has_volume or name not in NEEDS_VOLUME}
 
@@ -293,7 +294,7 @@ def _build_feature_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureS
 def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """Return the columns of `spec` for this market, in order, without reading any file."""
     spec = spec or FeatureSpec()
-    families = spec.families_of(market).values()
+    families = spec.families_for_market(market).values()
     own, coarse = (
         [name for f in families for name in f.names(market, short)] for short in (False, not spec.full_frames)
     )
@@ -330,7 +331,7 @@ def _tasks(made: _FeatureFrames, market: MarketSpec, spec: FeatureSpec, values: 
         yield _own, engine, made.base, made.first, values[:, place:stop]
         place = stop
     for minutes, frame in made.frames.items():
-        engine = FeatureEngine(market, spec.families_of(market), coarse=not spec.full_frames)
+        engine = FeatureEngine(market, spec.families_for_market(market), coarse=not spec.full_frames)
         stop = place + len(engine.names)
         yield _join, engine, frame, made.joins[minutes][made.first :], values[:, place:stop]
         place = stop
@@ -338,7 +339,7 @@ def _tasks(made: _FeatureFrames, market: MarketSpec, spec: FeatureSpec, values: 
 
 def _split_feature_families(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, FeatureFamily]]:
     """The base frame's families in two groups of about as many columns, in order."""
-    families = spec.families_of(market)
+    families = spec.families_for_market(market)
     counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
     half = int(np.argmin(np.abs(counts - counts[-1] / 2))) + 1
     items = list(families.items())
@@ -355,5 +356,13 @@ def _join(engine: FeatureEngine, frame: ResampledBars, rows: np.ndarray, out: np
     """The coarse frame's columns as each base row saw them."""
     values = np.empty((len(frame), len(engine.names)), out.dtype)
     engine.push(frame, values, 0)
-    take_feature_rows(values, rows, out)
+    _take_feature_rows(values, rows, out)
     return out.shape[1]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _take_feature_rows(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Set out[i] = values[rows[i]], a whole row at a time."""
+    for i in range(len(rows)):
+        for f in range(values.shape[1]):
+            out[i, f] = values[rows[i], f]

@@ -29,17 +29,17 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if coarse:
         return
-    clock(b, out[0], out[1], out[2], out[3], out[4])
-    session_so_far_features(b, state, out[5], out[6], out[7], out[8], out[9])
+    _session_clock_features(b, out[0], out[1], out[2], out[3], out[4])
+    _session_so_far_features(b, state, out[5], out[6], out[7], out[8], out[9])
     if len(out) > len(BASE):
-        overnight_gap_feature(b, state[2], out[len(BASE)])
+        _overnight_gap_feature(b, state[2], out[len(BASE)])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3, clock=True)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine):
+def _session_clock_features(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine):
     """The session's progress less 1/2, and the hands of a clock that turns once a session and of one a week."""
     week_sine = week_cosine = 0.0
     for i in range(HISTORY, len(b.close)):
@@ -55,7 +55,7 @@ def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def session_so_far_features(b, state, out_move, out_place, out_range, out_high, out_low):
+def _session_so_far_features(b, state, out_move, out_place, out_range, out_high, out_low):
     """The session so far: move from its open and range, both in ATRs of as many bars; place in the range less 1/2.
 
     And how long ago its high and its low stood, as a share of its bars; the latest of equals.
@@ -82,7 +82,7 @@ def session_so_far_features(b, state, out_move, out_place, out_range, out_high, 
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def overnight_gap_feature(b, state, out):
+def _overnight_gap_feature(b, state, out):
     """The session's first open less the close before it, in ATRs; nothing is known in the file's first session."""
     gap = state[0] if b.t0 > 0 else math.nan
     for i in range(HISTORY, len(b.close)):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import CellType, FunctionType, ModuleType
 
-from ml_factory.code_fingerprint import is_the_users, referenced_globals
+from ml_factory.code_fingerprint import globals_referenced_by_code, is_user_code
 
 
-def make_stateless_copy(function: Callable) -> Callable:
+def clone_function_without_state(function: Callable) -> Callable:
     """Return a function of the same code that shares nothing a call may change; uncopyable values are shared."""
     return _FunctionCloner().of(function)
 
@@ -34,7 +34,7 @@ class _FunctionCloner:
 
     def make_copy(self, value: object) -> object:
         if isinstance(value, FunctionType):
-            return self.function(value) if is_the_users(value) else value
+            return self.function(value) if is_user_code(value) else value
         if isinstance(value, functools._lru_cache_wrapper):
             return functools.lru_cache(**value.cache_parameters())(self.of(value.__wrapped__))
         if isinstance(value, ModuleType | type):
@@ -53,7 +53,9 @@ class _FunctionCloner:
         copies.__kwdefaults__ = function.__kwdefaults__ and self.copy_values(function.__kwdefaults__)
         copies.__dict__.update(self.copy_values(vars(function)))
         found.update(
-            self.copy_values({name: outside[name] for name in referenced_globals(function.__code__) & outside.keys()})
+            self.copy_values(
+                {name: outside[name] for name in globals_referenced_by_code(function.__code__) & outside.keys()}
+            )
         )
         return copies
 

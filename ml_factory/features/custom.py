@@ -5,7 +5,7 @@
         return bars.close / bars.close.rolling(96).mean() - 1
 
 The function gets a Frame (columns open, high, low, close, volume as float64, session, known_at; each a
-`CustomFeatureInput`) and returns one number a bar. `memory` is the number of bars on which a value may depend. The
+`_CustomFeatureInput`) and returns one number a bar. `memory` is the number of bars on which a value may depend. The
 proof perturbs random bars and compares; the feature is proved again on the user's own bars when they are prepared and
 audited.
 """
@@ -23,7 +23,7 @@ import pandas as pd
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.data.resample import ResampledBars
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.clone_function import make_stateless_copy
+from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.seeding import seeded_generator
 
 Function = TypeVar("Function", bound=Callable[[ResampledBars], np.ndarray])
@@ -73,13 +73,13 @@ def feature(
     if isinstance(memory, bool) or not isinstance(memory, int) or not 1 <= memory <= _PROOF_BARS // 3:
         wanted = f"a whole number of bars from 1 to {_PROOF_BARS // 3}"
         raise SettingsError("No such memory of a feature", where=name, got=repr(memory), wanted=wanted)
-    made = CustomFeature(name, function, memory, _signature(function, memory), make_stateless_copy(function))
+    made = CustomFeature(name, function, memory, _signature(function, memory), clone_function_without_state(function))
     prove_custom_feature(made, custom_feature_proof_bars(_PROOF_BARS))
     _FEATURES[name] = made
     return function
 
 
-class CustomFeatureInput(np.ndarray):
+class _CustomFeatureInput(np.ndarray):
     """A column of bars: a NumPy array with the methods of a pandas Series too (rolling, shift, ewm, diff, ...).
 
     Arithmetic, slices and methods that both have (mean, std) are NumPy's; rows are numbered from 0.
@@ -92,7 +92,7 @@ class CustomFeatureInput(np.ndarray):
 
 
 @contextmanager
-def fresh_custom_features() -> Iterator[None]:
+def stateless_custom_features() -> Iterator[None]:
     """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
     A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
@@ -100,7 +100,7 @@ def fresh_custom_features() -> Iterator[None]:
     """
     called = dict(_FEATURES)
     _FEATURES.update(
-        {name: replace(made, function=make_stateless_copy(made.original)) for name, made in called.items()}
+        {name: replace(made, function=clone_function_without_state(made.original)) for name, made in called.items()}
     )
     try:
         yield
@@ -165,7 +165,7 @@ def prove_custom_feature(made: CustomFeature, bars: ResampledBars) -> None:
     ends = random.permutation(ends[ends > made.memory])[: 2 * _PROOF_CUTS]
     cuts = np.unique(np.append(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS), ends)).tolist()
     # The shortest past comes first: a function that caches bars has not seen the future yet.
-    heads = [compute_custom_feature(made, head_bars(bars, cut)) for cut in cuts]
+    heads = [compute_custom_feature(made, custom_feature_head_bars(bars, cut)) for cut in cuts]
     whole = compute_custom_feature(made, bars)
     for cut, from_head in zip(cuts, heads, strict=True):
         after = np.arange(len(bars)) >= cut
@@ -218,7 +218,7 @@ def _raise_look_ahead(made: CustomFeature, wrong: np.ndarray, when: str) -> None
 
 def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, cut: int) -> None:
     alone, all_ = (
-        float(compute_custom_feature(made, tail(head_bars(bars, cut), made.memory))[-1]),
+        float(compute_custom_feature(made, tail(custom_feature_head_bars(bars, cut), made.memory))[-1]),
         float(whole[cut - 1]),
     )
     if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
@@ -229,7 +229,7 @@ def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, c
         )  # fmt: skip
 
 
-def head_bars(bars: ResampledBars, stop: int) -> ResampledBars:
+def custom_feature_head_bars(bars: ResampledBars, stop: int) -> ResampledBars:
     """Return the first `stop` bars."""
     return _map_columns(bars, lambda column: column[:stop])
 
@@ -297,7 +297,7 @@ def _read_only(bars: ResampledBars) -> ResampledBars:
     """Return read-only views of the bars, so that a function cannot change them."""
 
     def frozen(column: np.ndarray) -> np.ndarray:
-        view = column.view(CustomFeatureInput)
+        view = column.view(_CustomFeatureInput)
         view.flags.writeable = False
         return view
 

@@ -172,11 +172,3 @@ def _store(values_FC, out_CF):
     for f in range(whole, columns):
         for i in range(rows):
             out_CF[i, f] = values_FC[f, i]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def take_feature_rows(values, rows, out):
-    """Set out[i] = values[rows[i]], a whole row at a time."""
-    for i in range(len(rows)):
-        for f in range(values.shape[1]):
-            out[i, f] = values[rows[i], f]

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, window_return_std
+from ml_factory.features.rolling import HISTORY, rolling_return_std
 
 COARSE = ("entropy_48",)
 BASE = (
@@ -32,20 +32,20 @@ def _names(market, coarse):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     table = _entropy_count_table(96)
-    window_entropy(ordinal_patterns_of_three(b.close), 48, math.log(6.0), table, b.log_close[HISTORY - 49 :], out[0])
+    _window_entropy(_ordinal_patterns_of_three(b.close), 48, math.log(6.0), table, b.log_close[HISTORY - 49 :], out[0])
     if coarse:
         return
-    words = binary_encode_moves(b.close, HISTORY - 96)
-    window_entropy(ordinal_patterns_of_four(b.close), 96, math.log(24.0), table, b.log_close[HISTORY - 98 :], out[1])
-    sigma, oldest = sigma_encode_returns(b.ret, b.t0, HISTORY - 48), b.ret[HISTORY - 47 - 96 :]
-    window_entropy(sigma, 48, math.log(SIGMA_BINS), table, oldest, out[2])
+    words = _binary_encode_moves(b.close, HISTORY - 96)
+    _window_entropy(ordinal_patterns_of_four(b.close), 96, math.log(24.0), table, b.log_close[HISTORY - 98 :], out[1])
+    sigma, oldest = _sigma_encode_returns(b.ret, b.t0, HISTORY - 48), b.ret[HISTORY - 47 - 96 :]
+    _window_entropy(sigma, 48, math.log(SIGMA_BINS), table, oldest, out[2])
     oldest = b.ret[HISTORY - 98 :]
-    window_entropy(_last_move_bits(words, 4), 96, 4.0 * math.log(2.0), table, oldest, out[3])
-    window_entropy(_last_move_bits(words, 3), 96, math.log(2.0), table, oldest, out[4])
+    _window_entropy(_last_move_bits(words, 4), 96, 4.0 * math.log(2.0), table, oldest, out[3])
+    _window_entropy(_last_move_bits(words, 3), 96, math.log(2.0), table, oldest, out[4])
     for i in range(out.shape[1]):
         out[4, i] = 4.0 * out[3, i] - out[4, i]
     lempel_ziv_complexity(words, 48, b.ret[HISTORY - 47 :], out[5])
-    match_length_entropy(words, 32, 48, b.ret[HISTORY - 47 - 63 :], out[6])
+    _match_length_entropy(words, 32, 48, b.ret[HISTORY - 47 - 63 :], out[6])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel)
@@ -61,7 +61,7 @@ def _entropy_count_table(n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_entropy(codes, n, most, table, oldest, out):
+def _window_entropy(codes, n, most, table, oldest, out):
     """Compute the plug-in entropy of the last n codes (0 to 63) over `most` nats; NaN where `oldest` is."""
     counts = np.zeros(64, np.int64)
     total = 0
@@ -82,7 +82,7 @@ def _put(counts, code, step, table):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ordinal_patterns_of_three(x):
+def _ordinal_patterns_of_three(x):
     """Return a number for the order of each three successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
     x0, x1, x2, rows = x[:-2], x[1:-1], x[2:], out[2:]
@@ -95,7 +95,7 @@ def ordinal_patterns_of_three(x):
 def ordinal_patterns_of_four(x):
     """Return a number for the order of each four successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
-    three = ordinal_patterns_of_three(x)
+    three = _ordinal_patterns_of_three(x)
     oldest, newest, before, now, rows = x[:-3], x[3:], three[2:-1], three[3:], out[3:]
     for i in range(len(rows)):
         # Not given by the newest three: the rank of the oldest among them.
@@ -105,10 +105,10 @@ def ordinal_patterns_of_four(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def sigma_encode_returns(ret, t0, first):
+def _sigma_encode_returns(ret, t0, first):
     """Return the bin of each return from row `first` on, in SIGMA_WIDTH deviations of the previous 96."""
     out = np.zeros(len(ret), np.int64)
-    spread = window_return_std(ret, 96, t0, first - 1)[first - 1 :]
+    spread = rolling_return_std(ret, 96, t0, first - 1)[first - 1 :]
     ret, rows = ret[first:], out[first:]
     for i in range(len(rows)):
         place = ret[i] / (SIGMA_WIDTH * spread[i]) + SIGMA_BINS // 2
@@ -117,7 +117,7 @@ def sigma_encode_returns(ret, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def binary_encode_moves(close, first):
+def _binary_encode_moves(close, first):
     """Return int64[M], from row `first` on: the last 64 moves as bits, the newest lowest; 1 where the close rose."""
     out = np.zeros(len(close), np.int64)
     before, now, rows = close[first - 64 : -1], close[first - 63 :], out[first - 63 :]
@@ -162,7 +162,7 @@ def lempel_ziv_complexity(words, n, oldest, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def match_length_entropy(words, n, mean_of, oldest, out):
+def _match_length_entropy(words, n, mean_of, oldest, out):
     """Compute the mean over `mean_of` rows of log2(n) / L, bits a sign (Kontoyiannis et al. 1998, eq. 6, reversed).
 
     L : 1 + length of the longest run of signs up to the row, n at most, that also ends at one of the previous n rows

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY, window_return_std, window_weighted_sum
+from ml_factory.features.rolling import HISTORY, rolling_return_std, rolling_weighted_sum
 
 ORDERS = (0.2, 0.4, 0.6, 0.8)
 WINDOW = 96
@@ -23,9 +23,9 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if coarse:
         return
-    spread = window_return_std(b.ret, WINDOW, b.t0, HISTORY)
+    spread = rolling_return_std(b.ret, WINDOW, b.t0, HISTORY)
     for place, order in enumerate(ORDERS):
-        difference = window_weighted_sum(b.ret, fractional_return_weights(order, WINDOW), HISTORY)
+        difference = rolling_weighted_sum(b.ret, fractional_return_weights(order, WINDOW), HISTORY)
         for i in range(HISTORY, len(difference)):
             out[place, i - HISTORY] = difference[i] / spread[i]
 

@@ -15,16 +15,17 @@ from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
     elementwise_abs,
+    elementwise_difference,
     elementwise_product,
     lag,
+    normalized_difference,
+    rolling_covariance,
+    rolling_return_std,
+    rolling_sum,
+    rolling_sum_ratio,
     safe_ratio,
-    subtract,
-    window_covariance,
-    window_return_std,
-    window_sum,
+    write_rolling_correlation,
 )
-from ml_factory.features.volatility import write_window_correlation
-from ml_factory.features.volume import normalized_difference, window_sum_ratio
 
 COARSE = ("bar_body", "bar_place")
 BASE = (
@@ -45,45 +46,45 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    body, span = subtract(b.close, b.open), subtract(b.high, b.low)
-    place = subtract(subtract(b.close, b.low), subtract(b.high, b.close))
+    body, span = elementwise_difference(b.close, b.open), elementwise_difference(b.high, b.low)
+    place = elementwise_difference(elementwise_difference(b.close, b.low), elementwise_difference(b.high, b.close))
     _elementwise_ratio(body, span, out[0])
     _elementwise_ratio(place, span, out[1])
     if coarse:
         return
     before = lag(b.ret)
-    _elementwise_ratio(wick_imbalance(b), span, out[2])
-    spans = window_sum(span, 12, b.t0, HISTORY)
-    window_sum_ratio(body, spans, 12, b.t0, out[3])
-    gap = subtract(b.open, lag(b.close))
+    _elementwise_ratio(_wick_imbalance(b), span, out[2])
+    spans = rolling_sum(span, 12, b.t0, HISTORY)
+    rolling_sum_ratio(body, spans, 12, b.t0, out[3])
+    gap = elementwise_difference(b.open, lag(b.close))
     _elementwise_ratio(gap, lag(b.atr), out[4])
-    write_window_correlation(b.ret, before, 48, b.t0, out[5])
-    roll_effective_spread(b.ret, before, 96, b.t0, out[6])
-    corwin_schultz_spread(b, 24, out[7])
-    abdi_ranaldo_spread(b, 24, out[8])
-    zero_returns_and_sign_persistence(b.ret, 48, b.t0, out[9], out[10])
-    window_sum_ratio(place, spans, 12, b.t0, out[11])
-    window_sum_ratio(elementwise_abs(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
-    window_sum_ratio(elementwise_abs(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
-    outside_bar_share(b.high, b.low, 24, b.t0, out[14])
+    write_rolling_correlation(b.ret, before, 48, b.t0, out[5])
+    _roll_effective_spread(b.ret, before, 96, b.t0, out[6])
+    _corwin_schultz_spread(b, 24, out[7])
+    _abdi_ranaldo_spread(b, 24, out[8])
+    _zero_returns_and_sign_persistence(b.ret, 48, b.t0, out[9], out[10])
+    rolling_sum_ratio(place, spans, 12, b.t0, out[11])
+    rolling_sum_ratio(elementwise_abs(body), rolling_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
+    rolling_sum_ratio(elementwise_abs(gap), rolling_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
+    _outside_bar_share(b.high, b.low, 24, b.t0, out[14])
     if len(out) > 15:
-        _volume_kernel(b, elementwise_sign(body), before, out[15:])
+        _volume_kernel(b, _elementwise_sign(body), before, out[15:])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _volume_kernel(b, side, before, out):
-    amihud_illiquidity_ratio(b, 12, 96, out[0])
-    write_window_correlation(b.ret, elementwise_product(side, b.volume), 48, b.t0, out[1])
-    vpin_and_bulk_imbalance(b, 48, out[2], out[3])
-    write_window_correlation(b.ret, elementwise_product(side, _sqrt_dollar_volume(b)), 48, b.t0, out[4])
-    write_window_correlation(b.ret, elementwise_product(lag(b.volume), elementwise_sign(before)), 48, b.t0, out[5])
+    _amihud_illiquidity_ratio(b, 12, 96, out[0])
+    write_rolling_correlation(b.ret, elementwise_product(side, b.volume), 48, b.t0, out[1])
+    _vpin_and_bulk_imbalance(b, 48, out[2], out[3])
+    write_rolling_correlation(b.ret, elementwise_product(side, _sqrt_dollar_volume(b)), 48, b.t0, out[4])
+    write_rolling_correlation(b.ret, elementwise_product(lag(b.volume), _elementwise_sign(before)), 48, b.t0, out[5])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def elementwise_sign(x):
+def _elementwise_sign(x):
     """Return 1 above 0, -1 below 0, 0 at 0."""
     out = np.empty(len(x))
     for i in range(len(x)):
@@ -92,7 +93,7 @@ def elementwise_sign(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def wick_imbalance(b):
+def _wick_imbalance(b):
     """Return upper minus lower shadow of each bar."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
@@ -119,15 +120,15 @@ def _elementwise_ratio(x, of, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def roll_effective_spread(ret, before, n, t0, out):
+def _roll_effective_spread(ret, before, n, t0, out):
     """Roll (1984): 2 sqrt(-cov of successive log returns), 0 where the covariance is positive; share of price."""
-    together = window_covariance(ret, before, n, t0, HISTORY)[HISTORY:]
+    together = rolling_covariance(ret, before, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = 2.0 * math.sqrt(0.0 if together[i] > 0.0 else -together[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def corwin_schultz_spread(b, n, out):
+def _corwin_schultz_spread(b, n, out):
     """Corwin and Schultz (2012), eq. 14 and 18, over two bars, negatives set to 0, mean of n; share of price."""
     spread = np.full(len(b.close), np.nan)
     root = 3.0 - 2.0 * math.sqrt(2.0)
@@ -143,11 +144,11 @@ def corwin_schultz_spread(b, n, out):
             rows[i] = 0.0
         else:
             rows[i] = 2.0 * math.tanh(0.5 * rows[i])  # = 2 (e^a - 1) / (1 + e^a)
-    window_mean(spread, n, b.t0, out)
+    _window_mean(spread, n, b.t0, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def abdi_ranaldo_spread(b, n, out):
+def _abdi_ranaldo_spread(b, n, out):
     """Abdi and Ranaldo (2017), the two-day corrected estimator over two bars, mean of n; share of price.
 
     The close is measured from the middle of its own range and of the next bar's: 2 sqrt((c - m)(c - m next)), in logs.
@@ -158,30 +159,30 @@ def abdi_ranaldo_spread(b, n, out):
     for i in range(len(rows)):
         product = (close[i] - 0.5 * (before_high[i] + before_low[i])) * (close[i] - 0.5 * (high[i] + low[i]))
         rows[i] = 2.0 * math.sqrt(0.0 if product < 0.0 else product)
-    window_mean(spread, n, b.t0, out)
+    _window_mean(spread, n, b.t0, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_mean(x, n, t0, out):
+def _window_mean(x, n, t0, out):
     """Mean of the last n values."""
-    x = window_sum(x, n, t0, HISTORY)[HISTORY:]
+    x = rolling_sum(x, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = x[i] / n
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def zero_returns_and_sign_persistence(ret, n, t0, out_zero, out_persistence):
+def _zero_returns_and_sign_persistence(ret, n, t0, out_zero, out_persistence):
     """(share of n bars whose close did not move, Lesmond, Ogden and Trzcinka's measure; mean product of successive
     signs: -1 where every move turns back, as between bid and ask, 1 in one long run)."""
-    side, still = elementwise_sign(ret), np.empty(len(ret))
+    side, still = _elementwise_sign(ret), np.empty(len(ret))
     for i in range(len(ret)):
         still[i] = 1.0 - side[i] * side[i]
-    window_mean(still, n, t0, out_zero)
-    window_mean(elementwise_product(side, lag(side)), n, t0, out_persistence)
+    _window_mean(still, n, t0, out_zero)
+    _window_mean(elementwise_product(side, lag(side)), n, t0, out_persistence)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def outside_bar_share(high, low, n, t0, out):
+def _outside_bar_share(high, low, n, t0, out):
     """Compute the share of n bars beyond both ends of the previous bar, minus the share inside both."""
     side = np.full(len(high), np.nan)
     before_high, before_low, high, low, rows = high[:-1], low[:-1], high[1:], low[1:], side[1:]
@@ -189,32 +190,32 @@ def outside_bar_share(high, low, n, t0, out):
         outside = (high[i] > before_high[i]) & (low[i] < before_low[i])
         inside = (high[i] < before_high[i]) & (low[i] > before_low[i])
         rows[i] = np.float64(outside) - np.float64(inside) + 0.0 * before_high[i]
-    window_mean(side, n, t0, out)
+    _window_mean(side, n, t0, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def amihud_illiquidity_ratio(b, short, long, out):
+def _amihud_illiquidity_ratio(b, short, long, out):
     """Compute the balance of Amihud's illiquidity, mean |return| over money traded, of few bars and of many."""
     impact = np.empty(len(b.close))
     for i in range(len(impact)):
         impact[i] = safe_ratio(abs(b.ret[i]), b.close[i] * b.volume[i], 0.0)
-    many = window_sum(impact, long, b.t0, HISTORY)[HISTORY:]
-    impact = window_sum(impact, short, b.t0, HISTORY)[HISTORY:]
+    many = rolling_sum(impact, long, b.t0, HISTORY)[HISTORY:]
+    impact = rolling_sum(impact, short, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = normalized_difference(impact[i] / short, many[i] / long)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vpin_and_bulk_imbalance(b, n, out_vpin, out_imbalance):
+def _vpin_and_bulk_imbalance(b, n, out_vpin, out_imbalance):
     """(VPIN: share of volume on one side of its bar, 0 to 1; the same with its sign, -1 to 1); 0 where nothing traded.
 
     A bar's volume splits by the normal distribution of its return in deviations of the last n (Easley et al., 2012).
     """
     first = HISTORY - 2 * n
-    spread = window_return_std(b.ret, n, b.t0, first)
+    spread = rolling_return_std(b.ret, n, b.t0, first)
     signed = np.full(len(spread), np.nan)
     for i in range(first, len(spread)):
         signed[i] = math.erf(b.ret[i] / (spread[i] * math.sqrt(2.0))) * b.volume[i]
-    traded = window_sum(b.volume, n, b.t0, HISTORY)
-    window_sum_ratio(elementwise_abs(signed), traded, n, b.t0, out_vpin)
-    window_sum_ratio(signed, traded, n, b.t0, out_imbalance)
+    traded = rolling_sum(b.volume, n, b.t0, HISTORY)
+    rolling_sum_ratio(elementwise_abs(signed), traded, n, b.t0, out_vpin)
+    rolling_sum_ratio(signed, traded, n, b.t0, out_imbalance)

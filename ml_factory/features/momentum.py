@@ -15,15 +15,15 @@ from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.ewm import ewm_means
 from ml_factory.features.rolling import (
     HISTORY,
-    bars_since_window_max,
+    bars_since_rolling_max,
     doubled_window_sum,
     elementwise_abs,
+    elementwise_difference,
     lag,
+    rolling_max,
+    rolling_min,
+    rolling_sum,
     safe_ratio,
-    subtract,
-    window_max,
-    window_min,
-    window_sum,
 )
 from ml_factory.features.rolling_std_slope import rolling_slope_sums_24, rolling_std_48
 
@@ -52,33 +52,33 @@ def _kernel(b, state, out, coarse):
     # One division each instead of six: rows times these are returns in deviations and prices in ATRs.
     per_spread, per_atr = _inverse_after_history(rolling_std_48(b.ret, HISTORY)), _inverse_after_history(b.atr)
     for place, n in enumerate((1, 4, 12)):
-        volatility_scaled_momentum(b.log_close, per_spread, n, out[place])
+        _volatility_scaled_momentum(b.log_close, per_spread, n, out[place])
     rsi(x[_GAIN_14], x[_LOSS_14], out[3])
     second = _means_of_means(x, state[_MEANS : _MEANS + 2])
-    macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], per_atr, out[4], out[5])
+    _macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], per_atr, out[4], out[5])
     out[6] = second[_DX, HISTORY:]  # ADX 14, in points of 100; 0 where nothing moved (TA-Lib ADX)
-    directional_indicator_difference(x[_PLUS], x[_MINUS], per_atr, out[7])
+    _directional_indicator_difference(x[_PLUS], x[_MINUS], per_atr, out[7])
     cci(b.high, b.low, b.close, 20, b.t0, out[8])
-    place_14 = stochastic_oscillator(b, 14, HISTORY - 8)
+    place_14 = _stochastic_oscillator(b, 14, HISTORY - 8)
     out[9] = place_14[HISTORY:]
-    kaufman_efficiency_ratio(b.close, 24, b.t0, out[10])
-    vortex_indicator(b, 14, out[11])
+    _kaufman_efficiency_ratio(b.close, 24, b.t0, out[10])
+    _vortex_indicator(b, 14, out[11])
     if coarse:
         return
     for place, n in enumerate((2, 24, 48)):
-        volatility_scaled_momentum(b.log_close, per_spread, n, out[12 + place])
+        _volatility_scaled_momentum(b.log_close, per_spread, n, out[12 + place])
     rsi(x[_GAIN_5], x[_LOSS_5], out[15])
-    out[16] = window_sum(place_14, 3, b.t0, HISTORY)[HISTORY:] / 3.0
-    out[17] = stochastic_oscillator(b, 48, HISTORY)[HISTORY:]
+    out[16] = rolling_sum(place_14, 3, b.t0, HISTORY)[HISTORY:] / 3.0
+    out[17] = _stochastic_oscillator(b, 48, HISTORY)[HISTORY:]
     ultimate_oscillator(b, out[18])
     aroon(b, 25, out[19])
-    linear_trend_slope_and_fit(b.close, per_atr, out[20], out[21])
+    _linear_trend_slope_and_fit(b.close, per_atr, out[20], out[21])
     close, ema_20, ema_50 = b.close[HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
     gap, trend = out[22], out[23]
     for i in range(len(close)):
         gap[i] = (close[i] - ema_20[i]) * per_atr[i]
         trend[i] = (ema_20[i] - ema_50[i]) * per_atr[i]
-    close_streak(b.close, state[_STREAK], out[24])
+    _close_streak(b.close, state[_STREAK], out[24])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=13)
@@ -132,7 +132,7 @@ def _inverse_after_history(x):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volatility_scaled_momentum(log_close, per_spread, n, out):
+def _volatility_scaled_momentum(log_close, per_spread, n, out):
     """Log return over n bars in units of what n bars of the last 48 bars' deviation would give."""
     scale, now, before = 1.0 / math.sqrt(n), log_close[HISTORY:], log_close[HISTORY - n :]
     for i in range(len(out)):
@@ -148,7 +148,7 @@ def rsi(gain, loss, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def macd(fast, slow, signal, per_atr, out_line, out_histogram):
+def _macd(fast, slow, signal, per_atr, out_line, out_histogram):
     """(MACD, MACD minus its mean of 9) in ATRs, from the exponential means of 12 and 26 (TA-Lib MACD)."""
     fast, slow, signal = fast[HISTORY:], slow[HISTORY:], signal[HISTORY:]
     for i in range(len(fast)):
@@ -158,7 +158,7 @@ def macd(fast, slow, signal, per_atr, out_line, out_histogram):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def directional_indicator_difference(plus, minus, per_atr, out):
+def _directional_indicator_difference(plus, minus, per_atr, out):
     """+DI minus -DI in points of 100; 0 where nothing moved (TA-Lib PLUS_DI, MINUS_DI)."""
     plus, minus = plus[HISTORY:], minus[HISTORY:]
     for i in range(len(out)):
@@ -171,7 +171,7 @@ def cci(high, low, close, n, t0, out):
     typical = np.empty(len(close))
     for i in range(len(typical)):
         typical[i] = (high[i] + low[i] + close[i]) / 3.0
-    mean, now = window_sum(typical, n, t0, HISTORY)[HISTORY:], typical[HISTORY:]
+    mean, now = rolling_sum(typical, n, t0, HISTORY)[HISTORY:], typical[HISTORY:]
     for i in range(len(mean)):
         mean[i] /= n
     # Rows in parts: their sums stay in the nearest cache while the n older values come by.
@@ -195,32 +195,32 @@ def cci(high, low, close, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def stochastic_oscillator(b, n, first):
+def _stochastic_oscillator(b, n, first):
     """Place of the close in the last n bars' range, 0 to 100; 50 where there is none (TA-Lib STOCHF %K)."""
-    out = window_min(b.low, n, b.t0, first)
-    top, rows, close = window_max(b.high, n, b.t0, first)[first:], out[first:], b.close[first:]
+    out = rolling_min(b.low, n, b.t0, first)
+    top, rows, close = rolling_max(b.high, n, b.t0, first)[first:], out[first:], b.close[first:]
     for i in range(len(rows)):
         rows[i] = 100.0 * safe_ratio(close[i] - rows[i], top[i] - rows[i], 0.5)
     return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def kaufman_efficiency_ratio(close, n, t0, out):
+def _kaufman_efficiency_ratio(close, n, t0, out):
     """Kaufman's efficiency ratio with its sign: net move over path length, -1 to 1."""
-    step = elementwise_abs(subtract(close, lag(close)))
-    path, now, before = window_sum(step, n, t0, HISTORY)[HISTORY:], close[HISTORY:], close[HISTORY - n :]
+    step = elementwise_abs(elementwise_difference(close, lag(close)))
+    path, now, before = rolling_sum(step, n, t0, HISTORY)[HISTORY:], close[HISTORY:], close[HISTORY - n :]
     for i in range(len(out)):
         out[i] = safe_ratio(now[i] - before[i], path[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vortex_indicator(b, n, out):
+def _vortex_indicator(b, n, out):
     """Positive minus negative vortex: (sum |high - low before| - sum |low - high before|) / sum of true ranges."""
     moved = np.full(len(b.close), np.nan)
     high, low, high_before, low_before, rows = b.high[1:], b.low[1:], b.high[:-1], b.low[:-1], moved[1:]
     for i in range(len(rows)):
         rows[i] = abs(high[i] - low_before[i]) - abs(low[i] - high_before[i])
-    moved, path = window_sum(moved, n, b.t0, HISTORY)[HISTORY:], window_sum(b.span, n, b.t0, HISTORY)[HISTORY:]
+    moved, path = rolling_sum(moved, n, b.t0, HISTORY)[HISTORY:], rolling_sum(b.span, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = safe_ratio(moved[i], path[i], 0.0)
 
@@ -232,7 +232,7 @@ def ultimate_oscillator(b, out):
     close, low, before, rows = b.close[1:], b.low[1:], b.close[:-1], pressure[1:]
     for i in range(len(rows)):
         rows[i] = close[i] - min(low[i], before[i]) + 0.0 * before[i]
-    bought_7, path_7 = window_sum(pressure, 7, b.t0, HISTORY - 21), window_sum(b.span, 7, b.t0, HISTORY - 21)
+    bought_7, path_7 = rolling_sum(pressure, 7, b.t0, HISTORY - 21), rolling_sum(b.span, 7, b.t0, HISTORY - 21)
     bought_14, path_14 = doubled_window_sum(bought_7, 7, HISTORY - 14), doubled_window_sum(path_7, 7, HISTORY - 14)
     bought_28, path_28 = (
         doubled_window_sum(bought_14, 14, HISTORY)[HISTORY:],
@@ -247,15 +247,15 @@ def ultimate_oscillator(b, out):
 @njit(cache=True, nogil=True, error_model="numpy")
 def aroon(b, n, out):
     """Aroon up minus down over n + 1 bars, -100 to 100 (TA-Lib AROONOSC)."""
-    since_low = bars_since_window_max(-b.low, n + 1, b.t0, HISTORY)[HISTORY:]
-    since_high = bars_since_window_max(b.high, n + 1, b.t0, HISTORY)[HISTORY:]
+    since_low = bars_since_rolling_max(-b.low, n + 1, b.t0, HISTORY)[HISTORY:]
+    since_high = bars_since_rolling_max(b.high, n + 1, b.t0, HISTORY)[HISTORY:]
     scale = 100.0 / n
     for i in range(len(out)):
         out[i] = scale * (since_low[i] - since_high[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def linear_trend_slope_and_fit(close, per_atr, out_slope, out_fit):
+def _linear_trend_slope_and_fit(close, per_atr, out_slope, out_fit):
     """(slope per bar in ATRs, signed share of variance explained) of a line through 24 closes."""
     rise, _, spread = rolling_slope_sums_24(close, HISTORY)
     rise, spread, times = rise[HISTORY:], spread[HISTORY:], 24.0 * (24.0 * 24.0 - 1.0) / 12.0
@@ -266,7 +266,7 @@ def linear_trend_slope_and_fit(close, per_atr, out_slope, out_fit):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def close_streak(close, state, out):
+def _close_streak(close, state, out):
     """Closes in a row that rose (positive) or fell (negative); 0 after an unchanged one."""
     run = state[0]
     for i in range(HISTORY, len(close)):

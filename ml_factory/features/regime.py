@@ -13,11 +13,11 @@ from numba import njit
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import (
     HISTORY,
+    rolling_covariance,
+    rolling_max,
+    rolling_min,
+    rolling_return_std,
     safe_ratio,
-    window_covariance,
-    window_max,
-    window_min,
-    window_return_std,
 )
 
 COARSE = ("wild_probability", "variance_ratio_4_48", "trend_probability")
@@ -39,15 +39,15 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    surprise = standardized_returns(b)
-    volatile_state_probability(surprise, state[0], out[0])
-    variance_ratio(b, 4, 48, out[1])
-    trend_state_probability(surprise, state[1], out[2])
+    surprise = _standardized_returns(b)
+    volatile_regime_probability(surprise, state[0], out[0])
+    _variance_ratio(b, 4, 48, out[1])
+    trend_regime_probability(surprise, state[1], out[2])
     if coarse:
         return
-    variance_ratio(b, 12, 96, out[3])
-    volatility_regime_position(b, 24, 192, out[4])
-    drawdown(b, 192, out[5])
+    _variance_ratio(b, 12, 96, out[3])
+    _volatility_regime_position(b, 24, 192, out[4])
+    _drawdown(b, 192, out[5])
     cusum(surprise, 0.25, 12.0, state[2], out[6])
     bayesian_change_point(surprise, state[3:], out[7], out[8])
 
@@ -56,9 +56,9 @@ FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=3 + RUNS)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def standardized_returns(b):
+def _standardized_returns(b):
     """Log returns in deviations of the 96 bars before each."""
-    spread = window_return_std(b.ret, 96, b.t0, HISTORY - 1)
+    spread = rolling_return_std(b.ret, 96, b.t0, HISTORY - 1)
     out = np.full(len(spread), np.nan)
     for i in range(HISTORY, len(spread)):
         out[i] = b.ret[i] / spread[i - 1]
@@ -66,7 +66,7 @@ def standardized_returns(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def variance_ratio(b, q, n, out):
+def _variance_ratio(b, q, n, out):
     """Variance of the last n q-bar returns over q times that of the bars they cover, less 1; 0 where nothing moved.
 
     Below 0 moves revert, above 0 they go on.
@@ -75,32 +75,32 @@ def variance_ratio(b, q, n, out):
     for i in range(q, len(many)):
         many[i] = b.log_close[i] - b.log_close[i - q]
     covered = n + q - 1
-    variance = window_covariance(many, many, n, b.t0, HISTORY)
-    usual = window_covariance(b.ret, b.ret, covered, b.t0, HISTORY)
+    variance = rolling_covariance(many, many, n, b.t0, HISTORY)
+    usual = rolling_covariance(b.ret, b.ret, covered, b.t0, HISTORY)
     for i in range(HISTORY, len(many)):
         still = usual[i] < 1e-24
         out[i - HISTORY] = 0.0 if still else variance[i] / (q * usual[i]) - 1.0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volatility_regime_position(b, n, window, out):
+def _volatility_regime_position(b, n, window, out):
     """Place of the deviation of n bars between its own lowest and highest of `window` bars, less 1/2."""
-    spread = window_return_std(b.ret, n, b.t0, HISTORY - 2 * window)
-    bottom, top = window_min(spread, window, b.t0, HISTORY), window_max(spread, window, b.t0, HISTORY)
+    spread = rolling_return_std(b.ret, n, b.t0, HISTORY - 2 * window)
+    bottom, top = rolling_min(spread, window, b.t0, HISTORY), rolling_max(spread, window, b.t0, HISTORY)
     for i in range(HISTORY, len(spread)):
         out[i - HISTORY] = safe_ratio(spread[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def drawdown(b, n, out):
+def _drawdown(b, n, out):
     """Depth below the highest high of n bars, in ATRs of as many bars."""
-    top = window_max(b.high, n, b.t0, HISTORY)
+    top = rolling_max(b.high, n, b.t0, HISTORY)
     for i in range(HISTORY, len(top)):
         out[i - HISTORY] = (b.close[i] - top[i]) / (b.atr[i] * math.sqrt(n))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volatile_state_probability(surprise, state, out):
+def volatile_regime_probability(surprise, state, out):
     """Probability of the wild of two states after each bar, by Hamilton's forward filter.
 
     The surprise is normal with deviation CALM or WILD. The filter works on log odds, so that no move is too large for
@@ -122,7 +122,7 @@ def volatile_state_probability(surprise, state, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def trend_state_probability(surprise, state, out):
+def trend_regime_probability(surprise, state, out):
     """Probability of the rising less that of the falling of three states, by Hamilton's forward filter.
 
     The surprise is normal with deviation 1 and mean DRIFT, 0 or -DRIFT; even odds at the first number.

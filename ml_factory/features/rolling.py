@@ -87,7 +87,7 @@ def elementwise_product(x, y):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def subtract(x, y):
+def elementwise_difference(x, y):
     """x less y, row by row."""
     out = np.empty(len(x))
     for i in range(len(x)):
@@ -96,7 +96,7 @@ def subtract(x, y):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_sum(x, n, t0, first):
+def rolling_sum(x, n, t0, first):
     """Sum of the last n values; n zeros sum to exactly 0."""
     size, start = len(x), first - (first + t0 - HISTORY) % n
     out = np.empty(size)
@@ -138,12 +138,12 @@ def doubled_window_sum(total, n, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_max(x, n, t0, first):
+def rolling_max(x, n, t0, first):
     """Largest of the last n values. Values may be missing before the first bar only: a window is NaN until past it."""
     size, start = len(x), first - (first + t0 - HISTORY) % n
     out = np.empty(size)
     tail, later_tail = np.full(n + 1, -np.inf), np.full(n + 1, -np.inf)
-    while start + 2 * n <= size:  # two blocks at once, as in `window_sum`
+    while start + 2 * n <= size:  # two blocks at once, as in `rolling_sum`
         older, newer, latest = x[start - n : start], x[start : start + n], x[start + n : start + 2 * n]
         row, later_row = out[start : start + n], out[start + n : start + 2 * n]
         best, later = -np.inf, -np.inf
@@ -172,13 +172,13 @@ def window_max(x, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_min(x, n, t0, first):
-    """Smallest of the last n values; missing values as in `window_max`."""
-    return -window_max(-x, n, t0, first)
+def rolling_min(x, n, t0, first):
+    """Smallest of the last n values; missing values as in `rolling_max`."""
+    return -rolling_max(-x, n, t0, first)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_covariance(x, y, n, t0, first):
+def rolling_covariance(x, y, n, t0, first):
     """Population covariance of the last n pairs.
 
     Measured from the first pair of the aligned block, which every window that ends in the block holds: the numbers
@@ -213,8 +213,8 @@ def window_covariance(x, y, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_std(x, n, t0, first):
-    """Population standard deviation of the last n values (TA-Lib STDDEV), measured as `window_covariance` does."""
+def rolling_std(x, n, t0, first):
+    """Population standard deviation of the last n values (TA-Lib STDDEV), measured as `rolling_covariance` does."""
     size = len(x)
     out, totals = np.empty(size), np.empty(size)
     tail, tail_2 = np.zeros(n + 1), np.zeros(n + 1)
@@ -243,9 +243,9 @@ def window_std(x, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_return_std(ret, n, t0, first):
+def rolling_return_std(ret, n, t0, first):
     """Population standard deviation of the last n log returns, at least FLOOR."""
-    out = window_std(ret, n, t0, first)
+    out = rolling_std(ret, n, t0, first)
     rows = out[first:]
     for i in range(len(rows)):
         rows[i] = FLOOR if rows[i] < FLOOR else rows[i]
@@ -253,10 +253,10 @@ def window_return_std(ret, n, t0, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_correlation(x, y, n, t0, first):
+def rolling_correlation(x, y, n, t0, first):
     """Pearson correlation of the last n pairs, within [-1, 1]; 0 where either side is constant.
 
-    Sums are measured as in `window_covariance`.
+    Sums are measured as in `rolling_covariance`.
     """
     size = len(x)
     out, sums = np.empty(size), np.empty((4, size))
@@ -296,7 +296,7 @@ def _correlate(out, sum_x, sum_y, sum_xx, sum_yy, n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_weighted_sum(x, weights, first):
+def rolling_weighted_sum(x, weights, first):
     """Sum of weights[k] * x k rows ago: a fixed causal filter, by the definition (an FFT would mix in the future).
 
     weights : their number is a multiple of 4, newest first.
@@ -313,7 +313,7 @@ def window_weighted_sum(x, weights, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bars_since_window_max(x, n, t0, first):
+def bars_since_rolling_max(x, n, t0, first):
     """Number of rows since the largest of the last n values, the latest of equals (TA-Lib AROON)."""
     size = len(x)
     out = np.empty(size)
@@ -336,3 +336,33 @@ def bars_since_window_max(x, n, t0, first):
     for i in range(len(rows)):
         rows[i] += 0.0 * oldest[i]
     return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def normalized_difference(a, b):
+    """(a - b) / (a + b) of two amounts: -1 to 1, and 0 where both are 0."""
+    return safe_ratio(a - b, a + b, 0.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def rolling_sum_ratio(x, total, n, t0, out):
+    """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
+    x, total = rolling_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
+    for i in range(len(out)):
+        out[i] = safe_ratio(x[i], total[i], 0.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def rolling_coefficient_of_variation(x, n, t0, out):
+    """Deviation over mean of the last n values of what is never negative; 0 where all are 0."""
+    spread, total = rolling_std(x, n, t0, HISTORY)[HISTORY:], rolling_sum(x, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = safe_ratio(n * spread[i], total[i], 0.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def write_rolling_correlation(x, y, n, t0, out):
+    """Pearson correlation of the last n pairs; 0 where either side is constant."""
+    x = rolling_correlation(x, y, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = x[i]

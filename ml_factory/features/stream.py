@@ -59,7 +59,7 @@ class FeatureStream:
         self.market = market = self.spec.with_bar_size(market)
         self._warm = self.spec.warmup_bars if cold else 0
         self.names = feature_column_names(market, self.spec)
-        families = self.spec.families_of(market)
+        families = self.spec.families_for_market(market)
         lengths = (self.spec.base, *self.spec.frames)
         self._frames = {length: make_base_bar_stream(market, length) for length in lengths}
         self._engines = {

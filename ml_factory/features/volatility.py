@@ -19,15 +19,16 @@ from ml_factory.features.rolling import (
     FLOOR,
     HISTORY,
     elementwise_abs,
+    elementwise_difference,
     elementwise_product,
     lag,
+    rolling_coefficient_of_variation,
+    rolling_max,
+    rolling_min,
+    rolling_std,
+    rolling_sum,
     safe_ratio,
-    subtract,
-    window_correlation,
-    window_max,
-    window_min,
-    window_std,
-    window_sum,
+    write_rolling_correlation,
 )
 from ml_factory.features.rolling_std_slope import (
     double_rolling_moments,
@@ -71,13 +72,13 @@ def _kernel(b, state, out, coarse):
     )
     variances, size = range_variance_estimators(b.log_open, b.log_high, b.log_low, b.log_close), elementwise_abs(b.ret)
     squares = elementwise_product(size, size)
-    realised = window_sum(squares, 48, b.t0, HISTORY)
-    spread_20 = window_std(b.close, 20, b.t0, HISTORY)
+    realised = rolling_sum(squares, 48, b.t0, HISTORY)
+    spread_20 = rolling_std(b.close, 20, b.t0, HISTORY)
     parkinson = _deviation_from_variances(variances[_PARKINSON], 24, b.t0)
-    natr(b.atr, b.close, out[0])
-    bollinger_bands(b, 20, spread_20, out[1], out[2])
-    choppiness_index(b, 14, out[3])
-    downside_variance_share(b.ret, realised, 48, b.t0, out[4])
+    _natr(b.atr, b.close, out[0])
+    _bollinger_bands(b, 20, spread_20, out[1], out[2])
+    _choppiness_index(b, 14, out[3])
+    _downside_variance_share(b.ret, realised, 48, b.t0, out[4])
     _log_deviation_ratio(parkinson, plain_24, out[5])
     _log_deviation_ratio(rolling_std_from_moments(spread_6, 6, HISTORY), plain_48, out[6])
     if coarse:
@@ -86,22 +87,22 @@ def _kernel(b, state, out, coarse):
     garman_klass = _deviation_from_variances(variances[_GARMAN_KLASS], 24, b.t0)
     _log_deviation_ratio(garman_klass, parkinson, out[7])
     _log_deviation_ratio(_deviation_from_variances(variances[_ROGERS_SATCHELL], 24, b.t0), garman_klass, out[8])
-    _log_deviation_ratio(yang_zhang_volatility(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
+    _log_deviation_ratio(_yang_zhang_volatility(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
     _log_deviation_ratio(plain_24, rolling_std_from_moments(spread_96, 96, HISTORY), out[10])
-    jump_variance_share(size, realised, 48, b.t0, out[11])
-    range_surprise(b, out[12])
-    window_coefficient_of_variation(b.span, 48, b.t0, out[13])
-    return_skewness_and_kurtosis(b.ret, 48, b.t0, out[14], out[15])
-    median_jump_variance_share(size, realised, 48, b.t0, out[16])
-    downside_variance_share(b.ret, window_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
-    ewma_volatility_ratio(squares, plain_48, 48, state[:1], out[18])
-    window_coefficient_of_variation(rolling_std_from_moments(spread_12, 12, HISTORY - 96), 48, b.t0, out[19])
-    squeeze_and_channel_width(b, 48, spread_20, out[20], out[21])
-    bar_range_asymmetry(b, 24, out[22])
-    window_range_position(b.atr, 96, b.t0, out[23])
+    _jump_variance_share(size, realised, 48, b.t0, out[11])
+    _range_surprise(b, out[12])
+    rolling_coefficient_of_variation(b.span, 48, b.t0, out[13])
+    _return_skewness_and_kurtosis(b.ret, 48, b.t0, out[14], out[15])
+    _median_jump_variance_share(size, realised, 48, b.t0, out[16])
+    _downside_variance_share(b.ret, rolling_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
+    _ewma_volatility_ratio(squares, plain_48, 48, state[:1], out[18])
+    rolling_coefficient_of_variation(rolling_std_from_moments(spread_12, 12, HISTORY - 96), 48, b.t0, out[19])
+    _squeeze_and_channel_width(b, 48, spread_20, out[20], out[21])
+    _bar_range_asymmetry(b, 24, out[22])
+    _window_range_position(b.atr, 96, b.t0, out[23])
     before = lag(b.ret)
-    write_window_correlation(before, size, 48, b.t0, out[24])
-    write_window_correlation(elementwise_abs(before), size, 48, b.t0, out[25])
+    write_rolling_correlation(before, size, 48, b.t0, out[24])
+    write_rolling_correlation(elementwise_abs(before), size, 48, b.t0, out[25])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=1)
@@ -117,7 +118,7 @@ def _log_deviation_ratio(a, b, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def natr(atr, close, out):
+def _natr(atr, close, out):
     """ATR in percent of the price (TA-Lib NATR)."""
     atr, close = atr[HISTORY:], close[HISTORY:]
     for i in range(len(out)):
@@ -125,19 +126,19 @@ def natr(atr, close, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bollinger_bands(b, n, spread, out_place, out_width):
+def _bollinger_bands(b, n, spread, out_place, out_width):
     """(%b - 1/2, band width over the middle) for bands of 2 deviations (TA-Lib BBANDS); 0 where the bands meet."""
-    total, close, spread = window_sum(b.close, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY:], spread[HISTORY:]
+    total, close, spread = rolling_sum(b.close, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY:], spread[HISTORY:]
     for i in range(len(close)):
         out_place[i] = safe_ratio(close[i] - total[i] / n, 4.0 * spread[i], 0.0)
         out_width[i] = 4.0 * n * spread[i] / total[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def choppiness_index(b, n, out):
+def _choppiness_index(b, n, out):
     """log(sum of true ranges / range of the n bars) / log(n): 0 in one straight move, 1 going nowhere."""
-    path, before = window_sum(b.span, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY - n :]
-    top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
+    path, before = rolling_sum(b.span, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY - n :]
+    top, bottom = rolling_max(b.high, n, b.t0, HISTORY)[HISTORY:], rolling_min(b.low, n, b.t0, HISTORY)[HISTORY:]
     scale, share = 1.0 / math.log(n), np.empty(len(path))
     for i in range(len(path)):
         share[i] = safe_ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
@@ -147,7 +148,7 @@ def choppiness_index(b, n, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def downside_variance_share(ret, realised, n, t0, out):
+def _downside_variance_share(ret, realised, n, t0, out):
     """Share of squared returns that came from falls, less 1/2; 0 where nothing moved.
 
     realised : sum of n squared returns. Barndorff-Nielsen, Kinnebrock and Shephard (2010): RS- / RV.
@@ -155,7 +156,7 @@ def downside_variance_share(ret, realised, n, t0, out):
     falls = np.empty(len(ret))
     for i in range(len(ret)):
         falls[i] = 0.0 if ret[i] > 0.0 else ret[i] * ret[i]
-    falls, realised = window_sum(falls, n, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    falls, realised = rolling_sum(falls, n, t0, HISTORY)[HISTORY:], realised[HISTORY:]
     for i in range(len(out)):
         out[i] = safe_ratio(falls[i], realised[i], 0.5) - 0.5
 
@@ -180,7 +181,7 @@ def range_variance_estimators(log_open, log_high, log_low, log_close):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _deviation_from_variances(variance, n, t0):
     """Deviation per bar from n bars' variances, at least FLOOR; rounding may leave a variance a hair below 0."""
-    out = window_sum(variance, n, t0, HISTORY)
+    out = rolling_sum(variance, n, t0, HISTORY)
     rows = out[HISTORY:]
     for i in range(len(rows)):
         rows[i] = _root(rows[i] / n)
@@ -193,12 +194,12 @@ def _root(variance):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def yang_zhang_volatility(b, inner, n):
+def _yang_zhang_volatility(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
-    body = window_std(subtract(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
-    jump = window_std(subtract(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
+    body = rolling_std(elementwise_difference(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
+    jump = rolling_std(elementwise_difference(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
     k, unbiased = 0.34 / (1.34 + (n + 1.0) / (n - 1.0)), n / (n - 1.0)
-    out = window_sum(inner, n, b.t0, HISTORY)
+    out = rolling_sum(inner, n, b.t0, HISTORY)
     rows = out[HISTORY:]
     for i in range(len(rows)):
         rows[i] = _root(unbiased * (jump[i] * jump[i] + k * body[i] * body[i]) + (1.0 - k) * rows[i] / n)
@@ -206,10 +207,10 @@ def yang_zhang_volatility(b, inner, n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def jump_variance_share(size, realised, n, t0, out):
+def _jump_variance_share(size, realised, n, t0, out):
     """1 - bipower over realised variance: near 0 in a diffusion, near 1 after one jump; 0 where nothing moved."""
     bipower, realised = (
-        window_sum(elementwise_product(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:],
+        rolling_sum(elementwise_product(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:],
         realised[HISTORY:],
     )
     for i in range(len(out)):
@@ -217,7 +218,7 @@ def jump_variance_share(size, realised, n, t0, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def median_jump_variance_share(size, realised, n, t0, out):
+def _median_jump_variance_share(size, realised, n, t0, out):
     """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012): it bears two jumps in a row."""
     middle = np.full(len(size), np.nan)
     oldest, older, rows = size[:-2], size[1:-1], middle[2:]
@@ -226,14 +227,14 @@ def median_jump_variance_share(size, realised, n, t0, out):
         a, b, c = oldest[i], older[i], newest[i]
         median = max(min(a, b), min(max(a, b), c)) + 0.0 * a  # a missing value stays missing
         rows[i] = median * median
-    middle, realised = window_sum(middle, n - 2, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    middle, realised = rolling_sum(middle, n - 2, t0, HISTORY)[HISTORY:], realised[HISTORY:]
     scale = math.pi / (6.0 - 4.0 * math.sqrt(3.0) + math.pi) * n / (n - 2.0)
     for i in range(len(out)):
         out[i] = 1.0 - safe_ratio(scale * middle[i], realised[i], 1.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def range_surprise(b, out):
+def _range_surprise(b, out):
     """True range over the ATR before it, less 1."""
     span, usual = b.span[HISTORY:], b.atr[HISTORY - 1 :]
     for i in range(len(out)):
@@ -241,15 +242,7 @@ def range_surprise(b, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_coefficient_of_variation(x, n, t0, out):
-    """Deviation over mean of the last n values of what is never negative; 0 where all are 0."""
-    spread, total = window_std(x, n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
-    for i in range(len(out)):
-        out[i] = safe_ratio(n * spread[i], total[i], 0.0)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def return_skewness_and_kurtosis(x, n, t0, out_skewness, out_kurtosis):
+def _return_skewness_and_kurtosis(x, n, t0, out_skewness, out_kurtosis):
     """(skewness, excess kurtosis) of the last n values, population moments; 0 where nothing moved."""
     first, second, third, fourth = _power_sums(x, n, t0)
     for i in range(len(out_skewness)):
@@ -265,7 +258,7 @@ def return_skewness_and_kurtosis(x, n, t0, out_skewness, out_kurtosis):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _power_sums(x, n, t0):
-    """Sums over n values of the first four powers, measured from the aligned block's first, as in `window_std`."""
+    """Sums over n values of the first four powers, measured from the aligned block's first, as in `rolling_std`."""
     out = np.empty((4, len(x)))
     tail_1, tail_2, tail_3, tail_4 = np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
     for start in range(HISTORY - t0 % n, len(x), n):
@@ -286,7 +279,7 @@ def _power_sums(x, n, t0):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ewma_volatility_ratio(squares, plain, n, state, out):
+def _ewma_volatility_ratio(squares, plain, n, state, out):
     """log of RiskMetrics' exponential deviation, started at the mean of n squared returns, over the plain one."""
     x = np.empty((1, len(squares)))
     x[0, HISTORY:] = squares[HISTORY:]
@@ -298,12 +291,12 @@ def ewma_volatility_ratio(squares, plain, n, state, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def squeeze_and_channel_width(b, n, spread, out_squeeze, out_channel):
+def _squeeze_and_channel_width(b, n, spread, out_squeeze, out_channel):
     """(Bollinger over Keltner width less 1, Donchian width over sqrt(bars) ATRs less 1).
 
     Carter's bands: 2 deviations of 20 closes, `spread`, against 1.5 ATRs.
     """
-    top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
+    top, bottom = rolling_max(b.high, n, b.t0, HISTORY)[HISTORY:], rolling_min(b.low, n, b.t0, HISTORY)[HISTORY:]
     spread, atr, path = spread[HISTORY:], b.atr[HISTORY:], math.sqrt(n)
     for i in range(len(atr)):
         out_squeeze[i] = 2.0 * spread[i] / (1.5 * atr[i]) - 1.0
@@ -311,26 +304,21 @@ def squeeze_and_channel_width(b, n, spread, out_squeeze, out_channel):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def bar_range_asymmetry(b, n, out):
+def _bar_range_asymmetry(b, n, out):
     """Asymmetry of n bars around their opens: (sum up - sum down) / sum of ranges, -1 to 1."""
-    both, more = subtract(b.high, b.low), subtract(subtract(b.high, b.open), subtract(b.open, b.low))
-    both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
+    both, more = (
+        elementwise_difference(b.high, b.low),
+        elementwise_difference(elementwise_difference(b.high, b.open), elementwise_difference(b.open, b.low)),
+    )
+    both, more = rolling_sum(both, n, b.t0, HISTORY)[HISTORY:], rolling_sum(more, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = safe_ratio(more[i], both[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def write_window_correlation(x, y, n, t0, out):
-    """Pearson correlation of the last n pairs; 0 where either side is constant."""
-    x = window_correlation(x, y, n, t0, HISTORY)[HISTORY:]
-    for i in range(len(out)):
-        out[i] = x[i]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def window_range_position(x, n, t0, out):
+def _window_range_position(x, n, t0, out):
     """Place of x in the range of its last n values, less 1/2; 0 where it did not move."""
-    top, bottom = window_max(x, n, t0, HISTORY)[HISTORY:], window_min(x, n, t0, HISTORY)[HISTORY:]
+    top, bottom = rolling_max(x, n, t0, HISTORY)[HISTORY:], rolling_min(x, n, t0, HISTORY)[HISTORY:]
     x = x[HISTORY:]
     for i in range(len(out)):
         out[i] = safe_ratio(x[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5

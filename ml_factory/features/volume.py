@@ -16,12 +16,15 @@ from ml_factory.features.rolling import (
     elementwise_abs,
     elementwise_product,
     lag,
+    normalized_difference,
+    rolling_coefficient_of_variation,
+    rolling_max,
+    rolling_min,
+    rolling_sum,
+    rolling_sum_ratio,
     safe_ratio,
-    window_max,
-    window_min,
-    window_sum,
+    write_rolling_correlation,
 )
-from ml_factory.features.volatility import window_coefficient_of_variation, write_window_correlation
 
 COARSE = ("volume_surprise_20", "mfi_14", "money_flow_20", "obv_share_20", "vwap_gap_24")
 BASE = (
@@ -45,58 +48,44 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if len(out) == 0:
         return
-    typical = typical_price(b)
-    flow, money, trend = elementwise_product(typical, b.volume), money_flow_volume(b), typical_price_direction(typical)
-    usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
-    volume_surprise(b.volume, usual, 20, out[0])
+    typical = _typical_price(b)
+    flow, money, trend = elementwise_product(typical, b.volume), _money_flow_volume(b), money_flow_direction(typical)
+    usual = rolling_sum(b.volume, 20, b.t0, HISTORY - 1)
+    _volume_surprise(b.volume, usual, 20, out[0])
     money_flow_index(flow, trend, 14, b.t0, out[1])
-    window_sum_ratio(money, usual, 20, b.t0, out[2])
-    window_sum_ratio(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
-    vwap_gap(b, typical, flow, 24, out[4])
+    rolling_sum_ratio(money, usual, 20, b.t0, out[2])
+    rolling_sum_ratio(_signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
+    _vwap_gap(b, typical, flow, 24, out[4])
     if coarse:
         return
-    usual = window_sum(b.volume, 96, b.t0, HISTORY)
-    volume_trend(window_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
-    window_coefficient_of_variation(b.volume, 48, b.t0, out[6])
-    write_window_correlation(b.ret, b.volume, 48, b.t0, out[9])
-    write_window_correlation(elementwise_abs(b.ret), b.volume, 48, b.t0, out[10])
-    write_window_correlation(lag(b.volume), b.volume, 48, b.t0, out[14])
-    session(b, flow, usual, 96, state[_SESSION], out[8], out[13])
-    vwap_gap(b, typical, flow, 96, out[11])
-    vwap_tilt(b, typical, flow, 48, out[12])
-    volume_oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
-    window_net_to_gross_ratio(elementwise_product(b.ret, b.volume), 48, b.t0, out[17])
-    window_net_to_gross_ratio(ease_of_movement(b), 14, b.t0, out[18])
-    window_sum_ratio(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
+    usual = rolling_sum(b.volume, 96, b.t0, HISTORY)
+    _volume_trend(rolling_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
+    rolling_coefficient_of_variation(b.volume, 48, b.t0, out[6])
+    write_rolling_correlation(b.ret, b.volume, 48, b.t0, out[9])
+    write_rolling_correlation(elementwise_abs(b.ret), b.volume, 48, b.t0, out[10])
+    write_rolling_correlation(lag(b.volume), b.volume, 48, b.t0, out[14])
+    _session_vwap_and_volume(b, flow, usual, 96, state[_SESSION], out[8], out[13])
+    _vwap_gap(b, typical, flow, 96, out[11])
+    _vwap_tilt(b, typical, flow, 48, out[12])
+    _volume_oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
+    _window_net_to_gross_ratio(elementwise_product(b.ret, b.volume), 48, b.t0, out[17])
+    _window_net_to_gross_ratio(_ease_of_movement(b), 14, b.t0, out[18])
+    rolling_sum_ratio(_breakout_volume(b, 24), rolling_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
 
 FAMILY = FeatureFamily(names=_names, kernel=_kernel, recursions=9)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def normalized_difference(a, b):
-    """(a - b) / (a + b) of two amounts: -1 to 1, and 0 where both are 0."""
-    return safe_ratio(a - b, a + b, 0.0)
-
-
 @njit(cache=True, nogil=True, error_model="numpy")
-def window_sum_ratio(x, total, n, t0, out):
-    """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
-    x, total = window_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
-    for i in range(len(out)):
-        out[i] = safe_ratio(x[i], total[i], 0.0)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def window_net_to_gross_ratio(x, n, t0, out):
+def _window_net_to_gross_ratio(x, n, t0, out):
     """Sum of the last n values over the sum of their sizes, -1 to 1; 0 where all are 0."""
-    both, x = window_sum(elementwise_abs(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
+    both, x = rolling_sum(elementwise_abs(x), n, t0, HISTORY)[HISTORY:], rolling_sum(x, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = safe_ratio(x[i], both[i], 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volume_surprise(traded, usual, n, out):
+def _volume_surprise(traded, usual, n, out):
     """Balance of a bar's volume and the mean of the n bars before it, whose sum is `usual`."""
     traded, usual = traded[HISTORY:], usual[HISTORY - 1 :]
     for i in range(len(out)):
@@ -104,7 +93,7 @@ def volume_surprise(traded, usual, n, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volume_trend(short, n, long, m, out):
+def _volume_trend(short, n, long, m, out):
     """Balance of the mean volumes of n and of m bars, given their sums."""
     short, long = short[HISTORY:], long[HISTORY:]
     for i in range(len(out)):
@@ -112,7 +101,7 @@ def volume_trend(short, n, long, m, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def typical_price(b):
+def _typical_price(b):
     """Mean of high, low and close (TA-Lib TYPPRICE)."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
@@ -121,7 +110,7 @@ def typical_price(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def typical_price_direction(typical):
+def money_flow_direction(typical):
     """1 where the typical price rose, -1 where it fell, 0 where it stayed."""
     out = np.full(len(typical), np.nan)
     before, now, rows = typical[:-1], typical[1:], out[1:]
@@ -139,13 +128,13 @@ def money_flow_index(flow, trend, n, t0, out):
     for i in range(len(flow)):
         up[i] = 0.0 * trend[i] + (flow[i] if trend[i] > 0.0 else 0.0)
         down[i] = flow[i] if trend[i] < 0.0 else 0.0
-    up, down = window_sum(up, n, t0, HISTORY)[HISTORY:], window_sum(down, n, t0, HISTORY)[HISTORY:]
+    up, down = rolling_sum(up, n, t0, HISTORY)[HISTORY:], rolling_sum(down, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = 100.0 * safe_ratio(up[i], up[i] + down[i], 0.5)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def money_flow_volume(b):
+def _money_flow_volume(b):
     """Volume times the close's place in its bar, -1 to 1: Chaikin's flow, which TA-Lib AD adds up."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
@@ -155,7 +144,7 @@ def money_flow_volume(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def signed_volume(close, traded):
+def _signed_volume(close, traded):
     """Volume with the sign of the close's change: what TA-Lib OBV adds up."""
     out = np.full(len(close), np.nan)
     before, now, traded, rows = close[:-1], close[1:], traded[1:], out[1:]
@@ -165,34 +154,34 @@ def signed_volume(close, traded):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vwap(typical, flow, traded, n, t0):
+def _rolling_vwap(typical, flow, traded, n, t0):
     """Rows after the history: volume-weighted mean of n typical prices; their plain mean where nothing traded."""
-    plain, traded = window_sum(typical, n, t0, HISTORY)[HISTORY:], window_sum(traded, n, t0, HISTORY)[HISTORY:]
-    out = window_sum(flow, n, t0, HISTORY)[HISTORY:]
+    plain, traded = rolling_sum(typical, n, t0, HISTORY)[HISTORY:], rolling_sum(traded, n, t0, HISTORY)[HISTORY:]
+    out = rolling_sum(flow, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = out[i] / traded[i] if traded[i] != 0.0 else plain[i] / n
     return out
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vwap_gap(b, typical, flow, n, out):
+def _vwap_gap(b, typical, flow, n, out):
     """Close over the VWAP of n bars, in ATRs."""
-    mean, close, atr = vwap(typical, flow, b.volume, n, b.t0), b.close[HISTORY:], b.atr[HISTORY:]
+    mean, close, atr = _rolling_vwap(typical, flow, b.volume, n, b.t0), b.close[HISTORY:], b.atr[HISTORY:]
     for i in range(len(out)):
         out[i] = (close[i] - mean[i]) / atr[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def vwap_tilt(b, typical, flow, n, out):
+def _vwap_tilt(b, typical, flow, n, out):
     """VWAP over the plain mean of n typical prices, in ATRs: did volume come at the high prices or the low ones."""
-    mean, atr = vwap(typical, flow, b.volume, n, b.t0), b.atr[HISTORY:]
-    plain = window_sum(typical, n, b.t0, HISTORY)[HISTORY:]
+    mean, atr = _rolling_vwap(typical, flow, b.volume, n, b.t0), b.atr[HISTORY:]
+    plain = rolling_sum(typical, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = (mean[i] - plain[i] / n) / atr[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def session(b, flow, usual, n, state, out_gap, out_pace):
+def _session_vwap_and_volume(b, flow, usual, n, state, out_gap, out_pace):
     """(close over the session's VWAP in ATRs, balance of the session's mean volume and that of n bars).
 
     usual : sum of n volumes. state : the session's sums of flow and volume and its number of bars so far.
@@ -209,7 +198,7 @@ def session(b, flow, usual, n, state, out_gap, out_pace):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def volume_oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
+def _volume_oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
     """(force index 13, Chaikin oscillator 3-10, Klinger oscillator 34-55), each over the mean of what it weighs.
 
     A mean of a running sum needs no running sum: the sum less its exponential mean is (1 - alpha) / alpha times the
@@ -233,7 +222,7 @@ def volume_oscillators(b, money, trend, state, out_force, out_chaikin, out_kling
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def ease_of_movement(b):
+def _ease_of_movement(b):
     """Arms' ease of movement of a bar: move of its middle times its range over its volume; 0 where nothing traded."""
     out = np.full(len(b.close), np.nan)
     high, low, traded, rows = b.high[1:], b.low[1:], b.volume[1:], out[1:]
@@ -245,11 +234,11 @@ def ease_of_movement(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def breakout_volume(b, n):
+def _breakout_volume(b, n):
     """Volume of a bar whose high is the highest of n bars, less that of one whose low is the lowest."""
     out = np.full(len(b.close), np.nan)
     first = HISTORY - 2 * n
-    top, bottom = window_max(b.high, n, b.t0, first), window_min(b.low, n, b.t0, first)
+    top, bottom = rolling_max(b.high, n, b.t0, first), rolling_min(b.low, n, b.t0, first)
     for i in range(first, len(out)):
         side = np.float64(b.high[i] == top[i]) - np.float64(b.low[i] == bottom[i])
         out[i] = side * b.volume[i] + 0.0 * top[i]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.storage.serialization import read_state_file, write_state_file
-from ml_factory.targets.labels import stored_class_labels
+from ml_factory.targets.labels import stored_label_classes
 
 FORMAT = "ml_factory.bundle/1"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
@@ -63,7 +63,7 @@ class Bundle:
     @property
     def classes(self) -> tuple[int, ...]:
         """Possible labels of the training data."""
-        return stored_class_labels(self.spec)
+        return stored_label_classes(self.spec)
 
     def to_state(self) -> dict:
         """Return the bundle as plain values, for `save` or the artifact registry."""

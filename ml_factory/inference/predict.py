@@ -7,11 +7,11 @@ from ml_factory.datasets.covariates import compute_covariates
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
 from ml_factory.datasets.row_sampling import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
-from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, condition_on_classes
+from ml_factory.evaluation.calibration import Calibration, condition_on_classes
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.models.registry import load_model
+from ml_factory.models.registry import build_model_from_state
 
 
 def predict_features(
@@ -56,7 +56,7 @@ def predict_features(
     scaled = apply_preprocessing_step(
         preprocessing_from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close
     )
-    model, calibration = load_model(bundle.model_state), Calibration.from_dict(bundle.calibration)
+    model, calibration = build_model_from_state(bundle.model_state), Calibration.from_dict(bundle.calibration)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]

@@ -22,7 +22,7 @@ def times_of_splits(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -
     return first | {"last_label": known[-1].isoformat()}
 
 
-def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
+def _split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
     """Return the split of each moment: object (N,) of train, validation, test, new (after the last labelled row).
 
     Purged rows between two splits, and rows without a label, belong to the split before: no row that an overlapping
@@ -36,10 +36,10 @@ def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndar
 
 
 def split_by_model_times(artifact: Artifact, index: pd.DatetimeIndex) -> np.ndarray:
-    """Return `split_by_times` for the model's own split. Raises CheckpointError for a model of an older version."""
+    """Return `_split_by_times` for the model's own split. Raises CheckpointError for a model of an older version."""
     if "split_times" not in artifact.facts:
         raise CheckpointError(
             "This model stores no end of its training rows", where=artifact.path, got="one of an older version",
             next_step="train it again",
         )  # fmt: skip
-    return split_by_times(index, artifact.facts["split_times"])
+    return _split_by_times(index, artifact.facts["split_times"])

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.leakage.timed_tables import COLUMNS, COMPARED, ROWS, Leak, bitwise_equal, to_plain_array
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 
 STAGES = ("bars", "features", "labels", "splits", "scaler", "dataset", "fold", "predictions", "baseline")
 BLOCK_ROWS = 8_192
@@ -126,7 +126,7 @@ def compare_artifact_states(part: str, name: str, got: object, wanted: object, r
     got, wanted : results of `to_dict` or `get_state`, or objects that have `to_dict`
     """
     got, wanted = (one.to_dict() if hasattr(one, "to_dict") else one for one in (got, wanted))
-    if encode_state({"state": got}) == encode_state({"state": wanted}):
+    if serialize_state({"state": got}) == serialize_state({"state": wanted}):
         return []
     where, count = _path_of_difference(got, wanted)
     return [artifact_leak(part, f"{name}{where}", count, "the first", reference)]
@@ -136,7 +136,7 @@ def _path_of_difference(got: object, wanted: object) -> tuple[str, int]:
     """Return (path to the first number that differs, count of differing numbers below it)."""
     if isinstance(got, Mapping) and isinstance(wanted, Mapping) and set(got) == set(wanted):
         for key in wanted:
-            if encode_state({"state": got[key]}) != encode_state({"state": wanted[key]}):
+            if serialize_state({"state": got[key]}) != serialize_state({"state": wanted[key]}):
                 where, count = _path_of_difference(got[key], wanted[key])
                 return f"[{key!r}]{where}", count
     if isinstance(got, list | tuple | np.ndarray) and np.shape(got) == np.shape(wanted) and np.ndim(got):

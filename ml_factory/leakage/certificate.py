@@ -15,7 +15,7 @@ from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 FORMAT = 2
 FOLDER = "certificates"
@@ -25,7 +25,7 @@ FOLDER = "certificates"
 
 
 @dataclass(frozen=True)
-class CertifiedStretch:
+class _CertifiedStretch:
     """Bars from the end of the previous stretch up to `rows`, proved in one run.
 
     hash : of all bars up to `rows`
@@ -61,7 +61,7 @@ class Certificate:
     subject: str
     code: str
     settings: str
-    stretches: tuple[CertifiedStretch, ...]
+    stretches: tuple[_CertifiedStretch, ...]
     blocks: tuple[str, ...]
     history: int
     cuts: tuple[tuple[str, str], ...]
@@ -94,14 +94,14 @@ class Certificate:
             "form": self.form,
             "passed": self.passed,
         }
-        return stored | {"hash": fingerprint(stored)}
+        return stored | {"hash": fingerprint_json(stored)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Certificate":
         """Parse a stored certificate; raise KeyError or TypeError where it is none."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in stored.items() if name in names}
-        given["stretches"] = tuple(CertifiedStretch(**one) for one in stored["stretches"])
+        given["stretches"] = tuple(_CertifiedStretch(**one) for one in stored["stretches"])
         given["leaks"] = tuple(Leak(**one) for one in stored["leaks"])
         for name in ("blocks", "disturbances"):
             given[name] = tuple(stored[name])
@@ -110,18 +110,18 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class CertificateCoverage:
+class _CertificateCoverage:
     """The bars that an earlier certificate covers: `rows` of them, in these stretches."""
 
     rows: int
-    stretches: tuple[CertifiedStretch, ...]
+    stretches: tuple[_CertifiedStretch, ...]
     history: int
 
 
-NO_COVERAGE = CertificateCoverage(0, (), 0)
+NO_COVERAGE = _CertificateCoverage(0, (), 0)
 
 
-def certificate_coverage(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
+def certificate_coverage(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> _CertificateCoverage:
     """Return the longest prefix of these bars that the certificate proves in this form or a stronger one.
 
     Where bars were revised, the blocks before them stay covered.
@@ -132,24 +132,24 @@ def certificate_coverage(certificate: Certificate, prefixes: PrefixHasher, form:
     while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_prefix(hard[-1].rows) != hard[-1].hash):
         hard.pop()  # equal hashes of a prefix imply equal hashes of every shorter prefix
     if hard:
-        return CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
+        return _CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
     edges = hash_block_edges(min(len(prefixes), certificate.stretches[0].rows))
     same = [k for k, edge in enumerate(edges) if prefixes.hash_prefix(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
         return NO_COVERAGE
     rows, first = edges[same[-1]], certificate.stretches[0]
-    kept = CertifiedStretch(
+    kept = _CertifiedStretch(
         rows, prefixes.hash_prefix(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts
     )
-    return CertificateCoverage(rows, (kept,), certificate.history)
+    return _CertificateCoverage(rows, (kept,), certificate.history)
 
 
 def issue_certificate(
     proof: Proof, prefixes: PrefixHasher, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
-    form: str, before: CertificateCoverage = NO_COVERAGE,
+    form: str, before: _CertificateCoverage = NO_COVERAGE,
 ) -> Certificate:  # fmt: skip
     """Return the certificate of these bars: the covered stretches, and the one that this proof adds."""
-    new = CertifiedStretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
+    new = _CertifiedStretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
     return Certificate(
         symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
         stretches=(*before.stretches, new) if before.rows < len(prefixes) else before.stretches,
@@ -198,7 +198,7 @@ def read_certificate(path: Path) -> Certificate | None:
     stored = files.read_json_or_none(path)
     try:
         content = {name: value for name, value in stored.items() if name != "hash"}
-        if stored["format"] != FORMAT or stored["hash"] != fingerprint(content):
+        if stored["format"] != FORMAT or stored["hash"] != fingerprint_json(content):
             return None
         return Certificate.from_dict(stored)
     except (KeyError, TypeError, AttributeError):
@@ -207,7 +207,7 @@ def read_certificate(path: Path) -> Certificate | None:
 
 def best_certificate_coverage(
     processed: Path, prefixes: PrefixHasher, horizon: int, *, code: str, settings: str, form: str
-) -> CertificateCoverage:
+) -> _CertificateCoverage:
     """Return the widest coverage of these bars by any certificate of this symbol with equal code and settings."""
     best = NO_COVERAGE
     for subject in files.names(Path(processed) / FOLDER):

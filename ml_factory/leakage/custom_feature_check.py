@@ -16,7 +16,7 @@ from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.clone_function import make_stateless_copy
+from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.leakage.timed_tables import RAISED, Leak, bitwise_equal
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
@@ -103,7 +103,7 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: ResampledBars, rows:
 
 
 def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
-    return replace(made, function=make_stateless_copy(made.original))
+    return replace(made, function=clone_function_without_state(made.original))
 
 
 def _leak(column: str, base: ResampledBars, rows: Sequence[int]) -> Leak:

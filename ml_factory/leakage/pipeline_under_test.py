@@ -9,7 +9,7 @@ import pandas as pd
 
 from ml_factory.data.activity_bars import build_base_and_minute_bars, build_base_bars_and_frames
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.multi_timeframe import timeframe_name
@@ -44,7 +44,7 @@ class SplitUnderTest:
 class FittedObjectUnderTest:
     """A fitted object.
 
-    state : its numbers, in anything `encode_state` takes
+    state : its numbers, in anything `serialize_state` takes
     reads : roles whose rows it may read
     """
 
@@ -171,7 +171,7 @@ class StandardPipelineUnderTest:
         """Fit the steps up to the scaler, and training weights with and without decay."""
         rows = np.asarray(roles["train"])
         train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = FitSample(values, names, rows, labels["close"].to_numpy(), train_labels)
+        sample = TransformFitSample(values, names, rows, labels["close"].to_numpy(), train_labels)
         return {
             "preprocessing": FittedObjectUnderTest(fit_preprocessing_steps(self.preprocess, sample).to_dict()),
             "training weights": FittedObjectUnderTest(training_weights(train_labels)),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ProofProgressFile:
     def save(self, record: dict) -> None:
         """Replace the saved record. Not flushed: a step lost in a power cut is repeated."""
         content = {"proof": self.proof, "horizons": list(self.horizons), "record": to_json_value(record)}
-        text = json.dumps(content | {"hash": fingerprint(content)}, allow_nan=False)
+        text = json.dumps(content | {"hash": fingerprint_json(content)}, allow_nan=False)
         files.replace(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"), flush=False)
 
     def forget(self) -> None:
@@ -48,6 +48,6 @@ def _read(path: Path) -> dict | None:
     stored = files.read_json_or_none(path)
     try:
         content = {name: stored[name] for name in ("proof", "horizons", "record")}
-        return content if stored["hash"] == fingerprint(content) else None
+        return content if stored["hash"] == fingerprint_json(content) else None
     except (KeyError, TypeError):
         return None

@@ -14,17 +14,17 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.leakage.cut_points import CutPoint, choose_cut_points
-from ml_factory.leakage.fitted import (
+from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
+from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
+from ml_factory.leakage.progress_file import ProofProgressFile
+from ml_factory.leakage.proof_spec import ProofSpec
+from ml_factory.leakage.split_and_fit_check import (
     check_fitted_for_leaks,
     check_splits_are_purged,
     count_labels_to_split,
     match_labels_to_features,
 )
-from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
-from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgressFile
-from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.streaming_check import select_common_columns
 from ml_factory.leakage.timed_tables import RAISED, ColumnDifference, Leak, TimedTable, table_differences
 from ml_factory.progress import progress_phase

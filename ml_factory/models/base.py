@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import logging
 import platform
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
 
@@ -98,7 +97,7 @@ class ModelBase:
         """
         raise NotImplementedError
 
-    def state_in_training(self, saved: Mapping) -> dict:
+    def state_from_checkpoint(self, saved: Mapping) -> dict:
         """Return the state, as of `get_state`, of the model in a training's checkpoint, finished or not."""
         raise NotImplementedError
 
@@ -117,9 +116,9 @@ class ModelBase:
                 "Not a state of this model",
                 got=repr(state.get("model")),
                 wanted=repr(self.name),
-                next_step="use ml_factory.models.registry.load_model, which builds the right one",
+                next_step="use ml_factory.models.registry.build_model_from_state, which builds the right one",
             )
-        check_same_training_data(self.trained_on, state)
+        _check_same_training_data(self.trained_on, state)
         self.trained_on = state.get("trained_on") or self.trained_on
         return state
 
@@ -128,9 +127,12 @@ class ModelBase:
         return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
 
 
-def check_same_training_data(expected: Mapping, state: Mapping) -> None:
+def _check_same_training_data(expected: Mapping, state: Mapping) -> None:
     """Raise CheckpointError where a model of the rows `expected` is given a state of other rows."""
-    theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
+    theirs, step = (
+        state.get("trained_on") or {},
+        "build a model of its own for it: models.registry.build_model_from_state(state)",
+    )
     for name in ("symbol", "horizon"):
         if expected and theirs and expected[name] != theirs[name]:
             raise CheckpointError(
@@ -207,48 +209,6 @@ def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
         if wanted is not None and limit < wanted:
             lowered[name] = {"wanted": wanted, "used": limit}
     return dataclasses.replace(settings, **{name: item["used"] for name, item in lowered.items()}), lowered
-
-
-def labels_to_class_index(y, *, where: str = "y") -> np.ndarray:
-    """Convert labels -1, 0, 1 to int64 0, 1, 2."""
-    y = np.asarray(y)
-    if y.ndim != 1:
-        raise FactoryError("Labels must be one column", where=where, got=f"shape {y.shape}", wanted="(N,)")
-    strange = ~np.isin(y, CLASSES)
-    if strange.any():
-        raise FactoryError(
-            "Unknown label", where=f"{where}, row {int(strange.argmax())}", got=y[strange][0], wanted=CLASSES
-        )
-    return y.astype(np.int64) + 1
-
-
-def check_training_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (labels 0..2 int64, weights float64) for n_x rows. Raises FactoryError for rows that cannot be learned
-    from.
-    """
-    target = labels_to_class_index(y, where=f"{where} y")
-    weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
-    if not n_x == len(target) == len(weight):
-        raise FactoryError("Rows do not match", where=where, got=f"{n_x} x, {len(target)} y, {len(weight)} weights")
-    if not (np.isfinite(weight).all() and (weight >= 0).all()):
-        raise FactoryError("Weights must be finite and not negative", where=where)
-    if len(np.unique(target[weight > 0])) < 2 and where == "training":
-        raise FactoryError(
-            "Training rows with weight hold fewer than two classes",
-            got=f"{len(target)} rows",
-            next_step="take more rows, another fold or a shorter horizon",
-        )
-    if not weight.sum() > 0:
-        raise FactoryError("No row has weight", where=where, got=f"{len(target)} rows")
-    return target, weight
-
-
-def training_data_checksum(n_features: int, *arrays: np.ndarray) -> dict:
-    """Return the identity of training data: lengths of the arrays and a checksum of their bytes."""
-    checksum = 0
-    for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
-    return {"features": int(n_features), "rows": [len(array) for array in arrays], "checksum": checksum}
 
 
 def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
@@ -333,7 +293,7 @@ def mean_log_loss(scores_N3: np.ndarray, target_N: np.ndarray, weight_N: np.ndar
 # ---------------------------------------------- trees from a file, whose bytes may come from anywhere
 
 
-def damaged_model(library: str, what: str, got: object, wanted: object = None) -> CheckpointError:
+def damaged_model_state_error(library: str, what: str, got: object, wanted: object = None) -> CheckpointError:
     """Return the error of a model that is not what `library` wrote here."""
     return CheckpointError(
         f"This {library} model is damaged or not one of ours: {what}", got=str(got)[:100], wanted=wanted,
@@ -353,6 +313,6 @@ def checked_stored_vectors(library: str, stored: object, types: Mapping[str, typ
         value = stored.get(name) if isinstance(stored, Mapping) else None
         if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
             got = f"{getattr(value, 'dtype', type(value).__name__)}, shape {np.shape(value)}"
-            raise damaged_model(library, f"its {name}", got, f"a vector of {np.dtype(dtype)}")
+            raise damaged_model_state_error(library, f"its {name}", got, f"a vector of {np.dtype(dtype)}")
         arrays[name] = value
     return arrays

@@ -13,10 +13,10 @@ from pathlib import Path
 import catboost
 import numpy as np
 
-from ml_factory.models.base import CLASSES, checked_stored_vectors, damaged_model
+from ml_factory.models.base import CLASSES, checked_stored_vectors, damaged_model_state_error
 
 _MISSING = ("AsIs", "AsFalse", "AsTrue")  # side of a split that a missing value takes; "AsIs": the column has none
-_damaged = partial(damaged_model, "CatBoost")
+_damaged = partial(damaged_model_state_error, "CatBoost")
 _DEEPEST = 16
 _TYPES = {
     "borders": np.float32, "border_counts": np.int32, "missing": np.uint8, "depths": np.int32, "splits": np.int32,
@@ -24,7 +24,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def trees_of(model: catboost.CatBoost) -> dict[str, np.ndarray]:
+def catboost_tree_arrays(model: catboost.CatBoost) -> dict[str, np.ndarray]:
     """Return the trees of a model that this process trained.
 
     borders (float32), border_counts (int32, of each column), missing (uint8, index into `_MISSING`), depths (int32, of
@@ -54,7 +54,7 @@ def trees_of(model: catboost.CatBoost) -> dict[str, np.ndarray]:
     }
 
 
-def model_of(trees: Mapping[str, np.ndarray], features: int) -> catboost.CatBoost:
+def catboost_model_from_trees(trees: Mapping[str, np.ndarray], features: int) -> catboost.CatBoost:
     """Build the CatBoost model of these trees, for rows of `features` columns.
 
     Raises CheckpointError where they are not the trees of a classifier of three classes.

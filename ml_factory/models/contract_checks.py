@@ -54,37 +54,37 @@ def check_model_contract(name: str, make: Make, *, windowed: bool) -> tuple[str,
     return tuple((check.__doc__ or "").partition(".")[0] for check in checks)
 
 
-def build_contract_network(model: ModelBase, seed: int = 0) -> nn.Module:
+def _build_contract_network(model: ModelBase, seed: int = 0) -> nn.Module:
     """Build the estimator's network for F features, weights drawn from the seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "contract"))
-        return model.kind(contract_feature_count(model), T, len(CLASSES), model.network_spec)
+        return model.kind(_contract_feature_count(model), T, len(CLASSES), model.network_spec)
 
 
-def contract_feature_count(model: ModelBase) -> int:
+def _contract_feature_count(model: ModelBase) -> int:
     """Return F, or the number of features of a network that was built for certain columns."""
     return getattr(getattr(model, "kind", None), "features", F)
 
 
-def contract_windows(model: ModelBase, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
+def _contract_windows(model: ModelBase, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
     """Return normal x_BTF that the model can read."""
-    size = rows, T, contract_feature_count(model)
+    size = rows, T, _contract_feature_count(model)
     return torch.from_numpy(seeded_generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
-def contract_covariates(model: ModelBase, rows: int = ROWS) -> dict[str, torch.Tensor]:
+def _contract_covariates(model: ModelBase, rows: int = ROWS) -> dict[str, torch.Tensor]:
     """Return normal covariates of the network; {} for most networks."""
     draw, shapes = seeded_generator(2, "contract"), getattr(model, "covariates", {})
     return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
 
 
-def check_contract_logits(make: Make) -> Iterator[str]:
+def _check_contract_logits(make: Make) -> Iterator[str]:
     """x_BTF gives finite logits_BC and is left as it was."""
     model = make()
-    network, x_BTF = build_contract_network(model).eval(), contract_windows(model)
+    network, x_BTF = _build_contract_network(model).eval(), _contract_windows(model)
     before = x_BTF.clone()
     with torch.no_grad():
-        y_BC = network(x_BTF, **contract_covariates(model))
+        y_BC = network(x_BTF, **_contract_covariates(model))
     if y_BC.shape != (ROWS, len(CLASSES)):
         yield f"got shape {tuple(y_BC.shape)}, wanted {(ROWS, len(CLASSES))}"
     elif not torch.isfinite(y_BC).all():
@@ -93,26 +93,26 @@ def check_contract_logits(make: Make) -> Iterator[str]:
         yield "the inputs were changed in place"
 
 
-def check_contract_gradients(make: Make) -> Iterator[str]:
+def _check_contract_gradients(make: Make) -> Iterator[str]:
     """The gradient reaches every parameter."""
     with torch.random.fork_rng(devices=[]):
         model = make()
-        network = build_contract_network(model).train()
-        network(contract_windows(model), **contract_covariates(model)).square().sum().backward()
+        network = _build_contract_network(model).train()
+        network(_contract_windows(model), **_contract_covariates(model)).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
 
 
-def check_contract_overfits_batch(make: Make) -> Iterator[str]:
+def _check_contract_overfits_batch(make: Make) -> Iterator[str]:
     """One batch can be learnt by heart."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
         model, y_B = make(), torch.arange(24) % len(CLASSES)
         network, x_BTF, more = (
-            build_contract_network(model),
-            contract_windows(model, 24),
-            contract_covariates(model, 24),
+            _build_contract_network(model),
+            _contract_windows(model, 24),
+            _contract_covariates(model, 24),
         )
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
@@ -127,10 +127,10 @@ def check_contract_overfits_batch(make: Make) -> Iterator[str]:
     yield f"after {STEPS} steps on 24 rows the log loss is {loss:.2f}, wanted below 0.2"
 
 
-def check_contract_batch_independence(make: Make) -> Iterator[str]:
+def _check_contract_batch_independence(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
     model = make()
-    network, x_BTF, more = build_contract_network(model).eval(), contract_windows(model), contract_covariates(model)
+    network, x_BTF, more = _build_contract_network(model).eval(), _contract_windows(model), _contract_covariates(model)
     with torch.no_grad():
         one = network(x_BTF[7:8], **{name: part[7:8] for name, part in more.items()})
         gap = (network(x_BTF, **more)[7:8] - one).abs().max()
@@ -138,7 +138,7 @@ def check_contract_batch_independence(make: Make) -> Iterator[str]:
         yield f"its logits differ by {float(gap):.1e}"
 
 
-def check_contract_seed(make: Make) -> Iterator[str]:
+def _check_contract_seed(make: Make) -> Iterator[str]:
     """The same seed trains to the same bits, another seed to others."""
     p = [_fitted(make, seed=seed).predict_proba(_rows(make())[0]) for seed in (0, 0, 1)]
     if not np.array_equal(p[0], p[1]):
@@ -147,7 +147,7 @@ def check_contract_seed(make: Make) -> Iterator[str]:
         yield "two seeds train to the same"
 
 
-def check_contract_probabilities(make: Make) -> Iterator[str]:
+def _check_contract_probabilities(make: Make) -> Iterator[str]:
     """Probabilities have the agreed form."""
     p_N3 = _fitted(make).predict_proba(_rows(make())[0])
     if p_N3.shape != (ROWS, 3) or p_N3.dtype != np.float64:
@@ -156,7 +156,7 @@ def check_contract_probabilities(make: Make) -> Iterator[str]:
         yield "rows do not sum to 1"
 
 
-def check_contract_save_load(make: Make) -> Iterator[str]:
+def _check_contract_save_load(make: Make) -> Iterator[str]:
     """Saved and loaded it predicts the same."""
     model = _fitted(make)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,22 +168,22 @@ def check_contract_save_load(make: Make) -> Iterator[str]:
 
 
 NETWORK_CHECKS = (
-    check_contract_logits,
-    check_contract_gradients,
-    check_contract_overfits_batch,
-    check_contract_batch_independence,
+    _check_contract_logits,
+    _check_contract_gradients,
+    _check_contract_overfits_batch,
+    _check_contract_batch_independence,
 )
-MODEL_CHECKS = (check_contract_probabilities, check_contract_seed, check_contract_save_load)
+MODEL_CHECKS = (_check_contract_probabilities, _check_contract_seed, _check_contract_save_load)
 
 
 def _rows(model: ModelBase) -> tuple[np.ndarray | Windows, np.ndarray]:
     """Return x and y that the model can read: windows for networks, their last rows for the others."""
-    x_NTF, y = contract_windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
+    x_NTF, y = _contract_windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
     if not hasattr(model, "kind"):
         return x_NTF[:, -1], y
     last = np.arange(T - 1, ROWS * T, T)
     return Windows(
-        x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in contract_covariates(model).items()}
+        x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in _contract_covariates(model).items()}
     ), y
 
 

@@ -128,7 +128,7 @@ def dot_product_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Ten
     return mixed_MNK.view(B, H, N, K)
 
 
-class TokenBatchNorm(nn.BatchNorm1d):
+class _TokenBatchNorm(nn.BatchNorm1d):
     """Each of D numbers normalised over all tokens of all rows, x_BND (Nie et al. 2023, appendix A.1.4)."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return y_MD.view_as(x_BND)
 
 
-NORMS = {"layer": nn.LayerNorm, "batch": TokenBatchNorm}
+NORMS = {"layer": nn.LayerNorm, "batch": _TokenBatchNorm}
 
 
 class EncoderLayer(nn.Module):

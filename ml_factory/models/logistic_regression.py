@@ -20,7 +20,7 @@ _SUFFICIENT, _HALVINGS = 1e-4, 20  # Armijo's condition, and how often a step is
 
 
 @dataclass(frozen=True)
-class LogisticRegressionSpec(TabularSpec):
+class _LogisticRegressionSpec(TabularSpec):
     """Settings of the linear model.
 
     l2 : penalty l2 / 2 · ‖w‖² added to the summed weighted loss of rows whose weights have mean 1; the bias is free.
@@ -38,7 +38,7 @@ class LogisticRegressionSpec(TabularSpec):
 class LogisticRegression(TabularModel):
     """Linear model, scaled by the training rows' own mean and deviation; a missing value counts as the mean."""
 
-    Spec = LogisticRegressionSpec
+    Spec = _LogisticRegressionSpec
     name = "linear"
     library = "numpy"
 
@@ -129,7 +129,7 @@ class _Trainer(TabularBlockTrainer):
     path : weights after each round, from which the best are taken. Scores are computed again with each block.
     """
 
-    def __init__(self, spec: LogisticRegressionSpec, scale: LogisticRegressionScaler, parts: list[TabularRows]):
+    def __init__(self, spec: _LogisticRegressionSpec, scale: LogisticRegressionScaler, parts: list[TabularRows]):
         self.scale, self.threads = scale, spec.thread_count
         self.parts = [_Part(rows, scale, spec.clip) for rows in parts]
         self.penalty = np.full((len(scale.mean_F) + 1, 1), spec.l2 / max((parts[0].weight > 0).sum(), 1))

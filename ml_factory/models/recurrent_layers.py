@@ -62,7 +62,7 @@ def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Te
     carry, since a scan gives no gradient to what its step closes over.
     """
     lstm = isinstance(rnn, kernels.LSTM)
-    scan = scan_recurrent_steps_on_xla if x_BTF.device.type == "xla" else scan_recurrent_steps
+    scan = _scan_recurrent_steps_on_xla if x_BTF.device.type == "xla" else scan_recurrent_steps
     if state is None:
         zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
         state = (zeros_LBH, zeros_LBH) if lstm else zeros_LBH
@@ -95,7 +95,7 @@ def scan_recurrent_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tupl
     return carry, torch.stack(outputs)
 
 
-def scan_recurrent_steps_on_xla(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+def _scan_recurrent_steps_on_xla(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
     """Scan as one loop in XLA's program, its body compiled once. The steps are pure functions, so their trace is
     cached.
     """

@@ -142,7 +142,7 @@ def check_registered_model_settings(name: str, given: Mapping) -> None:
         build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
 
 
-def load_model(state: Mapping) -> ModelBase:
+def build_model_from_state(state: Mapping) -> ModelBase:
     """Build the fitted model of a `get_state()`."""
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
@@ -159,7 +159,7 @@ def load_model(state: Mapping) -> ModelBase:
 
 def model_state_from_checkpoint(saved: Mapping, trained_on: Mapping) -> dict:
     """Return the model's state, as of `get_state`, in the checkpoint of a training on these rows."""
-    state = build_model(saved["model"], **saved["settings"]).state_in_training(saved)
+    state = build_model(saved["model"], **saved["settings"]).state_from_checkpoint(saved)
     return state | ({"trained_on": dict(trained_on)} if trained_on else {})
 
 

@@ -95,7 +95,7 @@ class TCNSpec:
         return max(1, math.ceil(math.log2((lookback - 1) / (2 * (self.kernel - 1)) + 1)))
 
 
-class TCNCausalConv(nn.Module):
+class _TCNCausalConv(nn.Module):
     """Causal convolution over x_BXT, at every `stride`-th step up to the last, with weight normalisation.
 
     Weight normalisation (Salimans and Kingma 2016): a direction, and its length as a parameter of its own.
@@ -115,15 +115,15 @@ class TCNCausalConv(nn.Module):
         return functional.conv1d(padded, weight, self.bias, self.stride)
 
 
-class TCNResidualBlock(nn.Module):
+class _TCNResidualBlock(nn.Module):
     """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b), at every
     second step up to the last: x_BXT -> x_BXS with S = ceil(T / 2).
     """
 
     def __init__(self, inputs: int, width: int, kernel: int, dropout: float):
         super().__init__()
-        self.conv1 = TCNCausalConv(inputs, width, kernel)
-        self.conv2 = TCNCausalConv(width, width, kernel, stride=2)
+        self.conv1 = _TCNCausalConv(inputs, width, kernel)
+        self.conv2 = _TCNCausalConv(width, width, kernel, stride=2)
         # Whole channels are dropped, as the paper says (its code drops single numbers). In place and before ReLU, which
         # is equal: no other layer reads what a convolution writes, and new memory costs more.
         self.drop = nn.Dropout1d(dropout, inplace=True)
@@ -153,7 +153,7 @@ class TCN(nn.Module):
         super().__init__()
         widths = [features] + [spec.width] * spec.depth(lookback)
         self.blocks = nn.Sequential(
-            *(TCNResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
+            *(_TCNResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
         )
         self.head = VectorHead(spec.width, features, task)
 

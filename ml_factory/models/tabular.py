@@ -32,7 +32,6 @@ from ml_factory.models.base import (
     merge_inexact_reasons,
     replay_history_to_callbacks,
     softmax,
-    training_data_checksum,
 )
 from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import (
@@ -42,6 +41,7 @@ from ml_factory.models.tabular_data import (
     check_tabular_class_weight,
     to_tabular_matrix,
     to_tabular_rows,
+    training_data_checksum,
 )
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
@@ -351,7 +351,7 @@ class TabularModel(ModelBase, ABC):
             return self._state(trainer.model(rounds), rounds, features)
         return self._state(self._fitted, self.best_round, self.n_features)
 
-    def state_in_training(self, saved: Mapping) -> dict:
+    def state_from_checkpoint(self, saved: Mapping) -> dict:
         if "finished" in saved:
             return dict(saved["finished"])
         fitted = self._grown(saved["part"], saved["rounds"]) if saved["rounds"] else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
-from ml_factory.models.catboost_trees import model_of, trees_of
+from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
 
 _METRIC = "MultiClass"
@@ -24,7 +24,7 @@ _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
 @dataclass(frozen=True)
-class CatBoostSpec(TabularBoosterSpec):
+class _CatBoostSpec(TabularBoosterSpec):
     """Settings of CatBoost. Symmetric trees, which split each level by one condition, are deeper than those of the
     others.
     """
@@ -40,7 +40,7 @@ class CatBoost(TabularModel):
     than these rows hold.
     """
 
-    Spec = CatBoostSpec
+    Spec = _CatBoostSpec
     name = "catboost"
     library = "catboost"
     gpu = False
@@ -78,7 +78,7 @@ class CatBoost(TabularModel):
         return part["model"]
 
     def _read(self, fitted):
-        return model_of(fitted, self.n_features)
+        return catboost_model_from_trees(fitted, self.n_features)
 
     def _predict(self, x):
         return self._predictor.predict(x, prediction_type="Probability", thread_count=self.settings.thread_count)
@@ -170,7 +170,7 @@ class _Trainer(TabularBlockTrainer):
             self.grow(rounds, rounds, seed=0)
         if rounds < self.booster.tree_count_:
             self.booster.shrink(rounds)
-        return trees_of(self.booster)
+        return catboost_tree_arrays(self.booster)
 
     def close(self):
         self.folder.cleanup()

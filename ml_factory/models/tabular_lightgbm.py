@@ -1,20 +1,14 @@
 """LightGBM (Ke et al. 2017), deterministic and row-wise, in blocks."""
 
-import re
-from dataclasses import dataclass
-
 import lightgbm as lgb
 import numpy as np
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.lightgbm_predict import compile_lightgbm_trees
+from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
-_TREE = re.compile(r"^(?=Tree=\d+$)", re.MULTILINE)
-_END = "end of trees"
-_SIZES = re.compile(r"^tree_sizes=.*$", re.MULTILINE)
 
 
 class LightGBM(TabularModel):
@@ -57,27 +51,6 @@ class LightGBM(TabularModel):
 
     def _own_booster(self) -> lgb.Booster:
         return lgb.Booster(model_str=bytes(self._fitted).decode())
-
-
-@dataclass(frozen=True)
-class LightGBMModelText:
-    """A LightGBM model's text in its three parts: the head, a section per tree, the tail."""
-
-    head: str
-    trees: tuple[str, ...]
-    tail: str
-
-    @classmethod
-    def split(cls, text: str) -> "LightGBMModelText":
-        body, end, tail = text.partition(_END)
-        head, *trees = _TREE.split(body)
-        return cls(head, tuple(trees), end + tail)
-
-    def join(self) -> str:
-        """Return the text that LightGBM reads: trees counted from 0, their sizes in the head."""
-        trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
-        sizes = " ".join(str(len(tree.encode())) for tree in trees)
-        return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
 class _Trainer(TabularBlockTrainer):

@@ -4,7 +4,7 @@ import numpy as np
 import xgboost as xgb
 
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel
-from ml_factory.models.xgboost_trees import booster_of, merge_trees, trees_of
+from ml_factory.models.xgboost_trees import merge_xgboost_trees, xgboost_booster_from_trees, xgboost_tree_arrays
 
 _METRIC = "mlogloss"
 _BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
@@ -29,10 +29,10 @@ class XGBoost(TabularModel):
         return _Trainer(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
 
     def _grown(self, part, rounds):
-        return merge_trees(part["blocks"], rounds)
+        return merge_xgboost_trees(part["blocks"], rounds)
 
     def _read(self, fitted):
-        return booster_of(fitted, self.n_features, self.settings.thread_count)
+        return xgboost_booster_from_trees(fitted, self.n_features, self.settings.thread_count)
 
     def _predict(self, x):
         return self._predictor.inplace_predict(x)
@@ -89,7 +89,7 @@ class _Trainer(TabularBlockTrainer):
             verbose_eval=False,
         )
         self._take_margins(booster)
-        self.blocks.append(trees_of(booster))
+        self.blocks.append(xgboost_tree_arrays(booster))
         return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
     def part(self):
@@ -100,7 +100,9 @@ class _Trainer(TabularBlockTrainer):
         features = self.evals[0][0].num_col()
         for block in self.blocks:
             self._start_from_margins()
-            self._take_margins(booster_of(block, features, self.params["nthread"], self.params["device"]))
+            self._take_margins(
+                xgboost_booster_from_trees(block, features, self.params["nthread"], self.params["device"])
+            )
 
     def _start_from_margins(self) -> None:
         for (matrix, _), margin in zip(self.evals, self.margins, strict=True):
@@ -110,4 +112,4 @@ class _Trainer(TabularBlockTrainer):
         self.margins = [booster.predict(matrix, output_margin=True) for matrix, _ in self.evals]
 
     def model(self, rounds):
-        return merge_trees(self.blocks, rounds)
+        return merge_xgboost_trees(self.blocks, rounds)

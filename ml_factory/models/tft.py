@@ -65,7 +65,7 @@ def _names(given: object, where: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TFTExplanation:
+class _TFTExplanation:
     """Explanation of a TFT. Shares of variables sum to 1 over the last axis, and so does the attention.
 
     past_BTF, future_BSK, static_BV : shares of variables (None where there are none).
@@ -129,13 +129,13 @@ class TFT(nn.Module):
     @torch.no_grad()
     def explain(
         self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None
-    ) -> TFTExplanation:
+    ) -> _TFTExplanation:
         """Return variable shares and attention for these inputs."""
         return self._decode(x_BTF, known_BSK, static_BV)[1]
 
     def _decode(
         self, x_BTF: Tensor, known_BSK: Tensor | None, static_BV: Tensor | None
-    ) -> tuple[Tensor, TFTExplanation]:
+    ) -> tuple[Tensor, _TFTExplanation]:
         select_B1D, enrich_B1D, state, static_share_BV = self._contexts(static_BV)
         # ---------------------------------------------------------------- select variables, step by step (4.2)
         chosen_BUD, past_BTF = self.past(x_BTF, select_B1D)
@@ -153,7 +153,7 @@ class TFT(nn.Module):
         mixed_BSD, attention_BSU = self.attention(enriched_BUD)
         y_BSD = self.attended(self.drop(mixed_BSD), enriched_BUD[:, -self.answers :])
         y_BSD = self.decoded(self.feed(y_BSD), local_BUD[:, -self.answers :])
-        return y_BSD, TFTExplanation(past_BTF, future_BSK, static_share_BV, attention_BSU)
+        return y_BSD, _TFTExplanation(past_BTF, future_BSK, static_share_BV, attention_BSU)
 
     def _contexts(self, static_BV: Tensor | None) -> tuple:
         """Return the contexts of static variables for selection, enrichment and the encoder's first state (4.3); None

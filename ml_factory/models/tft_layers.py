@@ -20,14 +20,14 @@ EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time
 
 
-def tft_elu(x: Tensor) -> Tensor:
+def _tft_elu(x: Tensor) -> Tensor:
     """Return x above 0, exp(x) - 1 below. torch_xla 2.9 has a wrong gradient for its own elu: 1 + x below 0, not
     e^x.
     """
     return torch.relu(x) + x.clamp_max(0).expm1() if x.device.type == "xla" else functional.elu(x)
 
 
-def tft_glu(x: Tensor) -> Tensor:
+def _tft_glu(x: Tensor) -> Tensor:
     """Return the first half, gated by the second. torch_xla 2.9 computes its own glu's gradient on the CPU."""
     if x.device.type != "xla":
         return functional.glu(x)
@@ -44,7 +44,7 @@ class GateAddNorm(nn.Module):
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
-        return self.norm(skipped + tft_glu(self.linear(x)))
+        return self.norm(skipped + _tft_glu(self.linear(x)))
 
 
 class GatedResidualNetwork(nn.Module):
@@ -70,7 +70,7 @@ class GatedResidualNetwork(nn.Module):
         """Compute the layer from the output of the first linear map on."""
         if self.context is not None:
             first = first + self.context(context)
-        return self.gate(self.drop(self.inner(tft_elu(first))), skipped)
+        return self.gate(self.drop(self.inner(_tft_elu(first))), skipped)
 
 
 class VariableSelectionNetwork(nn.Module):
@@ -152,13 +152,13 @@ class VariableSelectionNetwork(nn.Module):
         self, x_VN1: Tensor, scale_V1D: Tensor, shift_V1D: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor
     ) -> Tensor:
         """Each variable's gated residual network, up to the scale and bias of its norm."""
-        inner_VNX = tft_elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        inner_VNX = _tft_elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
         for weight, bias in zip(maps[::2], maps[1::2], strict=True):
             if weight is not maps[0]:
                 inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
             inner_VNX = onednn_batched_linear(inner_VNX, weight, bias)
         embedded_VND = torch.addcmul(shift_V1D, x_VN1, scale_V1D)
-        return functional.layer_norm(embedded_VND + tft_glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
+        return functional.layer_norm(embedded_VND + _tft_glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
 
 
 class InterpretableMultiHeadAttention(nn.Module):

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.base import checked_stored_vectors, damaged_model
+from ml_factory.models.base import checked_stored_vectors, damaged_model_state_error
 
 CLASSES = 3
-_damaged = partial(damaged_model, "XGBoost")
+_damaged = partial(damaged_model_state_error, "XGBoost")
 _DEEPEST = 512  # levels; XGBoost walks a tree recursively where it explains a row
 _NO_PARENT = 2**31 - 1
 # Arrays of all nodes, tree after tree; children are counted from the root of their tree, -1 for a leaf.
@@ -27,7 +27,7 @@ _NODES = {
 _UBJSON = {np.dtype(np.uint8): b"U", np.dtype(np.int32): b"l", np.dtype(np.int64): b"L", np.dtype(np.float32): b"d"}
 
 
-def trees_of(booster: xgb.Booster) -> dict[str, np.ndarray]:
+def xgboost_tree_arrays(booster: xgb.Booster) -> dict[str, np.ndarray]:
     """Return the trees of a booster that this process trained: the arrays of `_NODES`, `nodes` (int32, of each tree),
     and `base_score` (float32, of each class).
     """
@@ -41,14 +41,16 @@ def trees_of(booster: xgb.Booster) -> dict[str, np.ndarray]:
     return {**arrays, "nodes": counts, "base_score": base}
 
 
-def merge_trees(blocks: Sequence[Mapping[str, np.ndarray]], rounds: int) -> dict[str, np.ndarray]:
+def merge_xgboost_trees(blocks: Sequence[Mapping[str, np.ndarray]], rounds: int) -> dict[str, np.ndarray]:
     """Merge the first rounds of boosters, each started from the scores of those before, into the trees of one."""
     nodes = np.concatenate([block["nodes"] for block in blocks])[: rounds * CLASSES]
     merged = {name: np.concatenate([block[name] for block in blocks])[: nodes.sum()] for name in _NODES}
     return {**merged, "nodes": nodes, "base_score": np.asarray(blocks[0]["base_score"])}
 
 
-def booster_of(trees: Mapping[str, np.ndarray], features: int, threads: int, device: str = "cpu") -> xgb.Booster:
+def xgboost_booster_from_trees(
+    trees: Mapping[str, np.ndarray], features: int, threads: int, device: str = "cpu"
+) -> xgb.Booster:
     """Build the booster of these trees, for rows of `features` columns.
 
     Raises CheckpointError where they are not the trees of a classifier of three classes.

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import check_symbol
 
 VERSION = 2
@@ -82,7 +82,7 @@ class Artifact:
                 wanted=self.hash[:12],
                 next_step="train it again, or restore the file",
             )
-        return decode_state(data)
+        return deserialize_state(data)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ArtifactRegistry:
     @property
     def local_fallback(self) -> "ArtifactRegistry":
         """Registry on the local disk for artifacts that a mount refused, until it accepts them."""
-        return ArtifactRegistry(local_cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
+        return ArtifactRegistry(local_cache_folder("models") / fingerprint_json(os.path.abspath(self.folder))[:12])
 
     def is_persisted(self, artifact: Artifact) -> bool:
         """Return True when the artifact is in the workspace, not only on the local disk."""
@@ -130,7 +130,7 @@ class ArtifactRegistry:
         symbol : as of `check_symbol`.
         kind : "model", "stack", "bundle" …
         name : the model's name.
-        state : as of `encode_state`.
+        state : as of `serialize_state`.
         facts : JSON-able, such as {"horizon": 20}.
         made_from : as of `Artifact`.
 
@@ -142,7 +142,7 @@ class ArtifactRegistry:
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 wanted = "letters, digits, '_' and '.'"
                 raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
-        digest = hashlib.sha256(data := encode_state(state)).hexdigest()
+        digest = hashlib.sha256(data := serialize_state(state)).hexdigest()
         description = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
         description |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
         try:

@@ -17,7 +17,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def commit_rename(temporary: Path, path: Path, flush: bool = True) -> None:
+def commit_atomic_replace(temporary: Path, path: Path, flush: bool = True) -> None:
     """Rename a finished temporary file to `path`; with `flush` the rename survives a power cut."""
     if flush:
         with open(temporary, "r+b") as file:

@@ -18,7 +18,7 @@ from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
@@ -51,7 +51,7 @@ class BucketMirror:
 
     def __init__(self, url: str, folder: str | os.PathLike | None = None):
         self.url, self._prefix = url, _prefix_of(url)
-        self.folder = Path(folder or local_cache_folder("buckets") / fingerprint(url)[:16])
+        self.folder = Path(folder or local_cache_folder("buckets") / fingerprint_json(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
         self._sync_lock = _sync_locks.setdefault(self.folder, threading.RLock())

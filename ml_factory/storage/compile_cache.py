@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 
 FOLDER = "compiled"
 _log = logging.getLogger("ml_factory")
@@ -57,4 +57,4 @@ def _upload(remote: Path) -> None:
 
 
 def _local_folder(remote: Path) -> Path:
-    return local_cache_folder(FOLDER) / fingerprint(os.path.abspath(remote))[:12]
+    return local_cache_folder(FOLDER) / fingerprint_json(os.path.abspath(remote))[:12]

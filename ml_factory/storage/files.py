@@ -25,9 +25,9 @@ from typing import Any
 
 from ml_factory.errors import FileError, WorkspaceError
 from ml_factory.redaction import redact_values
-from ml_factory.storage.atomic_replace import commit_rename, sweep_temporary_files, temporary_path
+from ml_factory.storage.atomic_replace import commit_atomic_replace, sweep_temporary_files, temporary_path
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
-from ml_factory.storage.worker_process import ParentConnection
+from ml_factory.storage.worker_process import WorkerParentConnection
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SETTLE_SECONDS = 5.0  # a compiler's file that was not written for so long counts as complete
@@ -233,7 +233,7 @@ class Files:
         try:
             with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else None)):
                 writer(temporary)
-                commit_rename(temporary, path, flush)
+                commit_atomic_replace(temporary, path, flush)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -276,7 +276,7 @@ class Files:
         try:
             with open(source, "rb") as file, open(temporary, "wb") as copy:
                 self._copy(file, copy)
-            commit_rename(temporary, path)
+            commit_atomic_replace(temporary, path)
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -385,7 +385,7 @@ def _describe_free_space(path: Path) -> str:
 
 def serve(channel: str, parent: str) -> None:
     """Run the parent's operations until the parent is gone."""
-    link = ParentConnection(channel, parent)
+    link = WorkerParentConnection(channel, parent)
     files.run_in_process(link.alive)
     link.answer_requests(_answer)
 

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 
-def fingerprint(obj: object) -> str:
+def fingerprint_json(obj: object) -> str:
     """Return the SHA-256 (64 hex digits) of the canonical JSON of `obj`, independent of key order."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 # path -> (descriptor, owning process, number of nested acquisitions)
@@ -65,7 +65,7 @@ def release_lock_file(path: Path) -> None:
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""
     if files.is_remote(path):
-        path = local_cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
+        path = local_cache_folder("locks") / f"{fingerprint_json(os.path.abspath(path))[:16]}.lock"
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -14,8 +14,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError
-from ml_factory.storage.safetensors_header import join_header
+from ml_factory.errors import NonFiniteError
+from ml_factory.storage.safetensors_header import join_safetensors_header
 
 # Name in NumPy and torch -> name in the file, of the types that each of the three has.
 DTYPES = {
@@ -23,10 +23,6 @@ DTYPES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
 _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
-
-
-class NonFiniteError(CheckpointError):
-    """A weight or an optimizer tensor is not finite: such a state is never saved."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class SafetensorsLayout:
             name: {"dtype": DTYPES[entries[name].dtype], "shape": entries[name].shape, "data_offsets": span}
             for name, span in spans.items()
         }
-        self._head = join_header(json.dumps(table, separators=(",", ":")).encode())
+        self._head = join_safetensors_header(json.dumps(table, separators=(",", ":")).encode())
         first = len(self._head)
         self._positions = [(name, entries[name], first + start, first + end) for name, (start, end) in spans.items()]
         self.size = first + ends[-1]

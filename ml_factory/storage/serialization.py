@@ -57,7 +57,7 @@ def plan_state_layout(state: dict, *, finite: bool = False) -> SafetensorsLayout
     return SafetensorsLayout({**entries, _TREE: TensorEntry(encoded, "uint8", encoded.shape)})
 
 
-def encode_state(state: dict) -> bytes:
+def serialize_state(state: dict) -> bytes:
     """Copy the state's present values to bytes; equal states give equal bytes. Arguments and errors as of
     `plan_state_layout`.
     """
@@ -67,8 +67,8 @@ def encode_state(state: dict) -> bytes:
     return bytes(data)
 
 
-def decode_state(data: bytes | bytearray) -> dict:
-    """Return the state that `encode_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
+def deserialize_state(data: bytes | bytearray) -> dict:
+    """Return the state that `serialize_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
 
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.
     """
@@ -93,7 +93,7 @@ def decode_state(data: bytes | bytearray) -> dict:
 
 def write_state_file(path: str | os.PathLike, state: dict) -> None:
     """Write the state to one file in one step. Raises CheckpointError, or WorkspaceError when the disk is full."""
-    files.write(path, encode_state(state))
+    files.write(path, serialize_state(state))
 
 
 def read_state_file(path: str | os.PathLike) -> dict:
@@ -102,7 +102,7 @@ def read_state_file(path: str | os.PathLike) -> dict:
     """
     data = files.read(path)
     try:
-        return decode_state(data)
+        return deserialize_state(data)
     except CheckpointError as error:
         raise CheckpointError("This state cannot be loaded", where=path, got=error) from error
 

@@ -33,7 +33,7 @@ class WorkerUnavailableError(TimeoutError):
     """A child sent nothing in time, died, or cannot be started; the text holds the reason."""
 
 
-def start_python(arguments: Sequence[object], **options: Any) -> subprocess.Popen:
+def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:
     """Start a Python process that Ctrl-C does not reach, by default without a folder, standard input and output.
 
     arguments : of the interpreter.
@@ -51,7 +51,7 @@ def start_python(arguments: Sequence[object], **options: Any) -> subprocess.Pope
     )
 
 
-def abandon(process: subprocess.Popen, resource: str) -> None:
+def abandon_worker_process(process: subprocess.Popen, resource: str) -> None:
     """Keep a child that no code waits for any more: it is reaped when it has ended and another one is started."""
     _abandoned.append((resource, process))
 
@@ -68,7 +68,7 @@ def _is_alive(process: subprocess.Popen) -> bool:
         return False
 
 
-def wait_until_readable(descriptor: int, seconds: float) -> bool:
+def _wait_until_readable(descriptor: int, seconds: float) -> bool:
     """Wait until the descriptor can be read or its other end was closed; return False after `seconds`."""
     poll = select.poll()  # not select.select, which refuses descriptors from 1024 on
     poll.register(descriptor, select.POLLIN)
@@ -171,7 +171,7 @@ class WorkerProcess:
         return line
 
     def _receive(self, deadline_seconds: float) -> None:
-        if not wait_until_readable(self._channel.fileno(), deadline_seconds):
+        if not _wait_until_readable(self._channel.fileno(), deadline_seconds):
             raise WorkerUnavailableError(f"no answer for {deadline_seconds:g} s")
         more = self._channel.recv(_PIECE)
         if not more:
@@ -189,7 +189,7 @@ class WorkerProcess:
         self._received, self._parent = bytearray(), os.getpid()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))
         with theirs:
-            self._process = start_python(
+            self._process = start_python_process(
                 ["-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments],
                 pass_fds=[theirs.fileno(), *self._descriptors],
             )
@@ -206,13 +206,13 @@ class WorkerProcess:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
                 process.returncode = -9  # not even the interpreter's exit waits for it
-                abandon(process, self._stuck_in)
+                abandon_worker_process(process, self._stuck_in)
 
 
 # ---------------------------------------------------------------------- the child's side
 
 
-class ParentConnection:
+class WorkerParentConnection:
     """The child's end of the channel. It ends the process when the parent is gone: another process may own its
     files.
     """

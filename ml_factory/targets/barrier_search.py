@@ -23,7 +23,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.seeding import derive_seed
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.label_table import average_uniqueness
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
@@ -63,7 +63,7 @@ def search_barriers_on_training_rows(
         do not exist, or Optuna is absent
     """
     view = _View.of(base, minute_bars, market, train_rows, evaluated, session_close)
-    key = fingerprint({"search": asdict(spec), "seen": asdict(view.seen), "market": market.to_dict()})
+    key = fingerprint_json({"search": asdict(spec), "seen": asdict(view.seen), "market": market.to_dict()})
     done = _record_of(key, record)
     optuna = _optuna()
     study = optuna.create_study(direction="maximize")

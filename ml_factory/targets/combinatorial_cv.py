@@ -13,8 +13,8 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.targets.splits import (
-    check_embargo,
     check_split_count,
+    check_split_embargo,
     label_start_and_end,
     no_training_row_error,
     purge_keep_mask,
@@ -80,7 +80,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
     """
     check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
     check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
-    check_embargo(embargo, "embargo")
+    check_split_embargo(embargo, "embargo")
     if math.comb(blocks, test_blocks) > MOST_FOLDS:
         raise SettingsError(
             "There would be too many folds",

@@ -124,7 +124,7 @@ def stored_label_kind(settings: Mapping) -> str:
     return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
 
 
-def stored_class_labels(settings: Mapping) -> tuple[int, ...]:
+def stored_label_classes(settings: Mapping) -> tuple[int, ...]:
     """Return the labels of the classes in these settings."""
     return tuple(label_classes(stored_label_kind(settings)).values())
 

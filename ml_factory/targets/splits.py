@@ -48,7 +48,7 @@ class SplitSpec:
                 wanted="less than 1, so that test rows remain",
                 next_step="use for example train=0.7, validation=0.15",
             )
-        check_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
+        check_split_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
 
 
 def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
@@ -105,7 +105,7 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[n
     Raises SettingsError when a fold would keep no training row.
     """
     check_split_count(folds, "folds", 2, len(labels), "use folds=5")
-    check_embargo(embargo, "embargo")
+    check_split_embargo(embargo, "embargo")
     known_at, label_end = label_start_and_end(labels)
     rows, pairs = np.arange(len(labels)), []
     for number, test in enumerate(np.array_split(rows, folds)):
@@ -157,7 +157,7 @@ def check_split_count(value: object, where: str, least: int, most: int, next_ste
         )
 
 
-def check_embargo(value: object, where: str) -> None:
+def check_split_embargo(value: object, where: str) -> None:
     """Raise SettingsError unless `value` is a number of rows."""
     check_split_count(value, where, 0, 10**9, "use the length of the model's input window")
 

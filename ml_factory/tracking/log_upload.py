@@ -14,15 +14,15 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import disk_errors, files
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
-from ml_factory.tracking.run_log import LogAttempt, list_log_segments, read_log_attempts, sort_log_attempts
+from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, read_log_attempts, sort_log_attempts
 
 SUMMARY = "summary.json"
 PATIENCE, DEADLINE = 0.5, 60.0  # seconds that the training waits for a mount; seconds after which a child is killed
 
 
-def upload_segments(
-    local: Path, folder: Path, attempt: LogAttempt, writing: str, texts: Mapping[str, str]
+def _upload_segments(
+    local: Path, folder: Path, attempt: RunLogAttempt, writing: str, texts: Mapping[str, str]
 ) -> list[str]:
     """Copy every closed local segment that the folder lacks or has incomplete, and write the texts; return the names
     there.
@@ -57,7 +57,7 @@ def is_log_complete(folder: Path) -> bool:
     return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
-def _has_later_attempt(folder: Path, attempt: LogAttempt) -> bool:
+def _has_later_attempt(folder: Path, attempt: RunLogAttempt) -> bool:
     """Return True when a later attempt has logged to the folder."""
     try:
         order = sort_log_attempts({attempt: [], **read_log_attempts(folder)})
@@ -80,13 +80,13 @@ class LogUploader:
         self._thread = BackgroundThread("log upload")
 
     def upload(
-        self, attempt: LogAttempt, writing: str, texts: Mapping[str, str], patience: float = PATIENCE
+        self, attempt: RunLogAttempt, writing: str, texts: Mapping[str, str], patience: float = PATIENCE
     ) -> list[str]:
-        """Upload, as `upload_segments`. Raises WorkspaceError when the folder refuses, or does not answer within
+        """Upload, as `_upload_segments`. Raises WorkspaceError when the folder refuses, or does not answer within
         `patience` seconds: then the child continues, and new content is uploaded by the next call.
         """
         if self._worker is None:
-            return upload_segments(self.local, self.folder, attempt, writing, texts)
+            return _upload_segments(self.local, self.folder, attempt, writing, texts)
         ends = time.monotonic() + patience
         if self._thread.wait(patience):  # no earlier request is under way
             self._answer = {}
@@ -116,13 +116,13 @@ class LogUploader:
 
 def serve(channel: str, parent: str, local: str, folder: str) -> None:
     """Run the parent's requests, in the child, until the parent is gone."""
-    link = ParentConnection(channel, parent)
+    link = WorkerParentConnection(channel, parent)
     files.run_in_process(link.alive)
 
     def handle(request: dict) -> tuple[dict, bytes]:
-        attempt = LogAttempt(*request["attempt"])
+        attempt = RunLogAttempt(*request["attempt"])
         try:
-            names = upload_segments(Path(local), Path(folder), attempt, request["writing"], request["texts"])
+            names = _upload_segments(Path(local), Path(folder), attempt, request["writing"], request["texts"])
         except WorkspaceError as error:
             return {"error": str(error)}, b""
         return {"names": names}, b""

@@ -21,25 +21,25 @@ _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class LogAttempt(NamedTuple):
+class RunLogAttempt(NamedTuple):
     """One process that logged: the number of the attempt and its session, 8 hex digits."""
 
     number: int
     session: str = ""
 
 
-def log_segment_name(attempt: LogAttempt, number: int) -> str:
+def log_segment_name(attempt: RunLogAttempt, number: int) -> str:
     """Return the file name of one segment; an attempt's names sort in the order of writing."""
     return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
 
 
-def attempt_of_segment(name: str) -> LogAttempt:
+def attempt_of_segment(name: str) -> RunLogAttempt:
     """Return the attempt that wrote the segment with this file name."""
     match = _SEGMENT.fullmatch(name)
-    return LogAttempt(int(match[1]), match[2] or "")
+    return RunLogAttempt(int(match[1]), match[2] or "")
 
 
-def list_log_segments(*folders: Path) -> dict[tuple[LogAttempt, int], Path]:
+def list_log_segments(*folders: Path) -> dict[tuple[RunLogAttempt, int], Path]:
     """Return {(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
@@ -81,17 +81,17 @@ def parse_log_lines(data: bytes, where: object) -> list[dict]:
     return records
 
 
-def sort_log_attempts(attempts: Mapping[LogAttempt, list[dict]]) -> list[LogAttempt]:
+def sort_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[RunLogAttempt]:
     """Sort attempts from the first to the last: by number; equal numbers by the time of their first record."""
 
-    def began(attempt: LogAttempt) -> tuple:
+    def began(attempt: RunLogAttempt) -> tuple:
         records = attempts[attempt]
         return attempt.number, records[0]["time"] if records else math.inf, attempt.session
 
     return sorted(attempts, key=began)
 
 
-def merge_log_attempts(attempts: Mapping[LogAttempt, list[dict]]) -> list[dict]:
+def merge_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[dict]:
     """Return each step once, in order: {"step", "time", "attempt", "metrics"}.
 
     attempts : attempt -> its records in order of writing. Records of one attempt about one step are merged, the later
@@ -109,15 +109,15 @@ def merge_log_attempts(attempts: Mapping[LogAttempt, list[dict]]) -> list[dict]:
     return [rows[step] for step in sorted(rows)]
 
 
-def read_log_attempts(*folders: Path) -> dict[LogAttempt, list[dict]]:
+def read_log_attempts(*folders: Path) -> dict[RunLogAttempt, list[dict]]:
     """Read the records of each attempt that these folders have segments of, in order of writing."""
-    attempts: dict[LogAttempt, list[dict]] = {}
+    attempts: dict[RunLogAttempt, list[dict]] = {}
     for (attempt, _), path in list_log_segments(*folders).items():
         attempts.setdefault(attempt, []).extend(parse_log_lines(files.read(path), path))
     return attempts
 
 
-def read_log_steps(*folders: Path, before: LogAttempt | None = None) -> list[dict]:
+def read_log_steps(*folders: Path, before: RunLogAttempt | None = None) -> list[dict]:
     """Return the merged steps of a run's segments in these folders; only those of attempts before `before`, if
     given.
     """
@@ -128,7 +128,7 @@ def read_log_steps(*folders: Path, before: LogAttempt | None = None) -> list[dic
     return merge_log_attempts(attempts)
 
 
-def count_logged_steps(steps: Sequence[int], *folders: Path) -> int:
+def count_run_log_steps(steps: Sequence[int], *folders: Path) -> int:
     """Return the number of leading steps that the log in the folders has without a gap; 0 for a damaged log, so that
     all steps are logged again.
     """

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import copy_container, read_container_header
+from ml_factory.checkpoints.file_format import copy_checkpoint_file, read_checkpoint_file_header
 from ml_factory.checkpoints.leases import fencing_token_of
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool
 from ml_factory.checkpoints.slots import Slots, slot_recency
@@ -74,7 +74,7 @@ class RunSnapshot:
         for unit, infos in self._units().items():
             for info in infos:
                 with suppress(CheckpointError):  # torn, or overwritten just now: try the one before
-                    copied = copy_container(Disk(), target / _name(unit), Disk(), Path(info["path"]))
+                    copied = copy_checkpoint_file(Disk(), target / _name(unit), Disk(), Path(info["path"]))
                     fences[_name(unit)] = fencing_token_of(copied)
                     break
         for file in self._files():
@@ -106,7 +106,9 @@ class RunSnapshot:
             if target is not None:
                 parts.append((Path(target) / file.name, file))
                 continue
-            unit = CheckpointUnit(*(str(read_container_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
+            unit = CheckpointUnit(
+                *(str(read_checkpoint_file_header(Disk(), file).info.get(key)) for key in ("run", "phase"))
+            )
             if unit.run not in self.runs:
                 raise CheckpointError("This is the checkpoint of another run", where=name, got=unit.run)
             units.append((unit, file))

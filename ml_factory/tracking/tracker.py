@@ -20,26 +20,19 @@ from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
-    LogAttempt,
+    RunLogAttempt,
     attempt_of_segment,
-    count_logged_steps,
+    count_run_log_steps,
     format_log_line,
     list_log_segments,
     log_segment_name,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import DeadlineWatchdog, WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
-from ml_factory.tracking.wandb_sync import (
-    PROJECT,
-    SECONDS_PER_MB,
-    WandbSync,
-    artifact_name,
-    has_run_ended,
-    read_exit_record,
-)
+from ml_factory.tracking.wandb_sync import PROJECT, SECONDS_PER_MB, WandbSync, artifact_name
 
 TAKEN_OVER = "taken over"
 LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
@@ -83,9 +76,9 @@ class Tracker:
             self.local_folder.mkdir(parents=True, exist_ok=True)
         self._log_uploader = LogUploader(self.local_folder, self.folder)
         local = [attempt.number for attempt, _ in list_log_segments(self.local_folder)]
-        self._attempt, self._number = LogAttempt(1 + max(local, default=0), lease_session_id()[:8]), 0
+        self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), lease_session_id()[:8]), 0
         uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
-        self._attempt = LogAttempt(
+        self._attempt = RunLogAttempt(
             1 + max([*local, *(attempt_of_segment(name).number for name in uploaded)], default=0),
             lease_session_id()[:8],
         )
@@ -124,7 +117,7 @@ class Tracker:
 
         The last step is always logged: later steps of an earlier attempt are void from there on.
         """
-        known = count_logged_steps([step for step, _ in history], self.local_folder, self.folder)
+        known = count_run_log_steps([step for step, _ in history], self.local_folder, self.folder)
         for step, metrics in history[min(known, len(history) - 1) :] if history else ():
             self.log(step, metrics)
 
@@ -271,8 +264,21 @@ def _artifact_payload(artifact: Artifact) -> dict:
 
 def _cache_folder(folder: Path, run_id: str) -> Path:
     """Return the local folder, the same for the same run of the same workspace."""
-    return local_cache_folder("runs") / fingerprint([str(folder), run_id])[:16]
+    return local_cache_folder("runs") / fingerprint_json([str(folder), run_id])[:16]
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def read_exit_record(end: Path) -> dict:
+    """Return the run's record of its end; status "killed" without one."""
+    try:
+        return json.loads(end.read_bytes())
+    except (OSError, ValueError):
+        return {"status": "killed", "summary": {}}
+
+
+def has_run_ended(end: Path, parent: int) -> bool:
+    """Return True when the run has ended, or its process is gone."""
+    return end.exists() or os.getppid() != parent

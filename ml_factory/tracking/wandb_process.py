@@ -20,7 +20,7 @@ from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package_error
 from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
-from ml_factory.storage.worker_process import abandon, start_python
+from ml_factory.storage.worker_process import abandon_worker_process, start_python_process
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
@@ -61,7 +61,7 @@ class WandbMirrorProcess:
         except OSError as error:
             warn_wandb_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
-        abandon(process, SERVICE)
+        abandon_worker_process(process, SERVICE)
         return cls(process, status, end, mode)
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ def _start(code: str, spec: dict, folder: Path, mode: str, stdout: int = subproc
         text.write(json.dumps(redact_values(spec)).encode())
         text.seek(0)
         environment = _mirror_environment(mode, folder)
-        return start_python(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
+        return start_python_process(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
 
 
 class DeadlineWatchdog:

@@ -3,8 +3,6 @@
 It runs in the mirror process and follows the local log. The `wandb` module is passed in; only `tracker` imports it.
 """
 
-import json
-import os
 import re
 import sys
 import tempfile
@@ -14,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.tracking.run_log import LogAttempt, list_log_segments, parse_log_lines, read_log_steps
+from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
@@ -42,12 +40,12 @@ class WandbSync:
     def __init__(self, wandb, spec: dict, begin_run: Callable, allow: Callable = lambda seconds, reason: None):
         self._wandb, self._spec, self._begin_run, self._allow = wandb, spec, begin_run, allow
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
-        self._attempt, self._online = LogAttempt(*spec["attempt"]), spec["mode"] == "online"
-        self._name = wandb_name(spec["run_id"])
+        self._attempt, self._online = RunLogAttempt(*spec["attempt"]), spec["mode"] == "online"
+        self._name = _wandb_name(spec["run_id"])
         self._offsets: dict[Path, int] = {}
         self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
         self._snapshot = RunSnapshot.from_dict(spec["snapshot"]) if spec["snapshot"] else None
-        self._versions = ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
+        self._versions = _ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
         self.run = begin_run(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
     def follow_log(self, over: Callable[[], bool]) -> None:
@@ -85,10 +83,10 @@ class WandbSync:
         known = self.run.starting_step if self._online else 0
         if known > first:
             known = self._rewind(first)
-        return self.log_rows(row for row in read_log_steps(self._local, self._folder, before=self._attempt)
+        return self._log_rows(row for row in read_log_steps(self._local, self._folder, before=self._attempt)
                          if known <= row["step"] < first)  # fmt: skip
 
-    def log_rows(self, rows: Iterable[dict]) -> int:
+    def _log_rows(self, rows: Iterable[dict]) -> int:
         """Log these rows; return the last step, or a value below every step."""
         last_step = -sys.maxsize
         for row in rows:
@@ -117,7 +115,7 @@ class WandbSync:
             if not content or content == self._sent:
                 return
             facts = self._snapshot.pack(Path(folder))
-            if self._online and is_snapshot_outdated(facts, self._versions.metadata()):
+            if self._online and _is_snapshot_outdated(facts, self._versions.metadata()):
                 return
             if self._online:
                 self._versions.delete_old()
@@ -134,7 +132,7 @@ class WandbSync:
     def delete_checkpoints(self, payloads: Iterable[dict]) -> None:
         """Delete a finished run's checkpoints at W&B once W&B has its artifacts."""
         if self._online and all(
-            ArtifactVersions(self._wandb, payload["kind"], payload["name"]).metadata() for payload in payloads
+            _ArtifactVersions(self._wandb, payload["kind"], payload["name"]).metadata() for payload in payloads
         ):
             self._versions.delete_old(0)
 
@@ -150,7 +148,7 @@ class WandbSync:
             RuntimeError,
             OSError,
         ):  # this server or plan cannot rewind: lose no step
-            new_name = wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
+            new_name = _wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
             self.run = self._begin_run(id=new_name, name=new_name, resume="allow")
             return 0
 
@@ -167,7 +165,7 @@ class WandbSync:
             yield from parse_log_lines(data, path)
 
 
-class ArtifactVersions:
+class _ArtifactVersions:
     """The versions of the artifact of this type and name: lookup of the newest, deletion of old ones.
 
     Each upload of checkpoints is a new version of one name, and W&B keeps them all: at one every ten minutes a night's
@@ -211,31 +209,18 @@ class ArtifactVersions:
         return self._wandb.Error, ValueError, RuntimeError, OSError
 
 
-def wandb_name(text: str) -> str:
+def _wandb_name(text: str) -> str:
     """Return the text as a legal W&B name of a run or an artifact."""
     return _ILLEGAL_CHARACTERS.sub("-", text)[:120]
 
 
 def artifact_name(kind: str, run_id: str) -> str:
     """Return the W&B artifact name of a run's "model" or "stack", or of its "checkpoints"."""
-    return wandb_name(f"{kind}-{run_id}")
+    return _wandb_name(f"{kind}-{run_id}")
 
 
-def is_snapshot_outdated(local: dict, metadata: dict) -> bool:
+def _is_snapshot_outdated(local: dict, metadata: dict) -> bool:
     """Return True when W&B has a checkpoint of a later session for a unit in this snapshot."""
     fences = metadata.get("fences")
     remote = fences if isinstance(fences, dict) else {}
     return any(remote.get(unit, 0) > fence for unit, fence in local["fences"].items())
-
-
-def read_exit_record(end: Path) -> dict:
-    """Return the run's record of its end; status "killed" without one."""
-    try:
-        return json.loads(end.read_bytes())
-    except (OSError, ValueError):
-        return {"status": "killed", "summary": {}}
-
-
-def has_run_ended(end: Path, parent: int) -> bool:
-    """Return True when the run has ended, or its process is gone."""
-    return end.exists() or os.getppid() != parent

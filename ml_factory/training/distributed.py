@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 
 from ml_factory.process_identity import launched_by_torchrun
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ProcessGroup:
         """Return the state of rank 0 on all ranks: plain values and tensors, or None."""
         if self.world == 1:
             return state
-        payload = encode_state({"state": state}) if self.first else b""
-        return decode_state(_broadcast_bytes(payload, self.rank))["state"]
+        payload = serialize_state({"state": state}) if self.first else b""
+        return deserialize_state(_broadcast_bytes(payload, self.rank))["state"]
 
 
 def join_process_group(backend: str) -> ProcessGroup:

@@ -13,19 +13,11 @@ from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.base import (
-    CLASSES,
-    ModelBase,
-    ModelFitResult,
-    apply_fit_limits,
-    bind_model_to_callbacks,
-    check_training_rows,
-    training_data_checksum,
-)
+from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
 from ml_factory.models.heads import zero_output_head
 from ml_factory.models.multi_timeframe_network import Strides, build_multi_timeframe_network, parse_timeframe_strides
 from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
-from ml_factory.models.tabular_data import balanced_class_factors
+from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.estimator_base import (
@@ -34,7 +26,7 @@ from ml_factory.training.estimator_base import (
     network_covariate_shapes,
     split_neural_settings,
 )
-from ml_factory.training.evaluate import evaluate_outputs
+from ml_factory.training.evaluate import evaluate_network_outputs
 from ml_factory.training.losses import weighted_cross_entropy
 
 
@@ -100,7 +92,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         device = pick_device(self.settings)
         with deterministic_device(device):
             feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
-            logits_NC = evaluate_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
+            logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
             if self.offset is not None:
                 logits_NC = logits_NC.double() + torch.from_numpy(self.offset.scores(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
@@ -109,7 +101,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         weights, offset = {} if self.network is None else self.network.state_dict(), self.offset
         return self._state(weights, self.features, offset and offset.to_dict())
 
-    def state_in_training(self, saved):
+    def state_from_checkpoint(self, saved):
         weights = saved["network"] | (saved["average"] or {})
         if saved["done"] and saved["memory"]["best_weights"] is not None:
             weights = saved["memory"]["best_weights"]

@@ -21,14 +21,14 @@ T = TypeVar("T")
 Forward = Callable[[nn.Module, tuple], Tensor]
 
 
-def forward_windows(network: nn.Module, batch: tuple) -> Tensor:
+def _forward_windows(network: nn.Module, batch: tuple) -> Tensor:
     """Run a network without covariates."""
     return network(batch[0])
 
 
 @torch.no_grad()
-def evaluate_outputs(
-    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = forward_windows
+def evaluate_network_outputs(
+    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = _forward_windows
 ) -> Tensor:
     """Return forward(network, batch) of every row, float32 (N, ...) on the host, in the weights' precision.
 

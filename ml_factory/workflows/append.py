@@ -16,7 +16,7 @@ from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import ResampledBars, asof_rows
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState, update_incremental_quantiles
 from ml_factory.datasets.preprocessing import FittedStep, fit_preprocessing_steps
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
@@ -147,7 +147,7 @@ def append_feature_rows(
 
 
 def fit_or_update_preprocessing(
-    sample: FitSample, steps: Sequence[str | Mapping], before: IncrementalQuantileState | None = None
+    sample: TransformFitSample, steps: Sequence[str | Mapping], before: IncrementalQuantileState | None = None
 ) -> tuple[FittedStep, IncrementalQuantileState | None]:
     """Fit the preprocessing steps, or update the quantiles of a robust scaler with the new training rows alone.
 

@@ -9,27 +9,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.code_fingerprint import closure, source_hash, source_hashes
+from ml_factory.code_fingerprint import import_closure, source_hash, source_hashes
 from ml_factory.data.io import load_bars
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import data_plots
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
-from ml_factory.leakage.fitted import check_fitted_for_leaks
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, SplitUnderTest
 from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.proof import Proof
-from ml_factory.leakage.spec import FULL_CUTS, ProofSpec
+from ml_factory.leakage.proof_spec import FULL_CUTS, ProofSpec
+from ml_factory.leakage.split_and_fit_check import check_fitted_for_leaks
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.models.base import fit_environment
 from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
 from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import (
     AuditFindings,
@@ -40,19 +40,18 @@ from ml_factory.workflows.audit_artifacts import (
 )
 from ml_factory.workflows.audit_models import audit_finished_models, audit_model_predictions, audit_stack_model
 from ml_factory.workflows.audit_training import (
-    audit_baselines,
     audit_fold_training,
-    audit_row_count_with_two_classes,
-    audit_subsample,
+    audit_training_baselines,
     audit_training_predictions,
+    audit_training_row_count,
+    audit_training_subsample,
 )
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.open_run import load_certified_dataset
-from ml_factory.workflows.predict import predict_and_evaluate_artifact
+from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
+from ml_factory.workflows.predictions import predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
 from ml_factory.workflows.results import AuditResult
-from ml_factory.workflows.train import fit_holdout
+from ml_factory.workflows.train import train_with_holdout
 
 MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are
 TRAINING_ROWS = {"tabular": 4_000, "network": 1_000}
@@ -78,7 +77,7 @@ def audit_for_look_ahead(
     proof_progress = None if tamper else _training_progress(store, data, models)
     if fresh and proof_progress:
         proof_progress.forget()
-    findings = audit_prepared_files(workspace, store, bars, horizons, tamper)
+    findings = _audit_prepared_files(workspace, store, bars, horizons, tamper)
     if not (tamper and findings.leaks):
         audit_sample_runs(data, bars, tamper, findings)
         for horizon in horizons:
@@ -109,7 +108,7 @@ def audit_for_look_ahead(
     )  # fmt: skip
 
 
-def audit_prepared_files(
+def _audit_prepared_files(
     workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
 ) -> AuditFindings:
     """Compare everything that is stored and read by training with its reference: bars, rows, splits, scalers, data
@@ -131,9 +130,9 @@ def audit_sample_runs(
     data: PreparedDataset, bars: pd.DataFrame, tamper: Tamper | None, findings: AuditFindings, model: str = MODELS[0]
 ) -> None:
     """Run every step that learns or predicts on a sample: baselines, a fold, a training, a stack, and `predict`."""
-    part = audit_subsample(data)
+    part = audit_training_subsample(data)
     steps = {
-        "baselines": lambda: audit_baselines(data, tamper, findings),
+        "baselines": lambda: audit_training_baselines(data, tamper, findings),
         "a fold": lambda: audit_fold_training(part, model, tamper, findings),
         "predictions": lambda: audit_training_predictions(part, model, tamper, findings),
         "a stack": lambda: audit_stack_model(part, findings),
@@ -159,10 +158,10 @@ def _tampered(
 
 def _training_progress(store: DatasetStore, data: PreparedDataset, models: Sequence[str]) -> ProofProgressFile:
     """Open the file in which an audit keeps the findings of its trainings until its certificates are written."""
-    code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
+    code = {"trainings": source_hashes(import_closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": fit_environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}
-    return ProofProgressFile(audit_trainings_path(store.folder.parent, store.fingerprint), fingerprint(decided))
+    return ProofProgressFile(audit_trainings_path(store.folder.parent, store.fingerprint), fingerprint_json(decided))
 
 
 def _leaks_of_trainings(
@@ -182,7 +181,7 @@ def _leaks_of_trainings(
 def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[Leak]:
     """Return leaks of a real training (weights, early stopping, temperature, preprocessing) and its evaluation."""
     some = np.flatnonzero(data.row >= 0)
-    some = some[: audit_row_count_with_two_classes(data.y[some], _rows_for(model))]
+    some = some[: audit_training_row_count(data.y[some], _rows_for(model))]
     values = data.x_NF[data.row[some]]
     labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
@@ -192,8 +191,8 @@ def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[
 
 
 class _Training:
-    """`fit_holdout` and `predict_and_evaluate_artifact` as a pipeline under proof: the same doors that `train` goes
-    through.
+    """`train_with_holdout` and `predict_and_evaluate_artifact` as a pipeline under proof: the functions that
+    `train` calls.
     """
 
     def __init__(self, data: PreparedDataset, model: str):
@@ -204,7 +203,7 @@ class _Training:
     ) -> dict[str, FittedObjectUnderTest]:
         names, data = tuple(self.data.features.columns), self.data
         train, close = np.asarray(roles["train"]), labels["close"].to_numpy()
-        sample = FitSample(values, names, train, close, labels.iloc[train])
+        sample = TransformFitSample(values, names, train, close, labels.iloc[train])
         part = replace(
             data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,
             segment=np.zeros(len(labels), np.int32), splits=dict(roles),
@@ -215,7 +214,7 @@ class _Training:
             # One for each fit: a model that other rows left as it was would find its earlier forecasts.
             workspace = Workspace(Path(folder))
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-            artifact = fit_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
+            artifact = train_with_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
             state, verdict = artifact.load_state(), predict_and_evaluate_artifact(workspace, part, artifact)
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")

@@ -14,7 +14,7 @@ import pandas as pd
 from ml_factory.data.io import load_bars, read_bars_table
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import DatasetStore
@@ -28,8 +28,8 @@ from ml_factory.leakage.artifact_comparison import (
     compare_artifact_states,
     find_unequal_rows,
 )
-from ml_factory.leakage.fitted import check_splits_are_purged
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest
+from ml_factory.leakage.split_and_fit_check import check_splits_are_purged
 from ml_factory.leakage.timed_tables import ROWS, Leak
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
@@ -103,7 +103,7 @@ def audit_row_artifacts(
     """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
     settings, facts = stored_data_settings(store), store.facts["market"]
     pipeline = pipeline_to_prove(store.facts["symbol"], settings, horizons, folds=0)
-    with custom.fresh_custom_features():
+    with custom.stateless_custom_features():
         known_at, values, names = pipeline.features(bars, facts)
         labels = pipeline.labels(bars, facts)
     index = pd.DatetimeIndex(known_at.astype("M8[ns]"), tz="UTC", name="known_at")
@@ -123,7 +123,7 @@ def audit_row_artifacts(
         reference = "the labels rebuilt from the bars"
         leaks = compare_artifact_frames(f"labels h{horizon}", given, made, reference, extra=True)
         findings.take(f"stored labels h{horizon}", len(made), leaks)
-        audit_split_artifacts(store, horizon, tamper, findings)
+        _audit_split_artifacts(store, horizon, tamper, findings)
 
 
 def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
@@ -131,7 +131,7 @@ def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
     return labels
 
 
-def audit_split_artifacts(store: DatasetStore, horizon: int, tamper: Tamper | None, findings: AuditFindings) -> None:
+def _audit_split_artifacts(store: DatasetStore, horizon: int, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
     settings, labels, splits = stored_data_settings(store), store.load_labels(horizon), store.load_splits(horizon)
     given = apply_tamper(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
@@ -172,7 +172,7 @@ def audit_scaler_artifact(
             _select_columns(given, some),
         )
     with progress_phase(f"refitting scaler {horizon}", len(rows)):
-        wanted = fit_preprocessing_steps(steps, FitSample(values, names, rows, close, labels.iloc[train]))
+        wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows, close, labels.iloc[train]))
     reference = "the steps refitted on the training rows"
     leaks = compare_artifact_states(f"scaler h{horizon}", "scaler", given, wanted, reference)
     findings.take(f"scaler h{horizon}", len(rows), leaks)
@@ -191,7 +191,7 @@ def audit_dataset_artifact(
     if tamper:
         data = replace(data, features=data.features.copy(), labels=data.labels.copy(), splits=dict(data.splits))
     given = apply_tamper(tamper, "dataset", data)
-    wanted, part = reload_audited_dataset(store, data.horizon), f"dataset h{data.horizon}"
+    wanted, part = _reload_audited_dataset(store, data.horizon), f"dataset h{data.horizon}"
     if not isinstance(given, PreparedDataset):
         return findings.take(
             part, 1, [artifact_leak(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")]
@@ -223,7 +223,7 @@ def _derived(part: str, given: PreparedDataset, wanted: PreparedDataset) -> list
     return leaks
 
 
-def reload_audited_dataset(store: DatasetStore, horizon: int) -> PreparedDataset:
+def _reload_audited_dataset(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Return the data set with all rows read from the files again, as the reference."""
     rows = store.load_row_facts()
     return replace(

@@ -28,10 +28,10 @@ from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.audit_training import (
     BLIND,
     audit_training_spec,
-    disturb_dataset_labels,
+    disturb_audit_training_labels,
     temporary_audit_workspace,
 )
-from ml_factory.workflows.predict import (
+from ml_factory.workflows.predictions import (
     STACK,
     is_prediction_of_artifact,
     predict_and_evaluate_artifact,
@@ -41,7 +41,7 @@ from ml_factory.workflows.predict import (
 )
 from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset
 from ml_factory.workflows.stack import fit_stack, stack_run_spec
-from ml_factory.workflows.train import fit_holdout
+from ml_factory.workflows.train import train_with_holdout
 
 NETWORK_ROWS = 1_000  # newest rows of each split: a network is slow on all of them
 CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on another device
@@ -102,7 +102,7 @@ CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened,
 
 def audit_stack_model(data: PreparedDataset, findings: AuditFindings) -> None:
     """Check that weights, calibration and forecasts of a stack do not change with the test labels."""
-    clean, blind = _stacked(data), _stacked(disturb_dataset_labels(data, data.splits["test"]))
+    clean, blind = _stacked(data), _stacked(disturb_audit_training_labels(data, data.splits["test"]))
     leaks = compare_artifact_states("stack", "its weights and calibration", clean[0], blind[0], BLIND)
     leaks += compare_artifact_frames("stack", clean[1], blind[1], BLIND)
     findings.take("stack", len(clean[1]), one_per_column(leaks))
@@ -117,7 +117,7 @@ def _stacked(data: PreparedDataset) -> tuple[dict, pd.DataFrame]:
                 data.symbol, data.horizon, model, task="train", seed=0, quick=True, data=data.fingerprint, settings=None
             )
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-            hashes.append(fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off").hash)
+            hashes.append(train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off").hash)
         spec = stack_run_spec(data, MODELS, hashes, FOLDS, 0, True)
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_stack(workspace, data, run, spec, FOLDS, mirror="off")
@@ -135,7 +135,7 @@ def audit_model_predictions(
     with temporary_audit_workspace() as workspace:
         spec = audit_training_spec(data, MODELS[0], "train")
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+        artifact = train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
 
         def predicted_until(stop: int) -> pd.DataFrame:
             path = Path(workspace.root) / f"bars-{stop}.parquet"

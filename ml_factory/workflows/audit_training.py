@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, fit_preprocessing_steps
 from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.errors import SettingsError
@@ -28,7 +28,6 @@ from ml_factory.leakage.artifact_comparison import (
     compare_artifact_states,
     find_unequal_rows,
 )
-from ml_factory.leakage.fitted import find_purge_violations
 from ml_factory.leakage.independent_baselines import (
     independent_last_move_shares,
     independent_log_loss,
@@ -36,6 +35,7 @@ from ml_factory.leakage.independent_baselines import (
     independent_restrict_to_classes,
 )
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest
+from ml_factory.leakage.split_and_fit_check import find_purge_violations
 from ml_factory.leakage.timed_tables import Leak, one_per_column
 from ml_factory.run_folder import open_run_checkpoints, open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
@@ -46,9 +46,9 @@ from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fold_scores import UNCALIBRATED, score_folds
 from ml_factory.workflows.folds import FoldModel, forecast_folds
-from ml_factory.workflows.predict import predict_and_evaluate_artifact, read_prediction_frame
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_baselines
-from ml_factory.workflows.train import fit_holdout
+from ml_factory.workflows.predictions import predict_and_evaluate_artifact, read_prediction_frame
+from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
+from ml_factory.workflows.train import train_with_holdout
 
 ROWS = 3_000  # labelled rows of a small run
 FOLDS, AUDITED_FOLD = 3, 1  # a middle fold has training rows on both sides
@@ -59,14 +59,14 @@ SETTINGS = {"rounds": 20, "threads": 1}
 # ---- small data ------------------------------------------------------------------------------------------------------
 
 
-def audit_subsample(data: PreparedDataset, rows: int = ROWS) -> PreparedDataset:
+def audit_training_subsample(data: PreparedDataset, rows: int = ROWS) -> PreparedDataset:
     """Return the first labelled rows and their features as a data set with its own split and scaler.
 
     Takes more than `rows` where these cannot be split, or where a split would hold a single class.
     """
     there = usable_label_rows(data.labels)
     there = there[data.row[there] >= 0]
-    some = audit_row_count_with_two_classes(data.y[there], rows)
+    some = audit_training_row_count(data.y[there], rows)
     some, rows = there[:some], some
     labels = data.labels.iloc[some]
     embargo = int(data.settings["data"]["splits"]["embargo_bars"])
@@ -75,7 +75,7 @@ def audit_subsample(data: PreparedDataset, rows: int = ROWS) -> PreparedDataset:
     except SettingsError:
         if len(some) == len(there):
             raise
-        return audit_subsample(data, 2 * rows)
+        return audit_training_subsample(data, 2 * rows)
     kept = slice(int(data.row[some[0]]), int(data.row[some[-1]]) + 1)
     part = replace(
         data, features=data.features.iloc[kept], segment=data.segment[kept], close=data.close[kept], labels=labels,
@@ -84,7 +84,7 @@ def audit_subsample(data: PreparedDataset, rows: int = ROWS) -> PreparedDataset:
     return replace(part, scaler=_steps_on(part, splits["train"]))
 
 
-def audit_row_count_with_two_classes(y_N: np.ndarray, rows: int) -> int:
+def audit_training_row_count(y_N: np.ndarray, rows: int) -> int:
     """Return how many of the first labels to take: `rows`, doubled until each fifth of them holds two classes or more.
 
     Each part of a .6/.2/.2 split then holds two classes, and so do the training rows of its folds. All labels where no
@@ -98,11 +98,13 @@ def audit_row_count_with_two_classes(y_N: np.ndarray, rows: int) -> int:
 
 def _steps_on(data: PreparedDataset, rows: np.ndarray):
     """Fit the preprocessing steps on these rows: the reference for what a fold or a training fits."""
-    sample = FitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    sample = TransformFitSample(
+        data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows]
+    )
     return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
-def disturb_dataset_labels(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
+def disturb_audit_training_labels(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """Return the data set with other outcomes in these rows: each class becomes the next one, returns change sign and
     size.
     """
@@ -114,7 +116,7 @@ def disturb_dataset_labels(data: PreparedDataset, rows: np.ndarray) -> PreparedD
     return replace(data, labels=labels)
 
 
-def disturb_dataset_features(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
+def _disturb_dataset_features(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """The data set with other inputs in the feature rows of these labels."""
     values = data.x_NF.copy()
     values[data.row[rows]] = -3.0 * values[data.row[rows]] + 7.0
@@ -200,8 +202,8 @@ def audit_fold_training(data: PreparedDataset, model: str, tamper: Tamper | None
     clean = record_fold_training(data, plan, model)
     given = apply_tamper(tamper, "fold", dict(clean))
     test = np.asarray(plan.rows[plan.folds[AUDITED_FOLD][1]])
-    labels_blind = record_fold_training(disturb_dataset_labels(data, test), plan, model)
-    features_blind = record_fold_training(disturb_dataset_features(data, test), plan, model)
+    labels_blind = record_fold_training(disturb_audit_training_labels(data, test), plan, model)
+    features_blind = record_fold_training(_disturb_dataset_features(data, test), plan, model)
     part, leaks = "fold", []
     rows = {name: np.asarray(given[name], np.int64) for name in ("train", "validation", "test")}
     leaks += _purge_violations(data, rows, plan.embargo)
@@ -256,7 +258,7 @@ def _trained(data: PreparedDataset, model: str) -> _Outcome:
     spec = audit_training_spec(data, model, "train")
     with temporary_audit_workspace() as workspace:
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+        artifact = train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
         verdict = predict_and_evaluate_artifact(workspace, data, artifact)
         state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
         return _Outcome(state, read_prediction_frame(verdict.path), verdict.metrics)
@@ -266,7 +268,7 @@ def audit_training_predictions(
     data: PreparedDataset, model: str, tamper: Tamper | None, findings: AuditFindings
 ) -> None:
     """Check that model, forecasts of test rows and baselines of the verdict do not change with the test labels."""
-    clean, blind = _trained(data, model), _trained(disturb_dataset_labels(data, data.splits["test"]), model)
+    clean, blind = _trained(data, model), _trained(disturb_audit_training_labels(data, data.splits["test"]), model)
     given = apply_tamper(tamper, "predictions", clean.predictions.copy())
     part = "predictions"
     leaks = compare_artifact_states(part, "the model's state", clean.state, blind.state, BLIND)
@@ -290,7 +292,7 @@ def _leaks_of_verdict(
     for name in ("validation", "test"):
         rows = at[split == name]
         forecasts = {model: predictions.loc[split == name, PROBABILITIES].to_numpy()}
-        forecasts |= recount_baselines(data, at[split == "train"], rows)
+        forecasts |= _recount_baselines(data, at[split == "train"], rows)
         table = metrics[metrics["split"] == name].set_index("name")["log_loss"]
         for who, p_N3 in forecasts.items():
             wanted = independent_log_loss(p_N3, data.y[rows], data.clear[rows])
@@ -303,7 +305,7 @@ def _leaks_of_verdict(
 # ---- baselines -------------------------------------------------------------------------------------------------------
 
 
-def recount_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def _recount_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return reference baselines of `rows`, counted from the unambiguous training rows alone: name -> (N, 3)."""
     train = np.sort(train_rows[data.clear[train_rows]])
     y = data.y[train]
@@ -323,19 +325,19 @@ def recount_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.nd
     return {name: independent_restrict_to_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
 
 
-def audit_baselines(data: PreparedDataset, tamper: Tamper | None, findings: AuditFindings) -> None:
+def audit_training_baselines(data: PreparedDataset, tamper: Tamper | None, findings: AuditFindings) -> None:
     """Check that baselines of the test rows depend on the training rows' labels alone."""
     train, rows = data.splits["train"], data.splits["test"]
     index = data.labels.index[rows]
     used = {
         name: pd.DataFrame(p, index=index, columns=PROBABILITIES)
-        for name, p in dataset_baselines(data, train, rows).items()
+        for name, p in prepared_dataset_baselines(data, train, rows).items()
     }
     given = apply_tamper(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
-    blind = dataset_baselines(
-        disturb_dataset_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows
+    blind = prepared_dataset_baselines(
+        disturb_audit_training_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows
     )
-    again, leaks = recount_baselines(data, train, rows), []
+    again, leaks = _recount_baselines(data, train, rows), []
     for name, frame in used.items():
         one = given.get(name)
         values = np.asarray(one[PROBABILITIES] if isinstance(one, pd.DataFrame) else one, np.float64)

@@ -36,7 +36,7 @@ def load_barrier_trial_frames(workspace: Workspace, store: DatasetStore) -> Fram
 
 
 @dataclass(frozen=True)
-class BarrierTrialsOutcome:
+class _BarrierTrialsOutcome:
     """Result of a search.
 
     spec : the label spec found.
@@ -54,7 +54,7 @@ class BarrierTrialsOutcome:
 def run_barrier_trials(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, evaluated: pd.DatetimeIndex,
     spec: BarrierSearchSpec, *, results_path: Path, done: Callable[[int], None] = lambda count: None,
-) -> BarrierTrialsOutcome:  # fmt: skip
+) -> _BarrierTrialsOutcome:  # fmt: skip
     """Run `search_barriers` with its record in a phase of checkpoints.
 
     frames : base frame, raw bars (None where they are the base bars), and the market.
@@ -67,7 +67,7 @@ def run_barrier_trials(
         record, count = stored["record"], len(stored["record"]["trials"])
         done(count)
         found = search_barriers_on_training_rows(*frames, train, spec, evaluated=evaluated, record=record)
-        return BarrierTrialsOutcome(found, record, count, stored["elsewhere"])
+        return _BarrierTrialsOutcome(found, record, count, stored["elsewhere"])
     machine = machine_and_library_versions(("optuna",), 1)
     checkpoint = UnitCheckpoints(
         checkpoints, machine, lambda record: format_trial_progress(len(record["trials"]), spec)
@@ -85,7 +85,7 @@ def run_barrier_trials(
                 _release_slots(
                     checkpoints, results_path, {"record": recorder.record, "elsewhere": checkpoint.machine_differences}
                 )
-    return BarrierTrialsOutcome(
+    return _BarrierTrialsOutcome(
         found, recorder.record, len(before["trials"]) if before else 0, checkpoint.machine_differences
     )
 

@@ -5,7 +5,7 @@ influences them, but log losses of different folds are then not comparable. Comp
 of the same fold instead.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import pandas as pd
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.seeding import derive_seed
@@ -34,20 +35,14 @@ from ml_factory.workflows.barrier_trials import (
 from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec
 from ml_factory.workflows.fold_scores import (
     UNCALIBRATED,
+    fold_score_mean_gain,
     fold_score_table,
     labels_of_scored_folds,
-    mean_gain_over_blocks,
     path_score_table,
     score_folds,
     verdict_of_fold_scores,
 )
-from ml_factory.workflows.folds import (
-    FoldModel,
-    check_any_fold_fitted,
-    fold_calibration_columns,
-    forecast_folds,
-    forecast_folds_or_raise,
-)
+from ml_factory.workflows.folds import FoldModel, check_any_fold_fitted, forecast_folds, forecast_folds_or_raise
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.restore_run import restorable_snapshot, tracked_run
 from ml_factory.workflows.unit_checkpoints import (
@@ -60,7 +55,7 @@ from ml_factory.workflows.unit_checkpoints import (
 
 
 @dataclass(frozen=True)
-class CrossValidationScores:
+class _CrossValidationScores:
     """Scores of a cross-validation.
 
     scores : DataFrame, a row per fold, block and forecast.
@@ -88,7 +83,7 @@ class CrossValidationScores:
 
 def cross_validate_plain(
     workspace: Workspace, data: PreparedDataset, plan: FoldPlan, run: RunFolder, model: FoldModel, *, mirror: str
-) -> CrossValidationScores:
+) -> _CrossValidationScores:
     """Fit and evaluate every fold on the prepared labels."""
     with _open_unit(workspace, run, model.spec, mirror) as (manager, finish):
         results_path = fold_forecasts_path(run, model.name)
@@ -96,8 +91,8 @@ def cross_validate_plain(
         evaluated = score_folds(data, outcome, model.name)
         scores = fold_score_table(data, evaluated)
         gains = _gains(scores, model.name, finish)
-    return CrossValidationScores(
-        scores, plan.table().assign(**fold_calibration_columns(outcome.calibrations)),
+    return _CrossValidationScores(
+        scores, plan.table().assign(**_fold_calibration_columns(outcome.calibrations)),
         path_score_table(data, plan, evaluated), **gains,
         unfitted=outcome.unfitted, resumed=outcome.resumed, progress=outcome.progress,
         nondeterminism=outcome.nondeterminism,
@@ -118,9 +113,9 @@ def _open_unit(
 
 def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> dict[str, float]:
     """Return the gains of the model over the blocks, and close the run's log with them."""
-    mean, error = mean_gain_over_blocks(scores, name)
+    mean, error = fold_score_mean_gain(scores, name)
     finish({"gain_mean": mean, "gain_se": error})
-    return {"gain": mean, "gain_se": error, "gain_uncalibrated": mean_gain_over_blocks(scores, name + UNCALIBRATED)[0]}
+    return {"gain": mean, "gain_se": error, "gain_uncalibrated": fold_score_mean_gain(scores, name + UNCALIBRATED)[0]}
 
 
 def cross_validate_nested(
@@ -132,7 +127,7 @@ def cross_validate_nested(
     search: BarrierSearchSpec,
     *,
     mirror: str,
-) -> CrossValidationScores:
+) -> _CrossValidationScores:
     """Fit and evaluate every fold on labels whose barriers were searched on its own training rows, purged again.
 
     Each label spec found goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds have
@@ -153,7 +148,7 @@ def cross_validate_nested(
         [*(fold.partial_progress for fold in nested), ""][resumed],
     )
     nondeterminism = tuple(dict.fromkeys(reason for fold in nested for reason in fold.nondeterminism))
-    return CrossValidationScores(
+    return _CrossValidationScores(
         scores, pd.concat([fold.table for fold in nested], ignore_index=True), None, **gains,
         unfitted=unfitted, resumed=resumed, progress=progress, nondeterminism=nondeterminism,
         verdict=verdict_of_fold_scores(data, scores, model.name, labels),
@@ -189,13 +184,13 @@ def _nested_fold(
         results_path = fold_trials_path(run, number)
         searched = run_barrier_trials(manager.phase("barriers"), frames, *moments, search, results_path=results_path)
         files.write(_barriers_file(run, number), searched.spec.to_json().encode())
-        relabelled = relabel_nested_fold(data, frames, searched.spec.labels, plan.labels.index)
-        part = nested_fold_plan(relabelled, moments, number, plan)
+        relabelled = _relabel_nested_fold(data, frames, searched.spec.labels, plan.labels.index)
+        part = _nested_fold_plan(relabelled, moments, number, plan)
         seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
         fold_model = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
         outcome = forecast_folds(manager, relabelled, part, fold_model, fold_forecasts_path(run, model.name, number))
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
-    table = part.table().assign(fold=number, **fold_calibration_columns(outcome.calibrations), **barriers)
+    table = part.table().assign(fold=number, **_fold_calibration_columns(outcome.calibrations), **barriers)
     scores = labels = None
     if not outcome.unfitted:
         evaluated = score_folds(relabelled, outcome, model.name)
@@ -208,7 +203,7 @@ def _nested_fold(
     return _NestedFold(table, scores, labels, outcome.resumed, partial_progress, nondeterminism)
 
 
-def relabel_nested_fold(
+def _relabel_nested_fold(
     data: PreparedDataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex
 ) -> PreparedDataset:
     """Return the data set with other labels, of the rows at `moments` whose labels end before the first test row."""
@@ -219,7 +214,7 @@ def relabel_nested_fold(
     return replace(data, labels=made, splits={})
 
 
-def nested_fold_plan(
+def _nested_fold_plan(
     relabelled: PreparedDataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan
 ) -> FoldPlan:
     """Make a plan of one fold, of these training and test moments over `relabelled`, purged by the labels' ends."""
@@ -277,3 +272,11 @@ def nested_search_settings(search: BarrierSearchSpec | None) -> dict:
 
 def _barriers_file(run: RunFolder, number: int) -> Path:
     return run.folder / f"barriers-{number}.json"
+
+
+def _fold_calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
+    """Return columns of the fold table: temperature, and bias of the neutral class."""
+    return {
+        "temperature": [one.temperature for one in calibrations],
+        "bias_neutral": [one.bias[1] for one in calibrations],
+    }

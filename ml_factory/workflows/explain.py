@@ -16,9 +16,9 @@ import pandas as pd
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import attention_plots
 from ml_factory.inference.bundle import Bundle
-from ml_factory.models.registry import find_model_spec, load_model
+from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.workflows import predict
+from ml_factory.workflows import predictions
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import dataset_input_reader
 from ml_factory.workflows.results import Result
@@ -78,8 +78,8 @@ def explain(
             next_step="use the importances of the result of train()",
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
-    artifact = predict.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
-    fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
+    artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
+    fitted = build_model_from_state(Bundle.from_state(artifact.load_state()).model_state)
     explain_method = getattr(fitted.network, "explain", None)
     shares, attention, some = None, None, np.empty(0, np.int64)
     if explain_method is not None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from ml_factory.errors import SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import find_model_spec, load_model
+from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.workflows import predict
+from ml_factory.workflows import predictions
 from ml_factory.workflows.results import Result
 
 FORMATS = ("pth",)
@@ -62,8 +62,8 @@ def export(
             "Only a network has a state dict", where="model", got=model, wanted="a network",
             next_step=f"for the probabilities of {model} use predict",
         )  # fmt: skip
-    artifact = predict.find_artifact_to_predict(workspace, symbol, horizon, model, run)
-    fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
+    artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run)
+    fitted = build_model_from_state(Bundle.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
     path = Path(out or workspace.results / symbol / run_id) / PTH
     files.write(path, state_dict.export_state_dict_bytes(fitted))

@@ -8,17 +8,17 @@ import pandas as pd
 
 from ml_factory.ensemble.out_of_fold import OutOfFoldFit, inner_validation_split
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_interval
-from ml_factory.evaluation.metrics import condition_on_classes
+from ml_factory.evaluation.calibration import condition_on_classes
+from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_gain_interval
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_folds
 from ml_factory.targets.labels import expected_label_classes
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.folds import FoldOutcome
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
-    dataset_baselines,
     dataset_best_baseline,
-    dataset_metrics,
+    prepared_dataset_baselines,
+    prepared_dataset_metrics,
 )
 
 # Suffix of a model's name: its forecasts before the calibration of the fold.
@@ -26,7 +26,7 @@ UNCALIBRATED = "_uncalibrated"
 
 
 @dataclass(frozen=True)
-class ScoredFold:
+class _ScoredFold:
     """Test rows and forecasts of one fold.
 
     rows : int64 positions into the labels.
@@ -40,13 +40,15 @@ class ScoredFold:
     forecasts: dict[str, np.ndarray]
     best: str
 
-    def part(self, block: int) -> "ScoredFold":
+    def part(self, block: int) -> "_ScoredFold":
         """Return the rows of one block."""
         at = self.block == block
-        return ScoredFold(self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best)
+        return _ScoredFold(
+            self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best
+        )
 
 
-def score_folds(data: PreparedDataset, outcome: FoldOutcome, name: str) -> list[ScoredFold]:
+def score_folds(data: PreparedDataset, outcome: FoldOutcome, name: str) -> list[_ScoredFold]:
     """Return per fold the model's forecasts, calibrated and uncalibrated, and the baselines of its own training
     rows.
     """
@@ -55,11 +57,13 @@ def score_folds(data: PreparedDataset, outcome: FoldOutcome, name: str) -> list[
         finite = np.isfinite(p).all(axis=1)
         rows, train_rows = plan.rows[test[finite]], plan.rows[train[plan.usable[train]]]
         counted, best = (
-            (dataset_baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
+            (prepared_dataset_baselines(data, train_rows, rows), _best_of(data, plan, train))
+            if len(rows)
+            else ({}, "prior")
         )
         calibrated = condition_on_classes(calibration.apply(p[finite]), data.classes.values())
         forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
-        found.append(ScoredFold(rows, plan.block[test[finite]], forecasts, best))
+        found.append(_ScoredFold(rows, plan.block[test[finite]], forecasts, best))
     return found
 
 
@@ -69,18 +73,18 @@ def _best_of(data: PreparedDataset, plan: FoldPlan, train: np.ndarray) -> str:
     return dataset_best_baseline(data, plan.rows[fit], plan.rows[held_out])
 
 
-def fold_score_table(data: PreparedDataset, evaluated: Sequence[ScoredFold]) -> pd.DataFrame:
+def fold_score_table(data: PreparedDataset, evaluated: Sequence[_ScoredFold]) -> pd.DataFrame:
     """Compute metrics per fold, block and forecast; a fold without forecasts has no row."""
     tables = []
     for number, one in enumerate(evaluated):
         for block in np.unique(one.block):
             part = one.part(block)
-            table = dataset_metrics(data, part.rows, part.forecasts, part.best)
+            table = prepared_dataset_metrics(data, part.rows, part.forecasts, part.best)
             tables.append(table.reset_index().assign(fold=number, block=block))
     return pd.concat(tables, ignore_index=True)
 
 
-def path_score_table(data: PreparedDataset, plan: FoldPlan, evaluated: Sequence[ScoredFold]) -> pd.DataFrame | None:
+def path_score_table(data: PreparedDataset, plan: FoldPlan, evaluated: Sequence[_ScoredFold]) -> pd.DataFrame | None:
     """Compute metrics per path and forecast: all rows as one backtest (AFML 12.4); None without paths."""
     if plan.paths is None:
         return None
@@ -90,13 +94,13 @@ def path_score_table(data: PreparedDataset, plan: FoldPlan, evaluated: Sequence[
         rows = np.concatenate([part.rows for part in parts])
         forecasts = {name: np.concatenate([part.forecasts[name] for part in parts]) for name in parts[0].forecasts}
         tables.append(
-            dataset_metrics(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index()
+            prepared_dataset_metrics(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index()
         )
         tables[-1]["path"] = number
     return pd.concat(tables, ignore_index=True)
 
 
-def mean_gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
+def fold_score_mean_gain(table: pd.DataFrame, name: str) -> tuple[float, float]:
     """Return the mean gain of `name` in log loss over the blocks, and its standard error.
 
     A block that several folds test counts once, with the mean of their gains: those folds share training rows.
@@ -105,14 +109,14 @@ def mean_gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
-def labels_of_scored_folds(data: PreparedDataset, evaluated: Sequence[ScoredFold]) -> pd.Series:
+def labels_of_scored_folds(data: PreparedDataset, evaluated: Sequence[_ScoredFold]) -> pd.Series:
     """Return the labels of the unambiguous test rows of all folds, each once, in time order: index known_at."""
     rows = np.unique(np.concatenate([one.rows for one in evaluated]))
     rows = rows[data.clear[rows]]
     return pd.Series(data.y[rows], index=data.labels.index[rows])
 
 
-def describe_missing_in_folds(labels: pd.Series, kind: str) -> str:
+def _describe_missing_in_folds(labels: pd.Series, kind: str) -> str:
     """Describe the classes or weeks that the test rows of all folds lack for a verdict; "" for nothing.
 
     A single fold may lack a class.
@@ -130,13 +134,13 @@ def verdict_of_fold_scores(data: PreparedDataset, table: pd.DataFrame, name: str
     labels : as of `labels_of_scored_folds`, of all folds.
     """
     own_rows = table[table["name"] == name]
-    over_best = fold_interval(own_rows.groupby("block")["gain_best"].mean().to_numpy())
+    over_best = fold_gain_interval(own_rows.groupby("block")["gain_best"].mean().to_numpy())
     blocks = own_rows.drop_duplicates("block")
     return model_verdict(
         name, verdict_gains_of_folds(table, name), over_best,
         best_name=_most_frequent(own_rows["best_baseline"].tolist()),
         rows=int(blocks["rows"].sum()), effective_rows=float(blocks["effective_rows"].sum()), kind=data.kind,
-        lacking=describe_missing_in_folds(labels, data.kind),
+        lacking=_describe_missing_in_folds(labels, data.kind),
     )  # fmt: skip
 
 

@@ -164,14 +164,6 @@ def forecast_folds(
     return FoldOutcome(plan, forecasts, calibrations, slots.resumed, tuple(elsewhere), slots.partial_progress)
 
 
-def fold_calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
-    """Return columns of the fold table: temperature, and bias of the neutral class."""
-    return {
-        "temperature": [one.temperature for one in calibrations],
-        "bias_neutral": [one.bias[1] for one in calibrations],
-    }
-
-
 def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
     """Read the forecasts that an earlier run of these folds wrote; None where the file is missing, torn or
     incomplete.

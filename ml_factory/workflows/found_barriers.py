@@ -31,7 +31,9 @@ def add_found_barriers(
     Raises SettingsError for a missing file and for a spec of a horizon that is not requested.
     """
     given = [searched] if isinstance(searched, SearchedLabelsRef) else list(searched)
-    settings = replace(settings, searched=(*settings.searched, *(read_found_barriers(processed, one) for one in given)))
+    settings = replace(
+        settings, searched=(*settings.searched, *(_read_found_barriers(processed, one) for one in given))
+    )
     others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
     if others:
         raise SettingsError(
@@ -44,7 +46,7 @@ def add_found_barriers(
     return settings
 
 
-def read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
+def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
     """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
     if isinstance(reference, SearchedLabelSpec):
         return reference

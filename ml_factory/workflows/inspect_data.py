@@ -10,23 +10,18 @@ from ml_factory.data.gaps import find_gaps
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import asof_rows
 from ml_factory.data.sessions import MarketSpec, assign_sessions
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.evaluation import data_plots
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.certificate import Certificate, require_certificate
 from ml_factory.settings import certified_code_hash
-from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.append import STREAM_BARS
 from ml_factory.workflows.prove import stored_data_settings
 
 PROOF_BARS = 50_000
-
-
-def open_current_store(workspace: Workspace | str | Path, symbol: str) -> DatasetStore:
-    """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
-    return DatasetStore.current(Workspace(workspace).processed(check_symbol(symbol)))
 
 
 # ---- bars and frames -----------------------------------------------------------------------------------------------
@@ -79,7 +74,7 @@ def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataF
     store = open_current_store(workspace, symbol)
     spec, market = stored_data_settings(store).features, MarketSpec.from_dict(store.facts["market"])
     rows = {}
-    for name in spec.families_of(market):
+    for name in spec.families_for_market(market):
         own, coarse = (list(FAMILIES[name].names(market, frame)) for frame in (False, True))
         rows[name] = (len(own), len(coarse) * len(spec.frames), ", ".join(own[:: max(1, len(own) // 4)][:4]))
     for name in spec.custom:

@@ -8,19 +8,19 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.errors import NotPreparedError
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.workflows.inspect_data import open_current_store
 from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prove import require_proved_data
 
 
 def prepared_data_fingerprint(raw_hash: str, settings: dict) -> str:
     """Return the fingerprint of the raw file's content, the settings and the sources that make features and labels."""
-    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_PACKAGES)})
+    return fingerprint_json({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_PACKAGES)})
 
 
 def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> PreparedDataset:
@@ -83,3 +83,10 @@ def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
     """Load the splits: {"train", "validation", "test"}, int64 positions into the labels' rows."""
     return open_current_store(workspace, symbol).load_splits(check_horizon(horizon))
+
+
+def load_certified_dataset(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> PreparedDataset:
+    """Load the prepared data. Raises NotPreparedError without a certificate, unless `uncertified`."""
+    data = load_dataset(workspace, symbol, horizon)
+    require_proved_data(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    return data

@@ -14,20 +14,12 @@ from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.prove import require_proved_data
 from ml_factory.workflows.restore_run import restore_run_from_wandb
 from ml_factory.workflows.run_options import RunOptionFields, RunOptions, build_run_options
 from ml_factory.workflows.run_status import check_run_matches, check_run_unlocked, format_run_status
 from ml_factory.workflows.train import build_untrained_model
-
-
-def load_certified_dataset(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> PreparedDataset:
-    """Load the prepared data. Raises NotPreparedError without a certificate, unless `uncertified`."""
-    data = load_dataset(workspace, symbol, horizon)
-    require_proved_data(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
-    return data
 
 
 def open_training(
@@ -125,19 +117,3 @@ def settings_per_model(names: Sequence[str], given: Mapping[str, Mapping] | None
 def weight_settings_for_record(spec: WeightSpec | None) -> dict:
     """Return the weight settings for the run's record; {} for the default weights."""
     return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
-
-
-def check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
-    more.
-    """
-    if isinstance(names, str):
-        names = names.split(",")
-    names = tuple(name.strip() for name in names)
-    for name in names:
-        find_model_spec(name)
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise SettingsError(
-            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
-        )
-    return names

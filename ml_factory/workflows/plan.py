@@ -20,9 +20,9 @@ from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_fold
 from ml_factory.settings import QuickLimits, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import local_cache_folder
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.fit_time_model import (
+from ml_factory.workflows.fit_cost_model import (
     SLOTS,
     FitSize,
     accelerator_of_model,
@@ -69,7 +69,7 @@ class _MeasuredCosts:
         self.device_free = np.inf
 
     def of(self, name: str, settings: Mapping) -> tuple[FitSize, WorkCostModel]:
-        key = fingerprint({"model": name, "settings": dict(settings)})
+        key = fingerprint_json({"model": name, "settings": dict(settings)})
         if key not in self._known:
             whole = full_fit_size(self.data, name, settings, self.seed, self.quick)
             device = accelerator_of_model(name, settings)
@@ -107,11 +107,13 @@ def plan_models(
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
-    known, measured = read_plan_workspace_state(workspace, data), _MeasuredCosts(data, quick, seed)
+    known, measured = _read_plan_workspace_state(workspace, data), _MeasuredCosts(data, quick, seed)
     request = _PlanRequest(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
     wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
     units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](request)]
-    save, more = measure_save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
+    save, more = _measure_save_cost(
+        workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS
+    )
     budget = SessionBudget(hours * 3600, available_memory_bytes(), known.space, measured.device_free, known.pool)
     rows = plan_session_work(units, budget, save)
     columns = {
@@ -141,7 +143,7 @@ class _PlanRequest:
     seed: int
     settings: Mapping
     scheme: FoldSchemeSpec
-    known: "PlanWorkspaceState"
+    known: "_PlanWorkspaceState"
     measured: _MeasuredCosts
 
     def fit_settings(self, name: str) -> dict:
@@ -228,7 +230,7 @@ def _cost_per_item(cost: WorkCost) -> WorkCostModel:
 
 
 @dataclass(frozen=True)
-class PlanWorkspaceState:
+class _PlanWorkspaceState:
     """State of the workspace.
 
     artifacts : run id -> hash of finished artifacts.
@@ -250,7 +252,7 @@ class PlanWorkspaceState:
             return False
 
 
-def read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> PlanWorkspaceState:
+def _read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> _PlanWorkspaceState:
     """Read the `PlanWorkspaceState`."""
     artifacts, space, pool, unknown = {}, np.inf, 0, []
     try:
@@ -264,10 +266,10 @@ def read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> Pl
         unknown.append(f"unknown: free space; the mount does not answer ({error.got})")
     if not workspace.files.is_remote(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
         pool = sum(slot.header.size for slot in SlotPool(workspace.checkpoints).scan() if slot.is_returned)
-    return PlanWorkspaceState(artifacts, space, float(pool), tuple(unknown))
+    return _PlanWorkspaceState(artifacts, space, float(pool), tuple(unknown))
 
 
-def measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tuple[str, ...]]:
+def _measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tuple[str, ...]]:
     """Return (cost of saving so many bytes, facts that are unknown).
 
     The cost is that of the last save of this process, or of one test save on the first disk, which is deleted.

@@ -19,7 +19,7 @@ from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
@@ -352,7 +352,7 @@ def _write_horizon(
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
     close = rows.base.close[rows.first : rows.first + len(rows.values)]
-    sample = FitSample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
+    sample = TransformFitSample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
     with progress_phase(f"scaler {horizon}", len(train_rows)):
         before = rows.appended_to
         scaler, ranks = fit_or_update_preprocessing(

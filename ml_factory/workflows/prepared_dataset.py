@@ -12,7 +12,7 @@ import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.datasets.covariates import compute_covariates, resolve_covariate_settings
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     FittedStep,
     apply_preprocessing_step,
@@ -31,14 +31,9 @@ from ml_factory.evaluation.baselines import (
     last_move_baseline_probabilities,
     prior_baseline_probabilities,
 )
-from ml_factory.evaluation.calibration import calibration_by_class
-from ml_factory.evaluation.metrics import (
-    compute_forecast_metrics,
-    condition_on_classes,
-    gain_interval_by_class,
-    log_loss_by_class,
-    row_log_loss,
-)
+from ml_factory.evaluation.calibration import calibration_by_class, condition_on_classes
+from ml_factory.evaluation.intervals import gain_interval_by_class
+from ml_factory.evaluation.metrics import compute_forecast_metrics, log_loss_by_class, row_log_loss
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_rows
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import import_module_or_explain
@@ -153,7 +148,9 @@ def fit_dataset_preprocessing(data: PreparedDataset, rows: np.ndarray) -> Fitted
 
     rows : positions into the labels' rows.
     """
-    sample = FitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    sample = TransformFitSample(
+        data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows]
+    )
     return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
@@ -279,7 +276,7 @@ def dataset_metrics_with_baselines(
     train_rows, rows : positions that every forecast can read, so that all forecasts have the same population.
     best : the best baseline, chosen by `best_baseline` on validation rows.
     """
-    return dataset_metrics(data, rows, forecasts | dataset_baselines(data, train_rows, rows), best)
+    return prepared_dataset_metrics(data, rows, forecasts | prepared_dataset_baselines(data, train_rows, rows), best)
 
 
 def dataset_best_baseline(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> str:
@@ -292,12 +289,13 @@ def dataset_best_baseline(data: PreparedDataset, train_rows: np.ndarray, rows: n
     if not len(rows):
         return BASELINES[0]
     losses = {
-        name: row_log_loss(data.y[rows], p).mean() for name, p in dataset_baselines(data, train_rows, rows).items()
+        name: row_log_loss(data.y[rows], p).mean()
+        for name, p in prepared_dataset_baselines(data, train_rows, rows).items()
     }
     return min(losses, key=losses.get)
 
 
-def dataset_verdict(
+def prepared_dataset_verdict(
     data: PreparedDataset,
     train_rows: np.ndarray,
     rows: np.ndarray,
@@ -312,7 +310,7 @@ def dataset_verdict(
     lacking : missing classes or weeks that rule out a verdict, as of `dataset_missing_classes`.
     """
     clear, times = data.clear[rows].astype(float), data.labels.index[rows]
-    counted = dataset_baselines(data, train_rows, rows)
+    counted = prepared_dataset_baselines(data, train_rows, rows)
     gains = verdict_gains_of_rows(data.y[rows], p_N3, counted, clear, horizon=data.horizon, times_N=times)
     effective = effective_sample_size(data.labels.iloc[rows], clear)
     return model_verdict(
@@ -329,7 +327,9 @@ def dataset_missing_classes(data: PreparedDataset, parts: Mapping[str, np.ndarra
     return describe_missing_classes(labels, expected_label_classes(data.kind))
 
 
-def dataset_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def prepared_dataset_baselines(
+    data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray
+) -> dict[str, np.ndarray]:
     """Compute forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> float64 (len(rows), 3).
 
     Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
@@ -358,7 +358,7 @@ def fit_dataset_clock_baseline(data: PreparedDataset, train_rows: np.ndarray) ->
     )  # fmt: skip
 
 
-def dataset_metrics(
+def prepared_dataset_metrics(
     data: PreparedDataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
 ) -> pd.DataFrame:
     """Compute metrics of each forecast on `rows`, each unambiguous row once.

@@ -27,12 +27,12 @@ from ml_factory.leakage.certificate import (
     write_certificate,
 )
 from ml_factory.leakage.custom_feature_check import check_custom_features
-from ml_factory.leakage.fitted import check_splits_are_purged
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
 from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_pipeline_on_prefixes
 from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
 from ml_factory.leakage.proof import Proof, prove_no_look_ahead
-from ml_factory.leakage.spec import QUICK, ProofSpec
+from ml_factory.leakage.proof_spec import QUICK, ProofSpec
+from ml_factory.leakage.split_and_fit_check import check_splits_are_purged
 from ml_factory.leakage.timed_tables import (
     Leak,
     TimedTable,
@@ -41,7 +41,7 @@ from ml_factory.leakage.timed_tables import (
     timed_table_of_labels,
 )
 from ml_factory.settings import DataSpec, certified_code_hash
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -80,7 +80,7 @@ def prove_store(
     settings, processed, bars = stored_data_settings(store), store.folder.parent, prefixes.bars
     unfinished, horizons = proof_progress_path(processed, store.fingerprint), horizons_to_prove(store, horizons)
     pipeline = pipeline_to_prove(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
-    bound = {"code": certified_code_hash(), "settings": fingerprint(settings.to_dict())}
+    bound = {"code": certified_code_hash(), "settings": fingerprint_json(settings.to_dict())}
     newest_for = partial(best_certificate_coverage, processed, prefixes, form="full" if fresh else spec.form, **bound)
     before = {horizon: newest_for(horizon) for horizon in horizons}
     existing = {h: read_certificate(certificate_path(processed, store.fingerprint, h)) for h in horizons}
@@ -95,11 +95,11 @@ def prove_store(
     proof_progress = _open_progress(unfinished, decided, horizons) if write else None
     if fresh and proof_progress:
         proof_progress.forget()
-    with custom.fresh_custom_features():
+    with custom.stateless_custom_features():
         proof = prove_no_look_ahead(
             pipeline, bars, spec, facts=facts, since=since, progress=progress,
             history=min(one.history for one in before.values()),
-            whole=None if since else lambda: stored_tables_to_prove(store, pipeline, bars, facts),
+            whole=None if since else lambda: _stored_tables_to_prove(store, pipeline, bars, facts),
             prefix_builds=seen, progress_file=proof_progress,
         )  # fmt: skip
     rows, found = check_custom_features(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
@@ -127,7 +127,7 @@ def horizons_to_prove(store: DatasetStore, horizons: Sequence[int]) -> Sequence[
 def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgressFile:
     """Open the progress file of a proof that is identified by these facts and by the sources that prove."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
-    return ProofProgressFile(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
+    return ProofProgressFile(unfinished, fingerprint_json(to_json_value(decided)), tuple(horizons))
 
 
 def build_prefixes_to_prove(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
@@ -158,7 +158,7 @@ def stored_data_settings(store: DatasetStore) -> DataSpec:
     return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
 
 
-def stored_tables_to_prove(
+def _stored_tables_to_prove(
     store: DatasetStore, pipeline: StandardPipelineUnderTest, bars: pd.DataFrame, facts: dict
 ) -> dict[str, TimedTable]:
     """Return the feature rows as stored, and frames and labels rebuilt from these bars."""

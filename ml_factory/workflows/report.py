@@ -22,7 +22,7 @@ from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.inspect_data import bar_findings_table
-from ml_factory.workflows.predict import PredictionEvaluation
+from ml_factory.workflows.predictions import PredictionEvaluation
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_calibration_by_class
 from ml_factory.workflows.prove import describe_proof_of_store
 
@@ -66,18 +66,18 @@ def write_evaluation_report(
     extra_sections : sections between the verdict and the data, such as learning curves.
     """
     sections = [
-        verdict_section(evaluated, len(data.splits["test"]), two_sided=report_has_directional_part(data)),
+        report_verdict_section(evaluated, len(data.splits["test"]), two_sided=_report_has_directional_part(data)),
         decile_returns_section(data, evaluated),
-        calibration_section(data, evaluated),
+        report_calibration_section(data, evaluated),
         *extra_sections,
-        *data_sections(data, store),
+        *_data_sections(data, store),
     ]
     return write_html_report(
         path, title, sections,
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {report_test_period(data, evaluated)}",
-        facts=report_cards(evaluated,
-        two_sided=report_has_directional_part(data)) | {"proof": describe_proof_of_store(store, data.horizon)},
-        notice="\n\n".join(filter(None, [synthetic_notice(data.symbol), quick_notice(quick_limits)])),
+        facts=report_headline_cards(evaluated,
+        two_sided=_report_has_directional_part(data)) | {"proof": describe_proof_of_store(store, data.horizon)},
+        notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
         footer=f"data {data.fingerprint[:12]}. Past results do not guarantee future results; a gain whose interval "
         "includes 0 is no gain.",
     )  # fmt: skip
@@ -88,12 +88,12 @@ def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> s
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
     return (
-        f"Test period {first} to {last}: {evaluated.chosen_verdict.rows:,} rows that no model was fitted or chosen on, "
+        f"Test period {first} to {last}: {evaluated.chosen_verdict.rows:,} rows no model was fitted or chosen on, "
         f"worth {evaluated.chosen_verdict.effective_rows:,.0f} without overlap (effective rows)."
     )
 
 
-def write_run_report(
+def _write_run_report(
     workspace: Workspace, folder: Path, data: PreparedDataset, artifact: Artifact, verdict: PredictionEvaluation
 ) -> Path:
     """Write `report.html` of one finished model into the folder of its run."""
@@ -105,11 +105,11 @@ def write_run_report(
     return write_evaluation_report(
         folder / "report.html", f"{name} on {data.symbol}", data,
         DatasetStore.current(workspace.processed(data.symbol)),
-        evaluated, quick_limits=facts["limited"], extra_sections=run_sections(facts, verdict.priors["validation"]),
+        evaluated, quick_limits=facts["limited"], extra_sections=_run_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 
-def model_facts(
+def report_model_facts(
     workspace: Workspace,
     run: RunFolder,
     data: PreparedDataset,
@@ -125,12 +125,12 @@ def model_facts(
         "resumed_from": None if reused else facts["resumed_from"], "exact": not facts["inexact"],
         "inexact_because": facts["inexact"], "limited": facts["limited"], "metrics": MetricsTable(verdict.metrics),
         "artifact": artifact.path, "predictions_path": verdict.path, "predictions_hash": files.sha256(verdict.path),
-        "report_path": write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
+        "report_path": _write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
         "calibration": verdict.calibration,
     }  # fmt: skip
 
 
-def synthetic_notice(symbol: str) -> str:
+def report_synthetic_notice(symbol: str) -> str:
     """Return the notice for results on the synthetic market; "" for others."""
     if symbol != DEMO:
         return ""
@@ -140,19 +140,19 @@ def synthetic_notice(symbol: str) -> str:
     )
 
 
-def quick_notice(quick_limits: Mapping[str, object]) -> str:
+def report_quick_notice(quick_limits: Mapping[str, object]) -> str:
     """Return the notice of the limits of QUICK; "" without limits."""
     if not quick_limits:
         return ""
     return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
 
 
-def report_has_directional_part(data: PreparedDataset) -> bool:
+def _report_has_directional_part(data: PreparedDataset) -> bool:
     """Return True where the labels have two sides and a neutral class: gains then have a directional part."""
     return len(data.classes) == len(CLASSES)
 
 
-def verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: bool = True) -> HtmlSection:
+def report_verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: bool = True) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
@@ -238,7 +238,7 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
+def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
     """Return the section of reliability diagrams of the test rows, frequencies by class, and calibration errors."""
     rows, test = evaluated.rows, evaluated.forecasts
     clear, errors = data.clear[rows], evaluated.metrics[["ece_debiased", "ece"]]
@@ -260,7 +260,7 @@ def calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> 
     )  # fmt: skip
 
 
-def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
+def _learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
     """Return the section of training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
@@ -271,12 +271,14 @@ def learning_section(history: pd.DataFrame, best: int, resumed_from: int | None,
     return HtmlSection("Learning", text=text, figures=[(caption, curves)])
 
 
-def run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
+def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
     """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
     run.
     """
     if "history" in facts:
-        first = learning_section(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
+        first = _learning_section(
+            pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss
+        )
     else:
         weights = pd.DataFrame(facts["weights"]).set_index("model")
         first = HtmlSection(
@@ -293,11 +295,11 @@ def run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
             ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
         ],
     )
-    worth = importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
+    worth = _importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
     return [first, *worth, made]
 
 
-def importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
+def _importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
     """Return the section of feature importances; table: as of `feature_importance_table`."""
     table = table.set_index("feature")
     return [
@@ -319,7 +321,7 @@ def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
     return HtmlSection("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def report_cards(evaluated: ReportPredictions, *, two_sided: bool = True) -> dict[str, object]:
+def report_headline_cards(evaluated: ReportPredictions, *, two_sided: bool = True) -> dict[str, object]:
     """Return the cards below the title, those of the chosen model: label -> value, or (value, note)."""
     one, loss = evaluated.chosen_verdict, evaluated.metrics["log_loss"]
     side = {"directional gain": _gain_card(one.direction_gain, one.direction_low, one.direction_high)}
@@ -336,7 +338,7 @@ def _gain_card(value: float, low: float, high: float) -> tuple[str, str]:
     return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
 
 
-def report_label_sentence(data: PreparedDataset) -> str:
+def _report_label_sentence(data: PreparedDataset) -> str:
     """Describe the labels in a sentence."""
     labels = data.settings["data"]["labels"]
     bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
@@ -357,7 +359,7 @@ def report_left_out_rows(facts: Mapping) -> str:
     return purged + also * bool(inferred)
 
 
-def data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSection]:
+def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSection]:
     """Return the sections of the split on the price, the label balance, and the findings in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
@@ -374,7 +376,7 @@ def data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSectio
         ),
         HtmlSection(
             "Labels",
-            text=report_label_sentence(data)
+            text=_report_label_sentence(data)
             + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
             "counts nowhere.",
             figures=[("Share of each label.", data_plots.plot_label_balance(balance))],

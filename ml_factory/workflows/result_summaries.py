@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.evaluation.verdict import ModelVerdict, with_bounds
+from ml_factory.evaluation.verdict import ModelVerdict, format_verdict_bounds
 
 
 def summary_warning_lines(result: Any) -> list[str]:
@@ -27,8 +27,8 @@ def summary_verdict_lines(verdict: ModelVerdict | None) -> list[str]:
     """Return the last lines of a summary: the verdict in a sentence, and four numbers."""
     if verdict is None:
         return []
-    best = with_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
-    side = with_bounds(verdict.direction_gain, verdict.direction_low, verdict.direction_high)
+    best = format_verdict_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
+    side = format_verdict_bounds(verdict.direction_gain, verdict.direction_low, verdict.direction_high)
     return [
         verdict.sentence,
         f"  gain over the best baseline  {best}  {verdict.best_baseline}",

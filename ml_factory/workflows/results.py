@@ -64,7 +64,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult(Result):
+class _RunResult(Result):
     """Result of a run that may have been resumed.
 
     found : status of the run when it was opened, in a sentence.
@@ -99,7 +99,7 @@ class RunResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelResult(RunResult):
+class ModelResult(_RunResult):
     """Result of a run that makes a model: its files, and its evaluation on test rows.
 
     metrics : a row per split (validation, test) and forecast, the baselines among them.
@@ -115,7 +115,7 @@ class ModelResult(RunResult):
     verdict: ModelVerdict | None = None
     calibration: pd.DataFrame | None = None
 
-    def lines_after(self, first: list[str], name: str) -> str:
+    def _lines_after(self, first: list[str], name: str) -> str:
         """Return the summary: these lines, the files, calibration and verdict of the forecast `name`."""
         files = {"model": self.artifact, "predictions": self.predictions_path, "report": self.report_path}
         written = [f"  {what} {path}" for what, path in files.items()]
@@ -162,7 +162,7 @@ class PrepareResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult(RunResult):
+class SearchBarriersResult(_RunResult):
     """Result of `search_barriers`.
 
     labels : the label spec found; `reused` where it existed before.
@@ -268,11 +268,11 @@ class TrainResult(ModelResult):
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
-        return self.lines_after([first, *summary_warning_lines(self)], self.model)
+        return self._lines_after([first, *summary_warning_lines(self)], self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossValidateResult(RunResult):
+class CrossValidateResult(_RunResult):
     """Result of `cross_validate`.
 
     folds, paths : a row per fold, block and forecast; a row per path and forecast of combinatorial folds. Calibrated
@@ -334,7 +334,7 @@ class StackResult(ModelResult):
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        return self.lines_after(
+        return self._lines_after(
             [first, *summary_warning_lines(self), *(f"  {line}" for line in self.comparison)], "stack"
         )
 

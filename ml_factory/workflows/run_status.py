@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.code_fingerprint import changed
+from ml_factory.code_fingerprint import changed_code_files
 from ml_factory.errors import SettingsError, UnresponsiveMountError
 from ml_factory.models.base import describe_differences
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
@@ -26,7 +26,7 @@ _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 
 
 @dataclass(frozen=True)
-class MismatchedRun:
+class _MismatchedRun:
     """A run of the same model and horizon with other settings, data or code.
 
     begun_at : UTC, ISO 8601.
@@ -87,10 +87,10 @@ def format_run_status(workspace: Workspace, run: RunFolder, spec: RunSettings, *
 def _status_of_unfinished(workspace: Workspace, run: RunFolder, spec: RunSettings, what: str) -> str:
     reached = unfinished_run_progress(workspace, run, spec)
     if reached:
-        elsewhere = ", ".join(describe_differences(read_run_machine(run), run_machine_facts(spec)))
+        elsewhere = ", ".join(describe_differences(_read_run_machine(run), run_machine_facts(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
-    others = find_mismatched_runs(run.folder.parent, spec)
+    others = _find_mismatched_runs(run.folder.parent, spec)
     unfinished = [one for one in others if not one.ended and one.why == "code"]
     if unfinished:
         newest = unfinished[-1]
@@ -150,13 +150,13 @@ def _newest_progress(manager: CheckpointManager, phase: str) -> str:
     return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
 
 
-def read_run_machine(run: RunFolder) -> dict | None:
+def _read_run_machine(run: RunFolder) -> dict | None:
     """Return the machine that began a run; None where it is unknown."""
     record = files.read_json_or_none(run.folder / "run.json")
     return record.get("environment") if isinstance(record, dict) else None
 
 
-def find_mismatched_runs(parent: Path, spec: RunSettings) -> list[MismatchedRun]:
+def _find_mismatched_runs(parent: Path, spec: RunSettings) -> list[_MismatchedRun]:
     """Return runs of the same model, horizon, seed and form that differ otherwise, the newest last."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
@@ -171,13 +171,13 @@ def find_mismatched_runs(parent: Path, spec: RunSettings) -> list[MismatchedRun]
     return sorted(found, key=lambda one: one.begun_at)
 
 
-def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) -> MismatchedRun:
+def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) -> _MismatchedRun:
     """Describe the difference of a stored run.
 
     Changed code also changes the data it prepares and the base models of a stack, so settings or data count as the
     difference only where no code explains them.
     """
-    sources_changed = changed(stored.get("sources") or {}, sources)
+    sources_changed = changed_code_files(stored.get("sources") or {}, sources)
     prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in sources_changed)
     ignored = "bases" if sources_changed else ""
     settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring=ignored)
@@ -188,7 +188,7 @@ def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) ->
     else:
         why, details = "code", sources_changed
     ended, commit = RunFolder(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
-    return MismatchedRun(
+    return _MismatchedRun(
         stored["run_id"], str(stored.get("begun_at") or ""), why, tuple(details), prepared, commit, ended
     )
 
@@ -216,7 +216,7 @@ def check_run_matches(parent: Path, spec: RunSettings, run_name: str) -> None:
             return
         other = None
     else:
-        other = next((one for one in find_mismatched_runs(parent, spec) if one.run_id == run_name), None)
+        other = next((one for one in _find_mismatched_runs(parent, spec) if one.run_id == run_name), None)
     if other is None:
         names = ", ".join(path.parent.name for path in _run_records(parent) if files.is_file(path)) or "none"
         raise SettingsError(

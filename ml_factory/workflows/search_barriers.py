@@ -26,26 +26,26 @@ from ml_factory.evaluation import plots
 from ml_factory.progress import progress_phase
 from ml_factory.run_folder import RunFolder, newest_run_folder, open_run_checkpoints
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.fixed_horizon import fixed_horizon_return
 from ml_factory.targets.label_table import mark_inferred_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.tracking.restore import try_restore_from_wandb
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
+from ml_factory.tracking.wandb_restore import try_restore_from_wandb
 from ml_factory.workflows.barrier_trials import load_barrier_trial_frames, run_barrier_trials
 from ml_factory.workflows.prove import stored_data_settings
 from ml_factory.workflows.restore_run import tracked_run
-from ml_factory.workflows.results import SearchResult
+from ml_factory.workflows.results import SearchBarriersResult
 
 
 def run_barrier_search(
     workspace: Workspace, symbol: str, horizon: int, spec: BarrierSearchSpec | None, fresh: bool, run_name: str = "",
     mirror: str = "off",
-) -> SearchResult:  # fmt: skip
+) -> SearchBarriersResult:  # fmt: skip
     """Search barriers, or resume an interrupted search, and write the label spec; arguments are checked before.
 
     run_name : id of the attempt to resume. Raises SettingsError where it is no attempt at this search.
@@ -74,8 +74,8 @@ def run_barrier_search(
             finish(outcome.spec.best)
     found = outcome.spec
     path, reused = _write_spec(folder, found, fresh)
-    trials = barrier_search_trial_table(spec, outcome.record["trials"])
-    return SearchResult(
+    trials = _barrier_search_trial_table(spec, outcome.record["trials"])
+    return SearchBarriersResult(
         run_id=run.run_id, symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels),
         seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.resumed or None,
         exact=not outcome.nondeterminism, inexact_because=outcome.nondeterminism, reused=reused,
@@ -98,7 +98,7 @@ def barrier_search_rows(
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
 
 
-def barrier_search_trial_table(spec: BarrierSearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
+def _barrier_search_trial_table(spec: BarrierSearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
     """Return a row per trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the
     balance.
     """
@@ -116,7 +116,7 @@ def _open_search_run(
 ) -> RunFolder:
     """Return the newest attempt at this search, a new one with `fresh`, or the one with this name."""
     decided = _search_identity(store, spec)
-    base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
+    base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint_json(decided)[:10]}"
     run = RunFolder(run_name, parent / run_name) if run_name else newest_run_folder(parent, base, fresh)
     record = run.folder / "search.json"
     if run_name and not (f"{run_name}-".startswith(f"{base}-") and files.is_file(record)):

@@ -8,6 +8,7 @@ import numpy as np
 from ml_factory.argument_checks import check_seed
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.ensemble.stacking import Stack
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.inference.bundle import bundle_library_versions
 from ml_factory.inference.split_times import times_of_splits
@@ -21,7 +22,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.fold_schemes import plan_folds
 from ml_factory.workflows.folds import FoldModel, forecast_folds_or_raise
-from ml_factory.workflows.predict import common_prediction_index, uncalibrated_predictions
+from ml_factory.workflows.predictions import common_prediction_index, uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.train import training_log_summary
@@ -121,3 +122,19 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
     index = data.labels.index[rows][readable]
     pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in predictions.items()})
     return Calibration.fit(floored_log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)
+
+
+def check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
+    more.
+    """
+    if isinstance(names, str):
+        names = names.split(",")
+    names = tuple(name.strip() for name in names)
+    for name in names:
+        find_model_spec(name)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise SettingsError(
+            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
+        )
+    return names

@@ -9,8 +9,8 @@ import numpy as np
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.evaluation.metrics import classification_metrics, condition_on_classes
+from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
+from ml_factory.evaluation.metrics import classification_metrics
 from ml_factory.inference.bundle import Bundle, bundle_library_versions
 from ml_factory.inference.split_times import times_of_splits
 from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
@@ -23,7 +23,7 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
-from ml_factory.tracking.run_log import count_logged_steps
+from ml_factory.tracking.run_log import count_run_log_steps
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
@@ -36,9 +36,9 @@ from ml_factory.workflows.prepared_dataset import (
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.unit_checkpoints import (
     UnitCheckpoints,
-    checkpoint_history,
     fit_phase_name,
     format_fit_progress,
+    unit_checkpoint_history,
 )
 
 Callback = Callable[[int, dict], None]
@@ -47,7 +47,7 @@ Callback = Callable[[int, dict], None]
 SPLIT = "split"  # key of the chronological split in `FoldBinnedData`
 
 
-def fit_holdout(
+def train_with_holdout(
     workspace: Workspace, data: PreparedDataset, run: RunFolder, spec: RunSettings, *, callbacks: Sequence[Callback],
     mirror: str,
     bins: FoldBinnedData | None = None, estimator: ModelBase | None = None,
@@ -103,7 +103,7 @@ def fit_holdout(
 
 
 @dataclass(frozen=True)
-class TrainingData:
+class _TrainingData:
     """An untrained model and its data: (inputs, labels, weights) of the training rows and of the held-out rows."""
 
     model: ModelBase
@@ -112,7 +112,7 @@ class TrainingData:
     quick_limits: dict
 
 
-def build_training_data(data: PreparedDataset, spec: RunSettings) -> TrainingData:
+def build_training_data(data: PreparedDataset, spec: RunSettings) -> _TrainingData:
     """Return the model and the rows of a run's settings; equal in every process of the training."""
     model, train, validation, quick_limits = build_untrained_model(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))
@@ -122,7 +122,7 @@ def build_training_data(data: PreparedDataset, spec: RunSettings) -> TrainingDat
         dataset_rows_with_weight(data, validation),
     )
     held_out = (take(validation), data.y[validation], w_validation)
-    return TrainingData(model, (take(train), data.y[train], w_train), held_out, quick_limits)
+    return _TrainingData(model, (take(train), data.y[train], w_train), held_out, quick_limits)
 
 
 def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[ModelBase, np.ndarray, np.ndarray, dict]:
@@ -165,14 +165,16 @@ def _comparable_value(model: ModelBase | None, what: str) -> object:
     return value.identity() if what == "settings" and value is not None else value
 
 
-def complete_log(workspace: Workspace, run: RunFolder, spec: RunSettings, artifact: Artifact, *, mirror: str) -> None:
+def complete_train_log(
+    workspace: Workspace, run: RunFolder, spec: RunSettings, artifact: Artifact, *, mirror: str
+) -> None:
     """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
 
     Once the artifact is persisted, the slots of the run's checkpoints are released.
     """
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if not is_log_complete(log) or count_logged_steps([step for step, _ in history], log) < len(history):
+    if not is_log_complete(log) or count_run_log_steps([step for step, _ in history], log) < len(history):
         with open_run_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
             tracker.finish(training_log_summary(artifact), artifact=artifact)
@@ -227,7 +229,7 @@ class _LogThenCheckpoint(UnitCheckpoints):
     def load(self) -> dict | None:
         found = super().load()
         if found is not None:
-            self._tracker.log_missing(_steps(checkpoint_history(found["state"])))
+            self._tracker.log_missing(_steps(unit_checkpoint_history(found["state"])))
         return found
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:

@@ -146,7 +146,7 @@ def format_fold_progress(done: str, partial_progress: str) -> str:
     return f"{done}, {partial_progress} in the next" if done else f"{partial_progress} in the first fold"
 
 
-def checkpoint_history(state: Mapping) -> list[dict]:
+def unit_checkpoint_history(state: Mapping) -> list[dict]:
     """Return the history of finished epochs or blocks in a model's state."""
     return list(state["history"] if "history" in state else state["memory"]["history"])
 
@@ -155,7 +155,7 @@ def format_fit_progress(state: Mapping) -> str:
     """Format the progress of a model's fit: "round 40", or "epoch 3, step 17"."""
     if "rounds" in state:
         return f"round {state['rounds']}"
-    return f"epoch {len(checkpoint_history(state))}, step {state['step']}"
+    return f"epoch {len(unit_checkpoint_history(state))}, step {state['step']}"
 
 
 def parse_fit_progress(reached: str) -> int:

@@ -27,9 +27,9 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.hardware import cores
 from ml_factory.numba_cache import numba_source_files
 from ml_factory.progress import progress_phase
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 DAYS = 15  # of synthetic bars, enough for the scaler of large files
@@ -68,7 +68,7 @@ def _mark(folder: Path, share: str) -> Path:
     """
     whose = [platform.python_version(), numba.__version__, get_host_cpu_name()]
     sources = [[str(path), path.stat().st_mtime_ns] for path in numba_source_files()]
-    return folder / f"{share}-{fingerprint([*whose, *sources])[:12]}.whole"
+    return folder / f"{share}-{fingerprint_json([*whose, *sources])[:12]}.whole"
 
 
 def _compile_in_workers(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
@@ -108,10 +108,10 @@ def serve(channel: str, parent: str, folder: str) -> None:
     _save_one_at_a_time(Path(folder) / "save.lock")
 
     def answer(request: dict) -> tuple[dict, bytes]:
-        compile_kernel_share(request["share"])
+        warm_up_kernel_share(request["share"])
         return {}, b""
 
-    ParentConnection(channel, parent).answer_requests(answer)
+    WorkerParentConnection(channel, parent).answer_requests(answer)
 
 
 def _save_one_at_a_time(lock: Path) -> None:
@@ -129,7 +129,7 @@ def _save_one_at_a_time(lock: Path) -> None:
     caching.IndexDataCacheFile.save = alone
 
 
-def compile_kernel_share(share: str) -> None:
+def warm_up_kernel_share(share: str) -> None:
     """Compile one family's kernels, or those of labels and a scaler, by running them on a few synthetic days."""
     bars = synthetic_market(SyntheticSpec(days=DAYS)).bars
     market = resolve_market_spec("DEMO", bars)

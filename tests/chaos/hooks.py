@@ -226,4 +226,4 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
     wrap_method(DatasetStoreWriter, "commit", commits)
     DatasetStoreWriter.find = finds(DatasetStoreWriter.find)
-    wrap_everywhere("ml_factory.workflows.predict", "predict_and_evaluate_artifact", evaluates)
+    wrap_everywhere("ml_factory.workflows.predictions", "predict_and_evaluate_artifact", evaluates)

@@ -17,7 +17,7 @@ import pytest
 from ml_factory.checkpoints import store as store_module
 from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.file_format import read_container_header
+from ml_factory.checkpoints.file_format import read_checkpoint_file_header
 from ml_factory.checkpoints.leases import LeaseTakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.safe_stop import safe_stop
@@ -153,7 +153,7 @@ def test_manager_with_torn_local_slot_loads_checkpoint_from_mount(drive, torn):
             assert manager.wait(LONG)
     here = sorted(
         (drive.parent / "local").glob("slot-*.ckpt"),
-        key=lambda path: read_container_header(Disk(), path).info["sequence"],
+        key=lambda path: read_checkpoint_file_header(Disk(), path).info["sequence"],
     )
     for path in here[-1:] if torn == "the newest" else here:
         content = bytearray(path.read_bytes())

@@ -14,7 +14,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWrite
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 UNIT = CheckpointUnit("run", "train_lstm")
 
@@ -325,10 +325,12 @@ def test_slots_latest_valid_prefers_higher_fence_over_sequence(machines):
     for number in range(4):
         one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
     elsewhere = Slots(SlotPool(two.folder.with_name("elsewhere")), SlotWriterId("two"))
-    saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, encode_state({"x": 2}))
+    saved = elsewhere.write(
+        UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, serialize_state({"x": 2})
+    )
     assert saved["sequence"] == 1
     one.slots.copy_from_pool(UNIT, 3, saved["path"])
-    info, state, _ = one.slots.load_latest_valid(UNIT, decode_state)
+    info, state, _ = one.slots.load_latest_valid(UNIT, deserialize_state)
     assert state == {"x": 2} and info["lease"]["fence"] == 2
 
 

@@ -280,7 +280,7 @@ def test_manager_refuses_valid_container_with_pickle_payload(manager):
     save(manager, 1)
     kept = ("run", "phase", "saved_at", "metrics", "lease")
     info = {key: value for key, value in save(manager, 2).items() if key in kept}
-    file_format.write_container(Disk(), slot_of(manager), {**info, "sequence": 9}, pickle.dumps(_Bomb()))
+    file_format.write_checkpoint_file(Disk(), slot_of(manager), {**info, "sequence": 9}, pickle.dumps(_Bomb()))
     checkpoint = manager.load_latest_checkpoint("p")
     assert checkpoint["state"]["value"] == 1 and "not a whole state" in checkpoint["skipped"][0]
 

@@ -21,7 +21,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWrite
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 MODELS = ("xgboost", "lightgbm", "catboost", "linear", "lstm", "tcn", "patchtst", "itransformer", "tft")
 
@@ -41,13 +41,13 @@ def intact(slots, unit):
 
 def test_write_container_on_full_disk_truncates_file_and_keeps_inode(tmp_path, disk_full_beyond):
     path = tmp_path / "slot"
-    file_format.write_container(Disk(), path, {"sequence": 1}, b"old")
+    file_format.write_checkpoint_file(Disk(), path, {"sequence": 1}, b"old")
     inode = path.stat().st_ino
     with disk_full_beyond(1000), pytest.raises(WorkspaceError, match="No space left"):
-        file_format.write_container(Disk(), path, {"sequence": 2}, bytes(2000))
+        file_format.write_checkpoint_file(Disk(), path, {"sequence": 2}, bytes(2000))
     assert path.stat().st_size == 0
-    file_format.write_container(Disk(), path, {"sequence": 3}, bytes(5000))
-    short = file_format.write_container(Disk(), path, {"sequence": 4}, b"new")
+    file_format.write_checkpoint_file(Disk(), path, {"sequence": 3}, bytes(5000))
+    short = file_format.write_checkpoint_file(Disk(), path, {"sequence": 4}, b"new")
     assert path.stat().st_ino == inode and path.stat().st_size == short["bytes"] < 1000
 
 
@@ -290,19 +290,19 @@ def test_container_hash_is_equal_in_chunks_and_whole(tmp_path, monkeypatch):
     disk, info = Disk(), {"sequence": 1}
     for size in (0, 1, 235, 236, 237, 936, 20_000):
         given = {"a": random.Random(size).randbytes(size)}
-        saved = file_format.write_container(disk, tmp_path / "a", info, encode_state(given))
+        saved = file_format.write_checkpoint_file(disk, tmp_path / "a", info, serialize_state(given))
         content = (tmp_path / "a").read_bytes()[:-40]
         by_hand = xxh3_128(content).hexdigest()
         into = bytearray()
-        assert saved["hash"] == by_hand == file_format.read_container(disk, tmp_path / "a", into)["hash"]
-        assert into[:-40] == content and decode_state(into) == given
-        assert decode_state((tmp_path / "a").read_bytes()) == given
-        assert file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand
+        assert saved["hash"] == by_hand == file_format.read_checkpoint_file(disk, tmp_path / "a", into)["hash"]
+        assert into[:-40] == content and deserialize_state(into) == given
+        assert deserialize_state((tmp_path / "a").read_bytes()) == given
+        assert file_format.copy_checkpoint_file(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand
 
 
 def test_copy_container_of_unreadable_source_names_source_and_empties_slot(tmp_path, monkeypatch):
     disk = Disk()
-    file_format.write_container(disk, tmp_path / "a", {"sequence": 1}, encode_state({"a": bytes(1_000)}))
+    file_format.write_checkpoint_file(disk, tmp_path / "a", {"sequence": 1}, serialize_state({"a": bytes(1_000)}))
     monkeypatch.setattr(file_format, "_CHUNK", 300)
     whole, reads = Disk.read, []
 
@@ -314,7 +314,7 @@ def test_copy_container_of_unreadable_source_names_source_and_empties_slot(tmp_p
 
     monkeypatch.setattr(Disk, "read", read)
     with pytest.raises(FileError) as caught:
-        file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")
+        file_format.copy_checkpoint_file(disk, tmp_path / "b", disk, tmp_path / "a")
     assert caught.value.where == tmp_path / "a" and 300 in reads and (tmp_path / "b").stat().st_size == 0
 
 
@@ -348,9 +348,9 @@ def test_another_reader_of_safetensors_finds_the_state_and_its_description(tmp_p
 
 def test_a_file_overwritten_in_place_and_cut_at_any_byte_fails_and_names_its_owner(tmp_path):
     disk, path = Disk(), tmp_path / "slot"
-    first = file_format.write_container(disk, path, {"run": "a", "sequence": 1}, encode_state(state(1, 300)))
+    first = file_format.write_checkpoint_file(disk, path, {"run": "a", "sequence": 1}, serialize_state(state(1, 300)))
     old = path.read_bytes()
-    file_format.write_container(disk, path, {"run": "b", "sequence": 2}, encode_state(state(2, 300)))
+    file_format.write_checkpoint_file(disk, path, {"run": "b", "sequence": 2}, serialize_state(state(2, 300)))
     new = path.read_bytes()
     described = new.index(b"}") + 1  # the end of the metadata
     assert len(old) == len(new) == first["bytes"]
@@ -360,6 +360,6 @@ def test_a_file_overwritten_in_place_and_cut_at_any_byte_fails_and_names_its_own
                 continue
             path.write_bytes(content)
             with pytest.raises(CheckpointError):
-                file_format.read_container(disk, path)
+                file_format.read_checkpoint_file(disk, path)
             if cut >= described and len(content) == len(new):
-                assert file_format.read_container_header(disk, path).info == {"run": "b", "sequence": 2}
+                assert file_format.read_checkpoint_file_header(disk, path).info == {"run": "b", "sequence": 2}

@@ -9,7 +9,7 @@ from ml_factory.data.outliers import (
     RUN_CAP,
     RUN_WINDOW,
     expand_runs_to_rows,
-    find_true_runs,
+    find_runs_of_true,
     outlier_robust_move_size,
     price_move_persists,
     run_length_surprisal,
@@ -64,10 +64,10 @@ def test_run_surprisal_equals_hand_computed_values():
 
 
 def test_true_runs_and_expand_runs_equal_hand_computed_values():
-    first, length = find_true_runs(np.array([1, 1, 0, 0, 1, 0, 1, 1, 1], bool))
+    first, length = find_runs_of_true(np.array([1, 1, 0, 0, 1, 0, 1, 1, 1], bool))
     assert first.tolist() == [0, 4, 6] and length.tolist() == [2, 1, 3]
     assert expand_runs_to_rows(first, length).tolist() == [0, 1, 4, 6, 7, 8]
-    assert len(expand_runs_to_rows(first[:0], length[:0])) == 0 and len(find_true_runs(np.zeros(3, bool))[0]) == 0
+    assert len(expand_runs_to_rows(first[:0], length[:0])) == 0 and len(find_runs_of_true(np.zeros(3, bool))[0]) == 0
 
 
 def test_persists_is_true_only_where_most_of_move_remains():

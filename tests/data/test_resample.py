@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.bar_kernels import trading_intervals, utc_days_of_bars
 from ml_factory.data.resample import ResampledBars, asof_rows, resample_bars, resample_bars_to_lengths
+from ml_factory.data.resample_kernels import trading_intervals, utc_days_of_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError

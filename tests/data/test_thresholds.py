@@ -49,7 +49,7 @@ def stale(table, calendar):
 
 
 def no_volume(table, calendar):
-    first, length = outliers.find_true_runs(table["volume"].to_numpy() == 0)
+    first, length = outliers.find_runs_of_true(table["volume"].to_numpy() == 0)
     return by_row(len(table), first, outliers.run_length_surprisal(first, length, len(table)))
 
 

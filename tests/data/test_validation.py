@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import RawBarSpec, hash_bars, validate_bars
+from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import BarsError, SettingsError
 
 MARKET = MarketSpec("TEST", "cme", 0.25, True)

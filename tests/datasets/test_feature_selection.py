@@ -13,7 +13,7 @@ from ml_factory.datasets.feature_selection import (
     select_by_mdi,
     select_by_variance,
 )
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.errors import SettingsError
 from ml_factory.targets.weights import training_weights
 
@@ -31,7 +31,7 @@ def targets_of(label: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def training() -> FitSample:
+def training() -> TransformFitSample:
     """Column 1 says the side, column 4 half of it; the rest is noise, 5 a copy of 1, 6 constant."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((N, 7)).astype(np.float32)
@@ -39,7 +39,7 @@ def training() -> FitSample:
     x[:, 5], x[:, 6] = np.exp(x[:, 1]), 3.0
     x[5, 0] = np.nan
     rows = np.arange(TRAIN)
-    return FitSample(x, tuple("abcdefg"), rows, None, targets_of(label, rows))
+    return TransformFitSample(x, tuple("abcdefg"), rows, None, targets_of(label, rows))
 
 
 def test_by_variance_drops_constant_column(training):
@@ -58,7 +58,7 @@ def test_by_clusters_keeps_one_column_of_each_correlated_cluster(training):
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((2, 900))
     x = np.column_stack([a, a + 0.3 * rng.standard_normal(900), -a, b, b + 0.02 * rng.standard_normal(900), a + b])
-    given = FitSample(x.astype(np.float32), tuple("uvwxyz"), np.arange(900))
+    given = TransformFitSample(x.astype(np.float32), tuple("uvwxyz"), np.arange(900))
     found = select_by_clusters(given, most=0.9)
     assert found.kept.tolist() == [0, 3, 5]
     assert found.scores[0] == found.scores[1] == found.scores[2] and found.scores[3] == found.scores[4]
@@ -66,7 +66,9 @@ def test_by_clusters_keeps_one_column_of_each_correlated_cluster(training):
     for cluster in np.unique(found.scores):
         inside = np.flatnonzero(found.scores == cluster)
         assert rho[np.ix_(inside, inside)].min() >= 0.9
-    assert select_by_clusters(FitSample(x[:, :1].astype(np.float32), ("u",), np.arange(900))).kept.tolist() == [0]
+    assert select_by_clusters(
+        TransformFitSample(x[:, :1].astype(np.float32), ("u",), np.arange(900))
+    ).kept.tolist() == [0]
 
 
 def test_by_mdi_selects_informative_columns_with_forest_importances(training):
@@ -106,7 +108,9 @@ def test_selection_repeated_or_from_json_gives_same_columns(choose, training):
 
 def test_by_mdi_and_by_mda_without_two_label_classes_raise_settings_error(training):
     with pytest.raises(SettingsError, match="labels"):
-        select_by_mdi(FitSample(training.x_NF, training.names, training.rows))
-    alike = FitSample(training.x_NF, training.names, training.rows, None, training.targets.assign(label=np.int8(1)))
+        select_by_mdi(TransformFitSample(training.x_NF, training.names, training.rows))
+    alike = TransformFitSample(
+        training.x_NF, training.names, training.rows, None, training.targets.assign(label=np.int8(1))
+    )
     with pytest.raises(SettingsError, match="two classes"):
         select_by_mda(alike)

@@ -8,9 +8,9 @@ from sklearn.decomposition import PCA
 
 from ml_factory.datasets import fitted_transforms
 from ml_factory.datasets.fitted_transforms import (
-    FitSample,
     FractionalDifferenceTransform,
     PcaTransform,
+    TransformFitSample,
     TwoStateHmmTransform,
     adf_rejects_unit_root,
 )
@@ -26,12 +26,12 @@ def switching(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal(n) * np.where(state, 3e-3, 1e-3), state
 
 
-def sample(n: int = 6000, train: int = 4000) -> FitSample:
+def sample(n: int = 6000, train: int = 4000) -> TransformFitSample:
     returns, _ = switching(n)
     x = np.random.default_rng(1).standard_normal((n, 5)).astype(np.float32)
     x[:, 1] += 2 * x[:, 0]
     x[7, 2] = np.nan
-    return FitSample(x, tuple("abcde"), np.arange(train), 100 * np.exp(np.cumsum(returns)))
+    return TransformFitSample(x, tuple("abcde"), np.arange(train), 100 * np.exp(np.cumsum(returns)))
 
 
 def test_pca_components_equal_scikit_learn():
@@ -105,7 +105,7 @@ def test_two_state_hmm_filtered_probabilities_equal_sum_over_all_paths():
 def test_two_state_hmm_fit_raises_likelihood_and_recovers_planted_states():
     returns, state = switching(20_000)
     close = 100 * np.exp(np.cumsum(returns))
-    given = FitSample(np.zeros((20_000, 1), np.float32), ("a",), np.arange(15_000), close)
+    given = TransformFitSample(np.zeros((20_000, 1), np.float32), ("a",), np.arange(15_000), close)
     fitted = TwoStateHmmTransform.fit(given)
     np.testing.assert_allclose(fitted.deviation, [1e-3, 3e-3], rtol=0.05)
     np.testing.assert_allclose(1 - fitted.stay, [0.01, 0.03], rtol=0.35)
@@ -145,13 +145,13 @@ def test_fitted_transform_of_prefix_equals_whole_bitwise(step):
 
 def test_sample_log_close_uses_longest_run_of_training_rows():
     rows = np.concatenate([np.arange(50), np.arange(52, 900), np.arange(1000, 1500)])
-    given = FitSample(np.zeros((1500, 1), np.float32), ("a",), rows, np.arange(1.0, 1501.0))
+    given = TransformFitSample(np.zeros((1500, 1), np.float32), ("a",), rows, np.arange(1.0, 1501.0))
     np.testing.assert_allclose(given.log_close(), np.log(given.close[rows[:898]]))
 
 
 def test_fitted_transforms_invalid_input_raises_settings_error():
     given = sample()
-    bare = FitSample(given.x_NF, given.names, given.rows)
+    bare = TransformFitSample(given.x_NF, given.names, given.rows)
     with pytest.raises(SettingsError, match="closes"):
         TwoStateHmmTransform.fit(bare)
     with pytest.raises(SettingsError, match="closes"):
@@ -160,6 +160,6 @@ def test_fitted_transforms_invalid_input_raises_settings_error():
         FractionalDifferenceTransform.fit(given, window=2001)
     with pytest.raises(SettingsError, match="share"):
         PcaTransform.fit(given, share=1.5)
-    still = FitSample(given.x_NF, given.names, given.rows, np.full(len(given.close), 5.0))
+    still = TransformFitSample(given.x_NF, given.names, given.rows, np.full(len(given.close), 5.0))
     with pytest.raises(SettingsError, match="two states"):
         TwoStateHmmTransform.fit(still)

@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.datasets import incremental_quantiles
 from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState, update_incremental_quantiles
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 SHARES = (0.25, 0.5, 0.75)
 N = 12_000
@@ -39,7 +39,7 @@ def wanted(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def through_a_file(kept: IncrementalQuantileState) -> IncrementalQuantileState:
-    return IncrementalQuantileState.from_state(decode_state(encode_state(kept.to_state())))
+    return IncrementalQuantileState.from_state(deserialize_state(serialize_state(kept.to_state())))
 
 
 @pytest.mark.parametrize(("step", "most_alone"), [(1, 0), (7, 8), (150, 60)])

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ml_factory.datasets.fitted_transforms import FitSample
+from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     STEPS,
     Preprocessor,
@@ -34,23 +34,23 @@ CHAIN = (
 )  # fmt: skip
 
 
-def given(rows: np.ndarray = TRAIN) -> FitSample:
+def given(rows: np.ndarray = TRAIN) -> TransformFitSample:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((N, 6)).astype(np.float32)
     x[:, 5] = x[:, 0] * 2
     label = np.where(x[:, 1] + 0.3 * rng.standard_normal(N) > 0, 1, -1).astype(np.int8)
     moves = rng.standard_normal(N) * np.where((np.arange(N) // 200) % 2, 3e-3, 1e-3)
-    return FitSample(x, tuple("abcdef"), rows, 100 * np.exp(np.cumsum(moves)), targets_of(label, rows))
+    return TransformFitSample(x, tuple("abcdef"), rows, 100 * np.exp(np.cumsum(moves)), targets_of(label, rows))
 
 
-def disturbed(sample: FitSample) -> FitSample:
+def disturbed(sample: TransformFitSample) -> TransformFitSample:
     """Every row that does not teach is another one: features, prices."""
     rng = np.random.default_rng(9)
     others = np.setdiff1d(np.arange(N), sample.rows)
     x, close = sample.x_NF.copy(), sample.close.copy()
     x[others] = rng.normal(40, 90, (len(others), x.shape[1]))
     close[others] *= np.exp(rng.normal(1, 1, len(others)))
-    return FitSample(x, sample.names, sample.rows, close, sample.targets)
+    return TransformFitSample(x, sample.names, sample.rows, close, sample.targets)
 
 
 @pytest.mark.parametrize("step", [*STEPS, "all of them"])

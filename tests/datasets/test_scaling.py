@@ -8,7 +8,7 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.preprocessing import RobustScaler as Reference
 from sklearn.preprocessing import StandardScaler as Standard
 
-from ml_factory.datasets import quantiles as exact
+from ml_factory.datasets import exact_quantiles as exact
 from ml_factory.datasets.scaling import (
     IQR_OF_NORMAL,
     SCALERS,
@@ -167,7 +167,7 @@ def test_quantiles_rank_outside_sampled_bracket_equal_numpy(monkeypatch):
 def test_quantiles_bracket_with_too_many_rows_equal_numpy():
     """The ranks lie inside it, but most of the rows between those that are sampled do too, the largest first."""
     rows, rng = 98_000, np.random.default_rng(0)
-    sampled = exact.evenly_spaced_positions(rows, rows // 4)
+    sampled = exact.bracket_sample_positions(rows, rows // 4)
     rest = rng.permutation(np.setdiff1d(np.arange(rows), sampled))
     x = np.full((rows, 2), 10, np.float32)
     x[sampled], x[rest[:30_000]] = rng.standard_normal((len(sampled), 2)), -10

@@ -19,12 +19,12 @@ from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 
-PRINT = fingerprint({"bars": 1})
-OTHER = fingerprint({"bars": 2})
+PRINT = fingerprint_json({"bars": 1})
+OTHER = fingerprint_json({"bars": 2})
 CUT = ("values", "known_at", "session", "segment", "close")
 
 
@@ -110,7 +110,7 @@ def grow(folder, matrix, stops) -> DatasetStore:
     """A data set after each stop, each with the rows up to it; the last of them."""
     before = None
     for number, stop in enumerate(stops):
-        store = DatasetStoreWriter.begin(folder, fingerprint([number, stop]))
+        store = DatasetStoreWriter.begin(folder, fingerprint_json([number, stop]))
         if before is None and not store.committed:
             store.write_features(rows_of(matrix, 0, stop))
         elif not store.committed:
@@ -136,7 +136,7 @@ def test_store_appended_rows_add_part_and_keep_existing_parts(processed, base, m
         assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
         kept = after
     assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = DatasetStore.find(folder, fingerprint([0, 700]))
+    first = DatasetStore.find(folder, fingerprint_json([0, 700]))
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 

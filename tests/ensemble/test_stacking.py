@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 from ml_factory.ensemble.stacking import Stack, equal_weight_stack
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.baselines import weighted_class_shares
+from ml_factory.evaluation.baselines import baseline_class_shares
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.base import softmax
 
@@ -25,7 +25,7 @@ def test_stack_fit_matches_general_optimiser():
     oof, y = market(600, 0)
     w = np.random.default_rng(0).uniform(0.2, 2, 600)
     stack = Stack.fit(oof, y, w, ridge=2.0, horizon=3)
-    prior = weighted_class_shares(y, w)
+    prior = baseline_class_shares(y, w)
     z = np.stack([np.log(p) - np.log(prior) for p in oof.values()])
     witnesses = w.sum() ** 2 / (w**2).sum() / 3
 

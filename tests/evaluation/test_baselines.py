@@ -11,11 +11,11 @@ from ml_factory.evaluation import baselines
 from ml_factory.evaluation.baselines import (
     BaselineSessionClock,
     ClockBaseline,
+    baseline_class_shares,
     baseline_session_clock,
     baseline_trailing_volatility,
     last_move_baseline_probabilities,
     prior_baseline_probabilities,
-    weighted_class_shares,
 )
 
 
@@ -25,12 +25,12 @@ def test_prior_probabilities_with_weights_equal_weighted_shares():
 
 
 def test_class_shares_with_an_absent_class_add_half_a_row_to_each():
-    np.testing.assert_allclose(weighted_class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
+    np.testing.assert_allclose(baseline_class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
 
 
 def test_class_shares_without_labels_raise_error():
     with pytest.raises(FactoryError, match="No class shares"):
-        weighted_class_shares([])
+        baseline_class_shares([])
 
 
 def test_last_move_probabilities_without_weights_equal_hand_computed_values():
@@ -126,7 +126,7 @@ def test_clock_baseline_cells_equal_loops_over_rows():
         ("left", int(left // 5) * 48 // 60) if left < 300 else ("progress", min(int(progress * 48), 47))
         for progress, left in zip(clock.progress, clock.minutes_left, strict=True)
     ]
-    prior, k = weighted_class_shares(y), baseline.pseudo_count
+    prior, k = baseline_class_shares(y), baseline.pseudo_count
     wanted = {}
     for key in set(keys):
         mine = y[[one == key for one in keys]]
@@ -139,7 +139,7 @@ def test_clock_baseline_with_uninformative_time_shrinks_to_prior():
     clock, volatility, y, _ = rows_of(60, 4, 20)
     y = np.random.default_rng(0).permutation(y)
     baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=volatility)
-    assert np.abs(baseline.predict(clock, volatility) - weighted_class_shares(y)).max() < 0.03
+    assert np.abs(baseline.predict(clock, volatility) - baseline_class_shares(y)).max() < 0.03
     assert fitted().pseudo_count < 100 < baseline.pseudo_count
 
 

@@ -10,12 +10,12 @@ from ml_factory.evaluation.intervals import (
     ConfidenceInterval,
     autocorrelation_length,
     cosine_standard_error,
-    count_spanned_weeks,
-    fold_interval,
+    count_interval_weeks,
+    fold_gain_interval,
     gain_interval,
+    interval_week_numbers,
     newey_west_standard_error,
     squared_cosine_weights,
-    trading_week_numbers,
     week_clustered_standard_error,
 )
 
@@ -54,7 +54,7 @@ def test_newey_west_equals_statsmodels():
 
 def test_week_clusters_error_equals_statsmodels():
     api = pytest.importorskip("statsmodels.api")
-    v, weeks = np.random.default_rng(2).normal(size=400), trading_week_numbers(EVENTS)
+    v, weeks = np.random.default_rng(2).normal(size=400), interval_week_numbers(EVENTS)
     fit = api.OLS(v, np.ones(400)).fit(cov_type="cluster", cov_kwds={"groups": weeks, "use_correction": True})
     error, count = week_clustered_standard_error(v - v.mean(), weeks)
     # statsmodels corrects by K / (K - 1) · (N - 1) / (N - 1), of which the second is 1 with one regressor.
@@ -105,12 +105,12 @@ def test_memory_of_constant_is_1_and_of_slow_column_is_long():
 
 def test_week_numbers_begin_on_saturday_utc():
     days = pd.to_datetime(["2024-03-08 23:59", "2024-03-09 00:00", "2024-03-15 21:00", "2024-03-16 00:00"], utc=True)
-    first, *others = trading_week_numbers(days)
+    first, *others = interval_week_numbers(days)
     assert others == [first + 1, first + 1, first + 2]
 
 
 def test_weeks_spanned_counts_short_weeks_by_their_share():
-    assert count_spanned_weeks(np.repeat([1, 2, 3, 5], [5, 10, 10, 12])) == pytest.approx(3.5)
+    assert count_interval_weeks(np.repeat([1, 2, 3, 5], [5, 10, 10, 12])) == pytest.approx(3.5)
 
 
 # ---- the interval ----------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_gain_interval_ignores_rows_with_zero_weight():
 
 def test_gain_interval_with_different_weeks_is_at_least_week_cluster_error():
     v = np.random.default_rng(8).normal(size=400) / 10
-    weeks = trading_week_numbers(EVENTS)
+    weeks = interval_week_numbers(EVENTS)
     shifted = v + np.where(weeks % 2, 1.0, -1.0)
     found = gain_interval(shifted, times_N=EVENTS)
     assert found.standard_error >= week_clustered_standard_error(shifted - shifted.mean(), weeks)[0] * 0.999
@@ -197,12 +197,12 @@ def test_gain_interval_of_null_series_rarely_excludes_zero():
 
 
 def test_fold_interval_equals_corrected_resampled_t_interval():
-    found = fold_interval([0.01, 0.03, -0.01, 0.02, 0.05])
+    found = fold_gain_interval([0.01, 0.03, -0.01, 0.02, 0.05])
     error = np.sqrt(0.002 / 4 * (1 / 5 + 1 / 4))
     assert found.standard_error == pytest.approx(error)
     assert (found.low, found.high) == pytest.approx((0.02 - 2.776445 * error, 0.02 + 2.776445 * error), abs=1e-7)
 
 
 def test_fold_interval_of_one_block_is_not_enough():
-    found = fold_interval([0.1])
+    found = fold_gain_interval([0.1])
     assert found.mean == 0.1 and np.isnan(found.low) and not found.enough

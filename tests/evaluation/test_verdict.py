@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.intervals import ConfidenceInterval, fold_interval
+from ml_factory.evaluation.intervals import ConfidenceInterval, fold_gain_interval
 from ml_factory.evaluation.verdict import (
     BEATS,
     DOES_NOT_BEAT,
@@ -180,7 +180,7 @@ def test_block_gains_average_folds_of_a_block_per_baseline():
     table = pd.DataFrame(rows)
     table.loc[table["name"] == "prior", "direction_gain"] = 0.0
     gains = verdict_gains_of_folds(table, "m")
-    wanted = fold_interval([0.2, 0.4])
+    wanted = fold_gain_interval([0.2, 0.4])
     assert (gains.whole["prior"].low, gains.whole["prior"].rows) == (pytest.approx(wanted.low), 2)
     assert gains.whole["clock"].mean == pytest.approx(0.1)
     assert gains.side["prior"].mean == pytest.approx(0.15)

@@ -14,7 +14,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED
-from ml_factory.storage.serialization import decode_state
+from ml_factory.storage.serialization import deserialize_state
 from tests.faults.mount import ROOT, Mount
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 
@@ -183,7 +183,7 @@ def test_manager_on_slow_mount_saves_locally_without_waiting(training):
         assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
         assert work.manager.store.wait_home()
         assert work.manager.store.uploader.pending
-        assert check_state(work.manager.store.home.load_latest_valid(work.unit, decode_state)[1]) == step
+        assert check_state(work.manager.store.home.load_latest_valid(work.unit, deserialize_state)[1]) == step
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
     work.step = 11

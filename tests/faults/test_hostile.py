@@ -17,7 +17,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 
@@ -96,11 +96,11 @@ def test_manager_refuses_valid_container_with_foreign_payload(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     newest = manager.load_latest_checkpoint(PHASE)
-    look = file_format.read_container_header(Disk(), slots[-1])
-    inside = {**bombs(place / "marker"), **oversized_states(encode_state(state_at(KEEP + 2))), "nothing": b""}
+    look = file_format.read_checkpoint_file_header(Disk(), slots[-1])
+    inside = {**bombs(place / "marker"), **oversized_states(serialize_state(state_at(KEEP + 2))), "nothing": b""}
     for name, content in inside.items():
         info = {**look.info, "sequence": newest["sequence"] + 5}
-        file_format.write_container(Disk(), slots[-1], info, content)
+        file_format.write_checkpoint_file(Disk(), slots[-1], info, content)
         found = manager.load_latest_checkpoint(PHASE)
         assert check_state(found["state"]) == KEEP + 1, name
         assert any(slots[-1].name in reason for reason in found["skipped"]), name

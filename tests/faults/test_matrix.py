@@ -33,7 +33,7 @@ def test_fault_matrix_covers_every_kind_of_file_operation():
 
 def broken_read_container(disk, path, into=None):
     """No look at the hash."""
-    found = slots.read_container_header(disk, path)
+    found = slots.read_checkpoint_file_header(disk, path)
     if found.fault:
         raise found.fault
     if into is not None:
@@ -48,7 +48,7 @@ def broken_read_container(disk, path, into=None):
 @pytest.mark.parametrize(
     ("name", "replacement", "fault", "action"),
     [
-        ("read_container", broken_read_container, "write dropped", "rotate"),
+        ("read_checkpoint_file", broken_read_container, "write dropped", "rotate"),
         ("retained_slots", lambda good, keep: (set(list(good)[:-1]), None), "killed", "rotate"),
     ],
 )

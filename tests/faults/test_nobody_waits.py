@@ -15,7 +15,7 @@ from ml_factory.settings import RunSettings
 from ml_factory.storage import mounts
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.run_log import count_logged_steps
+from ml_factory.tracking.run_log import count_run_log_steps
 from ml_factory.workflows.plan import plan_models
 from ml_factory.workflows.restore_run import restore_run_from_wandb
 from ml_factory.workflows.run_status import format_run_status
@@ -69,7 +69,7 @@ def test_calls_on_hanging_mount_fail_within_deadline(silent, capsys):
         with pytest.raises(UnresponsiveMountError):
             query()
     assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
-    assert count_logged_steps([1, 2], folder / "run" / "log") == 0
+    assert count_run_log_steps([1, 2], folder / "run" / "log") == 0
     line = format_run_status(workspace, RunFolder("run-2", folder / "run-2"), SPEC, finished=False)
     assert line.startswith("Status of xgboost on DEMO, horizon 5 unknown: the mount does not answer")
     observed = plan_models(

@@ -20,7 +20,7 @@ from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import FactoryError
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 from tests.faults.cloud import Cloud
 from tests.faults.disk import DriveDisk
 from tests.faults.drive import Drive
@@ -125,7 +125,7 @@ class Uploaded(World):
 
     def save(self) -> bool:
         self.step += 1
-        here = self.home.write(self.unit, KEEP, {"saved_at": "", "metrics": {}}, encode_state(state_at(self.step)))
+        here = self.home.write(self.unit, KEEP, {"saved_at": "", "metrics": {}}, serialize_state(state_at(self.step)))
         try:
             return self.acknowledged(self.mount.copy_from_pool(self.unit, KEEP, here["path"]))
         except FactoryError:
@@ -141,7 +141,7 @@ class Uploaded(World):
         there = self.mount.list_unverified(self.unit)
         if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
             passed = self.mount.copy_to_pool(self.unit, KEEP, str(self.home.pool.folder))
-        info, state, skipped = self.home.load_latest_valid(self.unit, decode_state)
+        info, state, skipped = self.home.load_latest_valid(self.unit, deserialize_state)
         return info and {"state": state, **info, "skipped": passed + skipped}
 
 

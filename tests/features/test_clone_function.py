@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features import clone_function as stateless_copy
-from ml_factory.features.clone_function import make_stateless_copy
+from ml_factory.features.clone_function import clone_function_without_state
 
 SEEN: list[int] = []
 LIMITS = {"least": 3}
@@ -74,11 +74,11 @@ def by_wrapper():
     "function", [by_default, by_global, by_name, by_attribute, by_helper, by_closure(), by_wrapper()]
 )
 def test_clone_isolated_of_stateful_function_keeps_initial_state(function):
-    before = make_stateless_copy(function)
+    before = clone_function_without_state(function)
     answers = [function(x) for x in (5, 6, 7)]
     assert answers[1:] == [answers[0] + 1, answers[0] + 2]  # it does remember
     for _ in range(2):
-        fresh = make_stateless_copy(before)
+        fresh = clone_function_without_state(before)
         assert [fresh(x) for x in (5, 6, 7)] == answers
     assert function(8) == answers[0] + 3
 
@@ -89,7 +89,7 @@ def test_clone_isolated_keeps_captured_values_at_copy_time():
     def weighted(x, least=LIMITS["least"]):
         return max(x @ weights, least, LIMITS["least"])
 
-    same = make_stateless_copy(weighted)
+    same = clone_function_without_state(weighted)
     assert same(np.ones(3)) == weighted(np.ones(3)) == 3 and same.__name__ == "weighted"
     weights[:] = 9
     assert weighted(np.ones(3)) == 27 and same(np.ones(3)) == 3
@@ -101,8 +101,9 @@ def test_clone_isolated_shares_locks_and_library_functions():
     def locked():
         return lock
 
-    assert make_stateless_copy(locked)() is lock
+    assert clone_function_without_state(locked)() is lock
     assert (
-        make_stateless_copy(stateless_copy.make_stateless_copy) is stateless_copy.make_stateless_copy
-        and make_stateless_copy(np.mean) is np.mean
+        clone_function_without_state(stateless_copy.clone_function_without_state)
+        is stateless_copy.clone_function_without_state
+        and clone_function_without_state(np.mean) is np.mean
     )  # libraries keep what they keep

@@ -134,14 +134,14 @@ def filtered(filter_, surprise, *settings):
 def test_wild_probability_of_switching_volatility_detects_wild_stretches():
     rng = np.random.default_rng(8)
     wild = np.repeat([0, 1, 0, 1, 0], 400).astype(bool)
-    probability = filtered(regime.volatile_state_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
+    probability = filtered(regime.volatile_regime_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
     assert np.mean((probability > 0.5) == wild) > 0.9
 
 
 def test_trend_probability_and_change_point_detect_drift_changes():
     rng = np.random.default_rng(9)
     surprise = rng.normal(size=4000) + np.repeat([0.0, 0.5, -0.5, 0.0], 1000)
-    trend = filtered(regime.trend_state_probability, surprise)
+    trend = filtered(regime.trend_regime_probability, surprise)
     assert trend[1000:2000].mean() > 0.5
     assert trend[2000:3000].mean() < -0.5
     change, run = np.empty(4000), np.empty(4000)
@@ -155,11 +155,11 @@ def test_trend_probability_and_change_point_detect_drift_changes():
 
 def test_regime_filters_with_extreme_or_nan_input_stay_finite():
     z = np.array([np.nan, 0.1, 1e9, -1e150, 0.1, np.nan, 0.2] + [0.1] * 50)
-    probability = filtered(regime.volatile_state_probability, z)
+    probability = filtered(regime.volatile_regime_probability, z)
     assert np.isnan(probability[[0, 5]]).all()
     assert np.isfinite(np.delete(probability, [0, 5])).all()
     assert probability[3] > 0.999 > probability[-1]
-    assert np.isfinite(np.delete(filtered(regime.trend_state_probability, z), [0, 5])).all()
+    assert np.isfinite(np.delete(filtered(regime.trend_regime_probability, z), [0, 5])).all()
     assert np.isfinite(np.delete(filtered(regime.cusum, z, 0.25, 12.0), [0, 5])).all()
     both = np.empty((2, len(z)))
     regime.bayesian_change_point(np.concatenate([np.full(HISTORY, np.nan), z]), np.zeros((regime.RUNS, 4)), *both)

@@ -39,20 +39,20 @@ def each(kernel):
 
 WEIGHTS = {n: np.arange(1.0, n + 1) for n in (4, 64)}
 WINDOWS = {
-    "sum": (lambda x, y, n, t0: rolling.window_sum(x, n, t0, HISTORY), lambda w, _: math.fsum(w)),
-    "std": (lambda x, y, n, t0: rolling.window_std(x, n, t0, HISTORY), lambda w, _: np.std(w)),
+    "sum": (lambda x, y, n, t0: rolling.rolling_sum(x, n, t0, HISTORY), lambda w, _: math.fsum(w)),
+    "std": (lambda x, y, n, t0: rolling.rolling_std(x, n, t0, HISTORY), lambda w, _: np.std(w)),
     "covariance": (
-        lambda x, y, n, t0: rolling.window_covariance(x, y, n, t0, HISTORY),
+        lambda x, y, n, t0: rolling.rolling_covariance(x, y, n, t0, HISTORY),
         lambda w, v: np.mean(w * v) - w.mean() * v.mean(),
     ),
     "correlation": (
-        lambda x, y, n, t0: rolling.window_correlation(x, y, n, t0, HISTORY),
+        lambda x, y, n, t0: rolling.rolling_correlation(x, y, n, t0, HISTORY),
         lambda w, v: np.corrcoef(w, v)[0, 1] if np.ptp(w) and np.ptp(v) else 0.0,
     ),
-    "max": (lambda x, y, n, t0: rolling.window_max(x, n, t0, HISTORY), lambda w, _: np.max(w)),
-    "min": (lambda x, y, n, t0: rolling.window_min(x, n, t0, HISTORY), lambda w, _: np.min(w)),
+    "max": (lambda x, y, n, t0: rolling.rolling_max(x, n, t0, HISTORY), lambda w, _: np.max(w)),
+    "min": (lambda x, y, n, t0: rolling.rolling_min(x, n, t0, HISTORY), lambda w, _: np.min(w)),
     "argmax": (
-        lambda x, y, n, t0: rolling.bars_since_window_max(x, n, t0, HISTORY),
+        lambda x, y, n, t0: rolling.bars_since_rolling_max(x, n, t0, HISTORY),
         lambda w, _: len(w) - 1 - np.max(np.flatnonzero(w == w.max())),
     ),
 }  # fmt: skip
@@ -76,7 +76,7 @@ def test_rolling_window_kernels_equal_definition_for_any_block_cuts(series, name
 @pytest.mark.parametrize("n", [4, 64])
 def test_weighted_sum_equals_definition(n):
     x, weights = SERIES["walk"], WEIGHTS[n]
-    got = each(lambda x, _, n, t0: rolling.window_weighted_sum(x, WEIGHTS[n], HISTORY))(x, n)
+    got = each(lambda x, _, n, t0: rolling.rolling_weighted_sum(x, WEIGHTS[n], HISTORY))(x, n)
     want = [weights @ x[i - n + 1 : i + 1][::-1] for i in range(n - 1, COUNT)]
     np.testing.assert_allclose(got[n - 1 :], want, rtol=1e-12)
     assert np.isnan(got[: n - 1]).all()
@@ -89,10 +89,10 @@ def test_rolling_std_and_covariance_of_constant_window_are_exactly_zero(name):
 
 def test_window_correlation_is_bounded_and_zero_for_constant_series():
     x = block(SERIES["walk"], 0, COUNT)
-    same = rolling.window_correlation(x, 3.0 * x, 20, 0, HISTORY)[HISTORY + 19 :]
+    same = rolling.rolling_correlation(x, 3.0 * x, 20, 0, HISTORY)[HISTORY + 19 :]
     assert np.abs(same - 1.0).max() < 1e-9
     assert same.max() <= 1.0
-    assert set(rolling.window_correlation(x, np.full(len(x), 2.0), 20, 0, HISTORY)[HISTORY + 19 :]) == {0.0}
+    assert set(rolling.rolling_correlation(x, np.full(len(x), 2.0), 20, 0, HISTORY)[HISTORY + 19 :]) == {0.0}
 
 
 @pytest.mark.parametrize("alpha", [2 / 11, 1 / 10])
@@ -144,4 +144,4 @@ def test_ratio_with_zero_denominator_returns_default():
 
 
 def test_deviation_of_zeros_is_floor():
-    assert rolling.window_return_std(np.zeros(HISTORY + 40), 10, 40, HISTORY)[-1] == rolling.FLOOR
+    assert rolling.rolling_return_std(np.zeros(HISTORY + 40), 10, 40, HISTORY)[-1] == rolling.FLOOR

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features.build import FIRST_BARS, MEMORY_BARS, FeatureSpec
-from ml_factory.features.custom import head_bars, tail
+from ml_factory.features.custom import custom_feature_head_bars, tail
 from ml_factory.features.engine import FeatureEngine
 
 SPEC = FeatureSpec()
@@ -18,14 +18,14 @@ def apart(real_bars, real_frame):
         market, frame = real_bars(symbol)[1], real_frame(symbol, minutes)
 
         def columns(bars):
-            engine = FeatureEngine(market, SPEC.families_of(market), coarse=True)
+            engine = FeatureEngine(market, SPEC.families_for_market(market), coarse=True)
             return engine.names, engine.push(bars)
 
         names, whole = columns(frame)
         spread, count = whole[MEMORY_BARS["base"] :].std(axis=0), MEMORY_BARS["coarse"] + 40
         worst = np.zeros((count, len(names)))
         for start in range(MEMORY_BARS["base"], len(frame) - count, 61):
-            cold = columns(head_bars(tail(frame, len(frame) - start), count))[1]
+            cold = columns(custom_feature_head_bars(tail(frame, len(frame) - start), count))[1]
             worst = np.fmax(worst, np.abs(cold - whole[start : start + count]) / spread)
         assert worst[FIRST_BARS["coarse"]].max() > 0  # starts were tried, and they matter at first
         return dict(zip(names, worst.T, strict=True))

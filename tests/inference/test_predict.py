@@ -72,7 +72,7 @@ class LastMinusFirst:
 
 def test_predict_features_windows_never_cross_segments(fitted, monkeypatch):
     features, _, scaler, bundle = fitted
-    monkeypatch.setattr(predict, "load_model", lambda state: LastMinusFirst())
+    monkeypatch.setattr(predict, "build_model_from_state", lambda state: LastMinusFirst())
     looking_back = Bundle(bundle.model_state, bundle.scaler, bundle.feature_names, lookback=8)
     with pytest.raises(FactoryError, match="where sessions end"):
         predict_features(looking_back, features)

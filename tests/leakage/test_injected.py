@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.validation import validate_bars
-from ml_factory.leakage.fitted import ROW_PERTURBATIONS
 from ml_factory.leakage.perturbations import TRUNCATE
 from ml_factory.leakage.prefix_builds import build_pipeline_on_prefixes
 from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.proof_spec import ProofSpec
+from ml_factory.leakage.split_and_fit_check import ROW_PERTURBATIONS
 from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
 
 FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)

@@ -9,7 +9,7 @@ from ml_factory.leakage import proof as proving
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
 from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.leakage.timed_tables import RAISED
 from tests.leakage.catalogue import Learning, remade
 from tests.leakage.leaks import CATALOGUE, bars_with_events, clean_pipeline

@@ -17,12 +17,12 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.features.rolling import HISTORY
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
 from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.models import tabular_xgboost
 from ml_factory.targets import label_table, labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.workflows import audit, predict, prepared_dataset
+from ml_factory.workflows import audit, predictions, prepared_dataset
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.leakage.catalogue import bars_with_events
@@ -310,22 +310,22 @@ def starts_at_the_prior_of_all(patch):
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = prepared_dataset.dataset_baselines
+    honest = prepared_dataset.prepared_dataset_baselines
 
     def spoilt(data, training_rows, rows):
         everything = np.arange(len(data.labels))
         return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(prepared_dataset, "dataset_baselines", spoilt)
+    patch.setattr(prepared_dataset, "prepared_dataset_baselines", spoilt)
 
 
 def prior_other_a_history_of_all(patch):
-    honest = predict.dataset_weighted_prior_loss
+    honest = predictions.dataset_weighted_prior_loss
 
     def spoilt(data, training_rows, rows):
         return honest(data, np.arange(len(data.labels)), rows)
 
-    patch.setattr(predict, "dataset_weighted_prior_loss", spoilt)
+    patch.setattr(predictions, "dataset_weighted_prior_loss", spoilt)
 
 
 @pytest.mark.soak_except("stops_on_test_rows", "prior_of_all")

@@ -9,7 +9,7 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.features.engine import FeatureFamily
 from ml_factory.features.rolling import HISTORY
 from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.spec import QUICK, ProofSpec
+from ml_factory.leakage.proof_spec import QUICK, ProofSpec
 from ml_factory.leakage.streaming_check import stream_feature_table, stream_push_positions
 from tests.leakage.leaks import Learning, bars_with_events, clean_pipeline
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.catboost_trees import model_of, trees_of
+from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 
 FEATURES = 5
 
@@ -36,21 +36,21 @@ def trained(rows, **params) -> catboost.CatBoost:
 @pytest.mark.parametrize("params", [{}, {"depth": 1}, {"nan_mode": "Max"}, {"iterations": 1}], ids=str)
 def test_model_of_trees_of_model_predicts_equal_to_the_bit(rows, params):
     own = trained(rows, **params)
-    rebuilt = model_of(trees_of(own), FEATURES)
+    rebuilt = catboost_model_from_trees(catboost_tree_arrays(own), FEATURES)
     for kind in ("RawFormulaVal", "Probability"):
         np.testing.assert_array_equal(
             rebuilt.predict(rows[0], prediction_type=kind), own.predict(rows[0], prediction_type=kind)
         )
     shares = [model.get_feature_importance(type="PredictionValuesChange") for model in (rebuilt, own)]
     np.testing.assert_allclose(*shares, rtol=1e-12)
-    for name, array in trees_of(rebuilt).items():
-        np.testing.assert_array_equal(array, trees_of(own)[name], err_msg=name)
+    for name, array in catboost_tree_arrays(rebuilt).items():
+        np.testing.assert_array_equal(array, catboost_tree_arrays(own)[name], err_msg=name)
 
 
 def test_trees_of_shrunk_model_are_its_first_rounds(rows):
     whole, shrunk = trained(rows), trained(rows)
     shrunk.shrink(7)
-    rebuilt = model_of(trees_of(shrunk), FEATURES)
+    rebuilt = catboost_model_from_trees(catboost_tree_arrays(shrunk), FEATURES)
     asked = {"prediction_type": "RawFormulaVal"}
     np.testing.assert_array_equal(rebuilt.predict(rows[0], **asked), whole.predict(rows[0], ntree_end=7, **asked))
 
@@ -58,7 +58,7 @@ def test_trees_of_shrunk_model_are_its_first_rounds(rows):
 def test_model_of_trees_of_model_that_never_saw_a_class_gives_it_no_probability(rows):
     x, y = rows
     own = trained((x, np.maximum(y, 1)))
-    rebuilt = model_of(trees_of(own), FEATURES)
+    rebuilt = catboost_model_from_trees(catboost_tree_arrays(own), FEATURES)
     probability = rebuilt.predict(x, prediction_type="Probability")
     np.testing.assert_array_equal(probability, own.predict(x, prediction_type="Probability"))
     assert probability.shape == (600, 3) and not probability[:, 0].any()
@@ -95,19 +95,19 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_model_of_damaged_trees_raises(rows, damage):
     with pytest.raises(CheckpointError, match="damaged or not one of ours"):
-        model_of(DAMAGE[damage](trees_of(trained(rows))), FEATURES)
+        catboost_model_from_trees(DAMAGE[damage](catboost_tree_arrays(trained(rows))), FEATURES)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_model_of_trees_with_random_changes_raises_or_predicts(rows, seed):
-    generator, trees, refused = np.random.default_rng(seed), trees_of(trained(rows)), 0
+    generator, trees, refused = np.random.default_rng(seed), catboost_tree_arrays(trained(rows)), 0
     for _ in range(30):
         name = generator.choice(sorted(trees))
         copy = {key: array.copy() for key, array in trees.items()}
         raw = copy[name].view(np.uint8)
         raw[generator.integers(len(raw), size=3)] = generator.integers(256, size=3)
         try:
-            model = model_of(copy, FEATURES)
+            model = catboost_model_from_trees(copy, FEATURES)
         except CheckpointError:
             refused += 1
             continue
@@ -118,4 +118,4 @@ def test_model_of_trees_with_random_changes_raises_or_predicts(rows, seed):
 
 def test_model_in_the_librarys_own_bytes_is_named_as_older():
     with pytest.raises(CheckpointError, match="earlier version of ml_factory"):
-        model_of(b"CBM1", FEATURES)
+        catboost_model_from_trees(b"CBM1", FEATURES)

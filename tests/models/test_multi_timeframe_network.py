@@ -12,14 +12,14 @@ from ml_factory.models.registry import (
     _SPECS,
     available_models,
     build_model,
+    build_model_from_state,
     check_model,
     find_model_spec,
-    load_model,
     register_model,
 )
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import PatchTSTSpec
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 
 def test_strides_of_column_names_gives_stride_and_count_per_frame():
@@ -63,7 +63,7 @@ def test_network_with_frames_setting_uses_frames_and_saves_setting():
     assert (
         state["settings"]["frames"] == [[1, 2], [3, 2]] and "frames" not in build_model("lstm").get_state()["settings"]
     )
-    again = load_model(decode_state(encode_state(state)))
+    again = build_model_from_state(deserialize_state(serialize_state(state)))
     np.testing.assert_array_equal(again.predict_proba(windows), p)
 
 

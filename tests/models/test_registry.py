@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.models.registry import available_models, find_model_spec, load_model, resolve_registry_entry
+from ml_factory.models.registry import available_models, build_model_from_state, find_model_spec, resolve_registry_entry
 
 
 def test_available_models_have_expected_families_and_notebooks():
@@ -34,7 +34,7 @@ def test_spec_of_misspelt_name_error_suggests_model():
     with pytest.raises(SettingsError, match="one of your own is known once register_model has run"):
         find_model_spec("mine")  # whose letters are nearest to those of "linear"
     with pytest.raises(CheckpointError, match="Not a model's state"):
-        load_model({"weights": {}})
+        build_model_from_state({"weights": {}})
 
 
 @pytest.mark.parametrize("name", available_models())

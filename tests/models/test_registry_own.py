@@ -14,9 +14,9 @@ from ml_factory.models.multi_timeframe_network import build_multi_timeframe_netw
 from ml_factory.models.registry import (
     available_models,
     build_model,
+    build_model_from_state,
     check_model,
     find_model_spec,
-    load_model,
     register_model,
 )
 from ml_factory.models.sequence import GRU, LSTM
@@ -50,7 +50,7 @@ def test_register_model_custom_network_trains_and_loads_like_built_in(tmp_path):
     x_NTF, y = np.random.default_rng(0).normal(size=(64, 8, 3)).astype(np.float32), np.arange(64) % 3 - 1
     model = build_model("mine", lookback=8, width=4, epochs=2, device="cpu", threads=1)
     model.fit(x_NTF, y)
-    again = load_model(model.get_state())
+    again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(x_NTF), model.predict_proba(x_NTF))
 
 

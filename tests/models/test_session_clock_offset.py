@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.registry import build_model, load_model
+from ml_factory.models.registry import build_model, build_model_from_state
 from ml_factory.models.session_clock_offset import PSEUDO_COUNT, ClockOffset
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.seeding import seeded_generator
@@ -69,7 +69,7 @@ def test_model_with_offset_and_worse_first_round_predicts_clock(name):
     assert result.best_round == result.best_epoch == 0
     clock = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
     np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock.scores(x[:, 1])), rtol=1e-9)
-    again = load_model(model.get_state())
+    again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
     assert model.importances().sum() == 0
 
@@ -113,7 +113,7 @@ def test_load_model_state_of_older_version_without_offset_predicts_same():
     state = model.get_state()
     state.pop("offset")
     state["settings"] = {k: v for k, v in state["settings"].items() if not k.startswith("offset")}
-    np.testing.assert_array_equal(load_model(state).predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(build_model_from_state(state).predict_proba(x), model.predict_proba(x))
 
 
 def test_model_with_offset_column_out_of_range_raises_settings_error():

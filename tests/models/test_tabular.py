@@ -14,7 +14,7 @@ from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.models.tabular import TabularBoosterSpec, early_stopping_round
 from ml_factory.models.tabular_data import BinnedData, TabularRows, apply_tabular_class_weights
-from ml_factory.models.xgboost_trees import booster_of
+from ml_factory.models.xgboost_trees import xgboost_booster_from_trees
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -180,7 +180,7 @@ def test_booster_block_scores_equal_whole_model_scores_bitwise(name, data):
     for one, other in zip(*kept, strict=True):
         np.testing.assert_array_equal(one, other)
     if name == "xgboost":
-        printed = booster_of(first.model(40), x.shape[1], 1).predict(xgb.DMatrix(x), output_margin=True)
+        printed = xgboost_booster_from_trees(first.model(40), x.shape[1], 1).predict(xgb.DMatrix(x), output_margin=True)
     else:
         printed = lgb.Booster(model_str=first.model(40).decode()).predict(x, raw_score=True)
     np.testing.assert_array_equal(np.concatenate(kept[0]), printed)

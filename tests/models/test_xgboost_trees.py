@@ -5,7 +5,7 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.xgboost_trees import booster_of, merge_trees, trees_of
+from ml_factory.models.xgboost_trees import merge_xgboost_trees, xgboost_booster_from_trees, xgboost_tree_arrays
 
 FEATURES = 5
 
@@ -27,21 +27,21 @@ def trained(rows, rounds: int = 4, **params) -> xgb.Booster:
 @pytest.mark.parametrize("params", [{}, {"base_score": 0.5}, {"max_depth": 1}, {"min_child_weight": 1e6}], ids=str)
 def test_booster_of_trees_of_booster_predicts_and_explains_equal_to_the_bit(rows, params):
     x, own = rows[0], trained(rows, **params)
-    rebuilt = booster_of(trees_of(own), FEATURES, 1)
+    rebuilt = xgboost_booster_from_trees(xgboost_tree_arrays(own), FEATURES, 1)
     for asked in ({}, {"output_margin": True}, {"pred_contribs": True}, {"pred_leaf": True}):
         np.testing.assert_array_equal(rebuilt.predict(xgb.DMatrix(x), **asked), own.predict(xgb.DMatrix(x), **asked))
     np.testing.assert_array_equal(rebuilt.inplace_predict(x), own.inplace_predict(x))
     assert rebuilt.get_score(importance_type="total_gain") == own.get_score(importance_type="total_gain")
-    for name, array in trees_of(rebuilt).items():
-        np.testing.assert_array_equal(array, trees_of(own)[name], err_msg=name)
+    for name, array in xgboost_tree_arrays(rebuilt).items():
+        np.testing.assert_array_equal(array, xgboost_tree_arrays(own)[name], err_msg=name)
 
 
 def test_merge_trees_keeps_the_first_rounds_of_all_blocks(rows):
-    one, other = trees_of(trained(rows, 3)), trees_of(trained(rows, 2, seed=1, subsample=0.5))
-    merged = merge_trees([one, other], 4)
+    one, other = xgboost_tree_arrays(trained(rows, 3)), xgboost_tree_arrays(trained(rows, 2, seed=1, subsample=0.5))
+    merged = merge_xgboost_trees([one, other], 4)
     assert len(merged["nodes"]) == 12 and len(merged["left_children"]) == merged["nodes"].sum()
     np.testing.assert_array_equal(merged["nodes"], np.concatenate([one["nodes"], other["nodes"][:3]]))
-    margin = booster_of(merged, FEATURES, 1).predict(xgb.DMatrix(rows[0]), output_margin=True)
+    margin = xgboost_booster_from_trees(merged, FEATURES, 1).predict(xgb.DMatrix(rows[0]), output_margin=True)
     assert margin.shape == (400, 3) and np.isfinite(margin).all()
 
 
@@ -76,7 +76,7 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_booster_of_damaged_trees_raises(rows, damage):
     with pytest.raises(CheckpointError, match="damaged or not one of ours"):
-        booster_of(DAMAGE[damage](trees_of(trained(rows))), FEATURES, 1)
+        xgboost_booster_from_trees(DAMAGE[damage](xgboost_tree_arrays(trained(rows))), FEATURES, 1)
 
 
 def test_booster_of_chain_deeper_than_recursion_allows_raises():
@@ -88,19 +88,19 @@ def test_booster_of_chain_deeper_than_recursion_allows_raises():
     chain |= {"split_indices": np.zeros(3 * count, np.int32), "default_left": np.zeros(3 * count, np.uint8)}
     chain |= {"sum_hessian": np.ones(3 * count, np.float32), "nodes": np.full(3, count, np.int32)}
     with pytest.raises(CheckpointError, match="damaged"):
-        booster_of({**chain, "base_score": np.zeros(3, np.float32)}, FEATURES, 1)
+        xgboost_booster_from_trees({**chain, "base_score": np.zeros(3, np.float32)}, FEATURES, 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_booster_of_trees_with_random_changes_raises_or_predicts(rows, seed):
-    generator, trees, refused = np.random.default_rng(seed), trees_of(trained(rows)), 0
+    generator, trees, refused = np.random.default_rng(seed), xgboost_tree_arrays(trained(rows)), 0
     for _ in range(60):
         name = generator.choice(sorted(trees))
         copy = {key: array.copy() for key, array in trees.items()}
         raw = copy[name].view(np.uint8)
         raw[generator.integers(len(raw), size=3)] = generator.integers(256, size=3)
         try:
-            booster = booster_of(copy, FEATURES, 1)
+            booster = xgboost_booster_from_trees(copy, FEATURES, 1)
         except CheckpointError:
             refused += 1
             continue
@@ -111,4 +111,4 @@ def test_booster_of_trees_with_random_changes_raises_or_predicts(rows, seed):
 
 def test_model_in_the_librarys_own_bytes_is_named_as_older():
     with pytest.raises(CheckpointError, match="earlier version of ml_factory"):
-        booster_of(b"binf", FEATURES, 1)
+        xgboost_booster_from_trees(b"binf", FEATURES, 1)

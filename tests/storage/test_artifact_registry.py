@@ -10,7 +10,7 @@ from ml_factory.errors import CheckpointError, FactoryError, FileError, Settings
 from ml_factory.storage import artifact_registry as registry_module
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 
 
 @pytest.fixture
@@ -53,14 +53,14 @@ def test_registry_find_ignores_interrupted_registration(registry):
     whole = put(registry, 1)
     half = whole.path.with_name("model-xgboost-0123456789ab")
     half.mkdir()
-    (half / "state.safetensors").write_bytes(encode_state({}))
+    (half / "state.safetensors").write_bytes(serialize_state({}))
     assert registry.find("ES") == whole
 
 
 def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplog):
     old, new = put(registry, 1), put(registry, 2)
     assert new.is_intact()
-    (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
+    (new.path / "state.safetensors").write_bytes(serialize_state({"value": 0}))
     assert old.is_intact() and not new.is_intact()
     with pytest.raises(CheckpointError, match=r"state\.safetensors.*another hash"):
         registry.find("ES").load_state()

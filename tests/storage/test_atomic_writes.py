@@ -11,7 +11,7 @@ import pytest
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint, to_json_value
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 
 def test_a_file_is_replaced_whole_and_nothing_stays_other_it(tmp_path):
@@ -98,10 +98,10 @@ def test_plain_makes_strict_json(tmp_path):
 
 
 def test_fingerprints_depend_on_content_alone():
-    assert fingerprint({"a": 1, "b": [2, 3]}) == fingerprint({"b": [2, 3], "a": 1})
-    assert fingerprint({}) == hashlib.sha256(b"{}").hexdigest()
+    assert fingerprint_json({"a": 1, "b": [2, 3]}) == fingerprint_json({"b": [2, 3], "a": 1})
+    assert fingerprint_json({}) == hashlib.sha256(b"{}").hexdigest()
     different = [{"a": 1}, {"a": 1.0}, {"a": "1"}, {"a": True}, {"a": None}, {"b": 1}, [1], {"a": [1]}]
-    assert len({fingerprint(obj) for obj in different}) == len(different)
+    assert len({fingerprint_json(obj) for obj in different}) == len(different)
 
 
 def test_free_bytes_of_a_folder_that_is_not_there_yet(tmp_path):

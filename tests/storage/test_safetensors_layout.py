@@ -11,8 +11,9 @@ from safetensors.numpy import load
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
-from ml_factory.storage.safetensors_layout import NonFiniteError, SafetensorsLayout, TensorEntry
-from ml_factory.storage.serialization import decode_state, encode_state, plan_state_layout
+from ml_factory.errors import NonFiniteError
+from ml_factory.storage.safetensors_layout import SafetensorsLayout, TensorEntry
+from ml_factory.storage.serialization import deserialize_state, plan_state_layout, serialize_state
 
 NAN, INF = float("nan"), float("inf")
 
@@ -22,7 +23,7 @@ NAN, INF = float("nan"), float("inf")
 def test_encode_state_is_read_by_safetensors_library(kinds):
     state = {str(i): np.arange(np.prod(shape, dtype=int)).astype(kind).reshape(shape)
              for i, (kind, shape) in enumerate(kinds)}  # fmt: skip
-    read = load(encode_state(state))
+    read = load(serialize_state(state))
     del read["tree"]
     assert sorted(read) == sorted(f"[{name!r}]" for name in state)
     for name, array in state.items():
@@ -41,7 +42,7 @@ def test_staging_buffer_copy_of_non_finite_tensor_raises_with_name(bad, dtype, a
     weights[at] = bad
     with pytest.raises(NonFiniteError, match=r"\['network'\]\['w'\]"):
         StagingBuffer().copy(plan_state_layout(state, finite=True))
-    decode_state(encode_state(state))  # a finished artifact is not asked
+    deserialize_state(serialize_state(state))  # a finished artifact is not asked
 
 
 def test_staging_buffer_copy_accepts_finite_values_with_overflowing_squares():
@@ -83,9 +84,9 @@ def test_staging_buffer_is_reused_and_grows_for_larger_state():
     place = np.frombuffer(first, np.uint8).ctypes.data
     again = staging.copy(plan_state_layout({"a": np.zeros(1000)}))
     assert np.frombuffer(again, np.uint8).ctypes.data == place
-    assert not decode_state(bytes(again))["a"].any()
+    assert not deserialize_state(bytes(again))["a"].any()
     large = staging.copy(plan_state_layout({"a": np.arange(100_000)}))
-    assert decode_state(bytes(large))["a"][-1] == 99_999
+    assert deserialize_state(bytes(large))["a"][-1] == 99_999
     head = bytes(large[8 : 8 + int.from_bytes(large[:8], "little")])
     assert (8 + len(head)) % 64 == 0 and set(json.loads(head)) == {"['a']", "tree"}
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.serialization import decode_state, encode_state, read_state_file, write_state_file
+from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
 
 
 def same(a, b) -> bool:
@@ -67,15 +67,15 @@ trees = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.text(max_size=3), trees, max_size=4))
 def test_encode_state_round_trip_is_exact_and_bytes_are_canonical(state):
-    data = encode_state(state)
-    back = decode_state(data)
+    data = serialize_state(state)
+    back = deserialize_state(data)
     assert same(state, back)
-    assert encode_state(back) == data
+    assert serialize_state(back) == data
 
 
 def test_encode_state_with_format_tags_as_keys_round_trips():
     state = {"dict": {"array": ["0", "<f4", []]}, "tree": 1, "0": {"int": "0x1"}, "": {"tensor": None}}
-    assert same(state, decode_state(encode_state(state)))
+    assert same(state, deserialize_state(serialize_state(state)))
 
 
 def test_encode_state_round_trips_numpy_scalars_strides_and_order():
@@ -86,8 +86,8 @@ def test_encode_state_round_trips_numpy_scalars_strides_and_order():
         "v": base[::2, ::-3],
         "f": np.asfortranarray(base),
     }
-    assert same({**state, "v": state["v"].copy(), "f": base}, decode_state(encode_state(state)))
-    decode_state(encode_state(state))["v"][0, 0] = 1.0  # what comes back is the caller's own
+    assert same({**state, "v": state["v"].copy(), "f": base}, deserialize_state(serialize_state(state)))
+    deserialize_state(serialize_state(state))["v"][0, 0] = 1.0  # what comes back is the caller's own
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_encode_state_round_trips_numpy_scalars_strides_and_order():
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_encode_state_round_trips_tensors_of_each_dtype_and_shape(dtype, shape):
     tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
-    back = decode_state(encode_state({"t": tensor}))["t"]
+    back = deserialize_state(serialize_state({"t": tensor}))["t"]
     assert same(tensor, back)
     back.zero_()
 
@@ -136,7 +136,7 @@ def test_save_state_round_trips_torch_model_and_optimizer(tmp_path):
 @pytest.mark.parametrize("view", [lambda t: t.T, lambda t: t[:, 1:], lambda t: t.conj(), lambda t: t.imag])
 def test_encode_state_round_trips_tensor_views(view):
     tensor = view(torch.arange(6).reshape(2, 3).to(torch.complex64) * (1 + 2j))
-    back = decode_state(encode_state({"t": tensor}))["t"]
+    back = deserialize_state(serialize_state({"t": tensor}))["t"]
     assert torch.equal(tensor.resolve_conj().resolve_neg(), back)
 
 
@@ -160,7 +160,7 @@ class _Text(str):
 )
 def test_encode_state_of_unsupported_type_raises_with_type_and_path(value, name):
     with pytest.raises(CheckpointError) as caught:
-        encode_state({"ok": 1, "deep": [0, {"x": value}]})
+        serialize_state({"ok": 1, "deep": [0, {"x": value}]})
     assert name in str(caught.value) and "state['deep'][1]['x']" in str(caught.value)
 
 
@@ -168,18 +168,18 @@ def test_encode_state_of_self_reference_or_non_dict_raises():
     loop = {}
     loop["again"] = [loop]
     with pytest.raises(CheckpointError, match="hold itself"):
-        encode_state(loop)
+        serialize_state(loop)
     with pytest.raises(CheckpointError, match="dict"):
-        encode_state([1])
+        serialize_state([1])
 
 
 def test_decode_state_of_bytes_truncated_anywhere_raises():
-    data = encode_state({"a": np.arange(5), "b": "text", "t": torch.ones(3)})
+    data = serialize_state({"a": np.arange(5), "b": "text", "t": torch.ones(3)})
     for size in range(len(data)):
         with pytest.raises(CheckpointError):
-            decode_state(data[:size])
+            deserialize_state(data[:size])
     with pytest.raises(CheckpointError):
-        decode_state(data + b"x")
+        deserialize_state(data + b"x")
 
 
 class _Bomb:
@@ -190,10 +190,10 @@ class _Bomb:
 def test_decode_state_of_pickle_or_foreign_file_raises(tmp_path):
     for data in (pickle.dumps(_Bomb()), b"", b"PK\x03\x04", save({"a": np.zeros(2)}), b"{}" * 100):
         with pytest.raises(CheckpointError):
-            decode_state(data)
+            deserialize_state(data)
     with pytest.raises(WorkspaceError, match="absent"):
         read_state_file(tmp_path / "absent")
-    (tmp_path / "torn").write_bytes(encode_state({"a": 1})[:-1])
+    (tmp_path / "torn").write_bytes(serialize_state({"a": 1})[:-1])
     with pytest.raises(CheckpointError, match="torn"):
         read_state_file(tmp_path / "torn")
 
@@ -224,14 +224,14 @@ def with_tree(text: str) -> bytes:
 def test_decode_state_of_hostile_tree_raises(tree):
     assert set(load(with_tree(tree))) == {"0", "tree"}
     with pytest.raises(CheckpointError):
-        decode_state(with_tree(tree))
+        deserialize_state(with_tree(tree))
 
 
 def test_arrays_under_numbers_as_earlier_versions_wrote_them_are_read():
     data = with_tree('{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[1]]}}}}')
-    assert same(decode_state(data), {"a": np.zeros(1, np.float32)})
+    assert same(deserialize_state(data), {"a": np.zeros(1, np.float32)})
 
 
 def test_decode_state_of_later_version_raises_with_version():
     with pytest.raises(CheckpointError, match=r"later version.*version 2.*update"):
-        decode_state(with_tree('{"version":2,"state":{"dict":{}}}'))
+        deserialize_state(with_tree('{"version":2,"state":{"dict":{}}}'))

@@ -141,7 +141,7 @@ def test_merge_attempts_equals_replay_in_order(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = run_log.merge_log_attempts({run_log.LogAttempt(number): lines for number, lines in reversed(numbered)})
+    rows = run_log.merge_log_attempts({run_log.RunLogAttempt(number): lines for number, lines in reversed(numbered)})
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 

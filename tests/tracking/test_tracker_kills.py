@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ml_factory.tracking import log_upload, wandb_process
-from ml_factory.tracking.run_log import LogAttempt, list_log_segments, log_segment_name
+from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, log_segment_name
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
 
@@ -103,7 +103,7 @@ def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, mon
 def test_read_log_reads_segments_without_session_name(tmp_path):
     line = '{"step": %d, "time": 1.0, "metrics": {"loss": %d}}\n'
     (tmp_path / "segment-0001-0000.jsonl").write_text(line % (1, 1) + line % (2, 1))
-    (tmp_path / log_segment_name(LogAttempt(2, "0" * 8), 0)).write_text(line % (2, 2))
+    (tmp_path / log_segment_name(RunLogAttempt(2, "0" * 8), 0)).write_text(line % (2, 2))
     assert read_log(tmp_path)["loss"].tolist() == [1, 2]
 
 

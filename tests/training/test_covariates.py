@@ -7,9 +7,9 @@ from benchmarks.forecaster import NeuralForecaster
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.heads import ForecastTask
-from ml_factory.models.registry import build_model, check_model, load_model
+from ml_factory.models.registry import build_model, build_model_from_state, check_model
 from ml_factory.models.tft import TFT
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 SMALL = {"lookback": 5, "width": 8, "device": "cpu", "threads": 1, "dropout": 0.0, "batch": 32, "lr": 0.02}
 NAMED = {"known": ("clock",), "static": ("symbol",), "ahead": 3}
@@ -31,7 +31,7 @@ def test_tft_classifier_learns_from_covariates_and_saves_covariate_shapes():
     assert result.history[-1]["val_loss"] < 0.3
     p = model.predict_proba(windows(held))
     assert ((p.argmax(1) - 1) == Y[held]).mean() > 0.9
-    again = load_model(decode_state(encode_state(model.get_state())))
+    again = build_model_from_state(deserialize_state(serialize_state(model.get_state())))
     assert again.network_spec.known == ("clock",) and again.covariates == {"known_BSK": (3, 1), "static_BV": (1,)}
     np.testing.assert_array_equal(again.predict_proba(windows(held)), p)
     # Rows taken out of the windows take what stands beside them along.

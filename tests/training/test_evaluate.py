@@ -5,7 +5,7 @@ from torch import nn
 
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
-from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_outputs
+from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 
 RNG = np.random.default_rng(0)
 X, Y, W = (RNG.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
@@ -29,7 +29,7 @@ def loss(network, batch):
 def test_mean_loss_batches_share_one_shape_and_count_each_row_once(size, chips):
     device, network = Device("cpu", 1, chips=chips), Noting(2, 1)
     found = evaluate_mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, size)
-    every = evaluate_outputs(network, BatchLoader(device, [X]), device, size)
+    every = evaluate_network_outputs(network, BatchLoader(device, [X]), device, size)
     assert len(set(network.shapes)) == 1 and network.shapes[0][0] % chips == 0
     with torch.no_grad():
         expected = nn.Linear.forward(network, torch.from_numpy(X))
@@ -45,7 +45,7 @@ def test_mean_loss_and_outputs_are_float32_under_any_precision():
         with torch.no_grad(), device.autocast():
             step = network(torch.from_numpy(X))
         mean = evaluate_mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 4)
-        found.append((mean, evaluate_outputs(network, BatchLoader(device, [X]), device, 4), step))
+        found.append((mean, evaluate_network_outputs(network, BatchLoader(device, [X]), device, 4), step))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
     assert not torch.equal(found[0][2], found[1][2].float())
 
@@ -60,12 +60,12 @@ def test_mean_loss_prefetches_next_batch_during_evaluation():
     apart = evaluate_mean_loss(network, feed, loss, device, 4)
     assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
     log.clear()
-    printed = evaluate_outputs(network, feed, device, 4)
+    printed = evaluate_network_outputs(network, feed, device, 4)
     assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
     feed._worker.shutdown()
     together = BatchLoader(device, [X, Y, np.abs(W)])
     assert apart == evaluate_mean_loss(network, together, loss, device, 4)
-    assert torch.equal(printed, evaluate_outputs(network, together, device, 4))
+    assert torch.equal(printed, evaluate_network_outputs(network, together, device, 4))
 
 
 class Crowded(Noting):
@@ -83,7 +83,7 @@ def test_mean_loss_out_of_memory_halves_batch_size(caplog):
     roomy.load_state_dict(network.state_dict())
     for judge in (
         lambda net: evaluate_mean_loss(net, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 10),
-        lambda net: evaluate_outputs(net, BatchLoader(device, [X]), device, 10),
+        lambda net: evaluate_network_outputs(net, BatchLoader(device, [X]), device, 10),
     ):
         torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
     assert caplog.text.count("in batches of 3 rows") == 2
@@ -95,4 +95,4 @@ def test_outputs_single_row_out_of_memory_raises():
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        evaluate_outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)
+        evaluate_network_outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import Validation, run_training_loop, take_training_step
 from ml_factory.training.optim import warmup_cosine_learning_rate
@@ -227,8 +227,8 @@ def test_take_step_with_non_finite_gradient_leaves_state_unchanged():
     take_training_step(run, batch, broken)
     after = run.state()
     for part in ("network", "totals", "average"):
-        assert encode_state({"": after[part]}) == encode_state({"": before[part]})
-    assert encode_state(after["optimizer"]) == encode_state(before["optimizer"])
+        assert serialize_state({"": after[part]}) == serialize_state({"": before[part]})
+    assert serialize_state(after["optimizer"]) == serialize_state(before["optimizer"])
     assert int(run.flag[0]) == 1
 
 

@@ -7,10 +7,10 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.heads import ClockOffsetHead, zero_output_head
-from ml_factory.models.registry import available_models, build_model, find_model_spec, load_model
+from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
 from ml_factory.models.session_clock_offset import ClockOffset
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40
@@ -53,9 +53,9 @@ def test_network_with_offset_and_no_better_epoch_predicts_clock(name):
     model, result, lie, y = fit_on_a_lie(name)
     assert result.best_epoch == 0 and len(result.history) == 2
     np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock_of(lie, y).scores(lie[:, -1, 1])), rtol=1e-9)
-    again = load_model(model.get_state())
+    again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
-    assert encode_state(again.get_state()) == encode_state(model.get_state())
+    assert serialize_state(again.get_state()) == serialize_state(model.get_state())
 
 
 def test_network_with_offset_patience_counts_from_untrained_network():
@@ -93,13 +93,13 @@ def test_network_with_offset_resumed_fit_equals_uninterrupted_fit_bitwise(until)
     result = whole.fit(*parts[0], validation=parts[1])
     with pytest.raises(KeyboardInterrupt):
         make("gru", **often).fit(*parts[0], validation=parts[1], checkpoints=box)
-    again, held = make("gru", **often), make("gru").state_in_training(box.state)
+    again, held = make("gru", **often), make("gru").state_from_checkpoint(box.state)
     assert (
         again.fit(*parts[0], validation=parts[1], checkpoints=box).history[-1]["val_loss"]
         == (result.history[-1]["val_loss"])
     )
     np.testing.assert_array_equal(again.predict_proba(x), whole.predict_proba(x))
-    np.testing.assert_array_equal(load_model(held).offset.log_shares_C3, whole.offset.log_shares_C3)
+    np.testing.assert_array_equal(build_model_from_state(held).offset.log_shares_C3, whole.offset.log_shares_C3)
 
 
 def test_network_with_offset_resumed_fit_keeps_untrained_network_as_best():
@@ -121,7 +121,7 @@ def test_load_model_network_state_without_offset_predicts_same():
     model.fit(x, y)
     state = model.get_state()
     assert "offset" not in state and not [key for key in state["settings"] if key.startswith("offset")]
-    np.testing.assert_array_equal(load_model(state).predict_proba(x), model.predict_proba(x))
+    np.testing.assert_array_equal(build_model_from_state(state).predict_proba(x), model.predict_proba(x))
 
 
 def test_network_invalid_offset_settings_raise_settings_error():

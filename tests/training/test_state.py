@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import Validation, run_training_loop, take_training_step
 from ml_factory.training.optim import total_gradient_norm
@@ -33,11 +33,11 @@ class Kept:
         return 0.0
 
     def save(self, state, metrics=None, force=False):
-        self.saved = encode_state(state)
+        self.saved = serialize_state(state)
         self.steps.append(state["step"])
 
     def load(self):
-        return self.saved and {"state": decode_state(self.saved)}
+        return self.saved and {"state": deserialize_state(self.saved)}
 
 
 def small(dropout: float = 0.0):

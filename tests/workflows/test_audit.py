@@ -19,7 +19,7 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.leakage.progress_file import ProofProgressFile
-from ml_factory.leakage.spec import QUICK, ProofSpec
+from ml_factory.leakage.proof_spec import QUICK, ProofSpec
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
@@ -124,13 +124,13 @@ def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, 
     data = load_dataset(prepared, "DEMO", 5)
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     assert audit.audit_leaks_of_model(data, model) == []
-    honest = audit.fit_holdout
+    honest = audit.train_with_holdout
 
     def stops_on_test(workspace, part, *given, **options):
         splits = part.splits | {"validation": part.splits["test"]}
         return honest(workspace, replace(part, splits=splits), *given, **options)
 
-    monkeypatch.setattr(audit, "fit_holdout", stops_on_test)
+    monkeypatch.setattr(audit, "train_with_holdout", stops_on_test)
     leaks = audit.audit_leaks_of_model(data, model)
     assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"evaluated {model}"}
 

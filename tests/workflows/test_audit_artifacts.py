@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline, settings
-from ml_factory.code_fingerprint import closure, package_files
+from ml_factory.code_fingerprint import import_closure, package_files
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.leakage.spec import QUICK
+from ml_factory.leakage.proof_spec import QUICK
 from ml_factory.workflows import audit as audit_module
 from ml_factory.workflows import audit_artifacts, open_run, prepare
 from ml_factory.workflows.load_prepared import load_dataset
@@ -151,12 +151,12 @@ def test_check_rows_stored_with_missing_label_row_names_labels(prepared, monkeyp
 def test_certified_packages_cover_imports_of_prepare_train_and_evaluate():
     entries = [name for names in settings.TASKS.values() for name in names]
     used = set(
-        closure(
-            [*entries, "workflows/prepare.py", "workflows/predict.py", "workflows/cross_validate.py", "pipeline.py"]
+        import_closure(
+            [*entries, "workflows/prepare.py", "workflows/predictions.py", "workflows/cross_validate.py", "pipeline.py"]
         )
     )
     covered = set(package_files(settings.CERTIFIED_PACKAGES))
-    left = {path.relative_to(settings.closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
+    left = {path.relative_to(settings.import_closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
     assert left <= {"errors.py", "progress.py"}
 
 

@@ -10,7 +10,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, audit_models, audit_training, folds, predict, prepared_dataset
+from ml_factory.workflows import audit, audit_models, audit_training, folds, predictions, prepared_dataset
 from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.load_prepared import load_dataset
 
@@ -24,7 +24,7 @@ def data(prepared_template):
 
 @pytest.fixture(scope="module")
 def part(data):
-    return audit_training.audit_subsample(data)
+    return audit_training.audit_training_subsample(data)
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +77,20 @@ def one_class_first(data):
 
 def test_first_of_two_classes_doubles_until_each_fifth_has_two_classes():
     y = np.r_[np.zeros(100), np.tile([0, 1], 500)]
-    assert audit_training.audit_row_count_with_two_classes(np.tile([0, 1], 500), 60) == 60
+    assert audit_training.audit_training_row_count(np.tile([0, 1], 500), 60) == 60
     assert (
-        audit_training.audit_row_count_with_two_classes(y, 100) == 800
+        audit_training.audit_training_row_count(y, 100) == 800
     )  # of 400 the first 80 are of one class, of 800 the first 160
     assert (
-        audit_training.audit_row_count_with_two_classes(np.zeros(300), 40)
-        == audit_training.audit_row_count_with_two_classes(y[:300], 900)
+        audit_training.audit_training_row_count(np.zeros(300), 40)
+        == audit_training.audit_training_row_count(y[:300], 900)
         == 300
     )
 
 
 @pytest.mark.soak
 def test_leaks_of_training_of_market_starting_with_one_class_is_empty(one_class_first, monkeypatch):
-    part = audit_training.audit_subsample(one_class_first, 70)
+    part = audit_training.audit_training_subsample(one_class_first, 70)
     assert all(len(np.unique(part.y[rows])) > 1 for rows in part.splits.values())
     assert found_by(audit_training.audit_fold_training, part, MODEL, None) == []
     assert found_by(audit_training.audit_training_predictions, part, MODEL, None) == []
@@ -176,7 +176,7 @@ def test_check_predictions_with_a_tamper_names_the_leak(part, trained, monkeypat
 
 
 def test_check_predictions_calibrated_on_test_labels_names_predictions(part, monkeypatch):
-    honest = predict.predict_features
+    honest = predictions.predict_features
 
     def tempered(bundle, features, **more):
         frame, labels = honest(bundle, features, **more), current[0].labels["label"]
@@ -190,7 +190,7 @@ def test_check_predictions_calibrated_on_test_labels_names_predictions(part, mon
         return real(data, model)
 
     monkeypatch.setattr(audit_training, "_trained", trained_on)
-    monkeypatch.setattr(predict, "predict_features", tempered)
+    monkeypatch.setattr(predictions, "predict_features", tempered)
     assert any(
         "predictions: p_" in one for one in found_by(audit_training.audit_training_predictions, part, MODEL, None)
     )
@@ -201,7 +201,7 @@ def test_check_predictions_with_worsened_prior_names_baseline(part, monkeypatch)
     monkeypatch.setattr(prepared_dataset, "prior_baseline_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
     found = found_by(audit_training.audit_training_predictions, part, MODEL, None)
     assert any("baseline: prior, log loss of test rows" in one and "by a recount" in one for one in found)
-    assert any("baseline: prior" in one for one in found_by(audit_training.audit_baselines, part, None))
+    assert any("baseline: prior" in one for one in found_by(audit_training.audit_training_baselines, part, None))
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------------
@@ -210,18 +210,19 @@ def test_check_predictions_with_worsened_prior_names_baseline(part, monkeypatch)
 @pytest.mark.parametrize("name", ["prior", "last_move", "clock", "clock_volatility"])
 def test_check_baselines_with_baseline_mixed_with_uniform_names_baseline(data, name):
     worse = at("baseline", lambda printed: printed | {name: 0.95 * printed[name] + 0.05 / 3})
-    assert f"baseline: {name} differs" in found_by(audit_training.audit_baselines, data, worse)[0]
+    assert f"baseline: {name} differs" in found_by(audit_training.audit_training_baselines, data, worse)[0]
 
 
 def test_check_baselines_equal_arrays_pass_and_baseline_of_test_rows_fails(data):
-    assert found_by(audit_training.audit_baselines, data, None) == []
+    assert found_by(audit_training.audit_training_baselines, data, None) == []
     arrays = at("baseline", lambda printed: {name: frame.to_numpy() for name, frame in printed.items()})
-    assert found_by(audit_training.audit_baselines, data, arrays) == []
+    assert found_by(audit_training.audit_training_baselines, data, arrays) == []
     test = data.splits["test"]
     fitted_on_test = at(
-        "baseline", lambda printed: printed | {"clock": prepared_dataset.dataset_baselines(data, test, test)["clock"]}
+        "baseline",
+        lambda printed: printed | {"clock": prepared_dataset.prepared_dataset_baselines(data, test, test)["clock"]},
     )
-    assert "baseline: clock " in found_by(audit_training.audit_baselines, data, fitted_on_test)[0]
+    assert "baseline: clock " in found_by(audit_training.audit_training_baselines, data, fitted_on_test)[0]
 
 
 # ---- a stack and predict ---------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ def test_check_stack_passes_and_with_calibration_on_test_rows_names_stack(part, 
 def test_check_predict_passes_and_with_features_of_next_bar_names_predict(part, prepared_template, monkeypatch):
     bars, _ = load_bars(Workspace(prepared_template), "DEMO")
     assert found_by(audit_models.audit_model_predictions, part, bars) == []
-    honest = predict.build_features
+    honest = predictions.build_features
 
     def ahead(*given):
         matrix = honest(*given)
@@ -251,7 +252,7 @@ def test_check_predict_passes_and_with_features_of_next_bar_names_predict(part, 
         values[:-1] = values[1:]
         return replace(matrix, values=values)
 
-    monkeypatch.setattr(predict, "build_features", ahead)
+    monkeypatch.setattr(predictions, "build_features", ahead)
     assert any("predict: p_" in one for one in found_by(audit_models.audit_model_predictions, part, bars))
 
 

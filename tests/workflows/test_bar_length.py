@@ -20,7 +20,7 @@ from ml_factory.errors import BarsError, FactoryError, SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
 from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace

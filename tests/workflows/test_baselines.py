@@ -10,11 +10,11 @@ from ml_factory.evaluation.baselines import BASELINES, baseline_session_clock
 from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.prepared_dataset import (
-    dataset_baselines,
     dataset_best_baseline,
     dataset_metrics_with_baselines,
     dataset_weighted_prior_loss,
     fit_dataset_clock_baseline,
+    prepared_dataset_baselines,
 )
 
 LIFE = 6  # bars a neutral label lives; the others live one
@@ -78,9 +78,9 @@ def test_weighted_prior_loss_uses_training_weights(data):
 
 def test_baselines_are_complete_and_independent_of_forecast_rows(data):
     train, test = np.arange(600), np.arange(600, N)
-    before = dataset_baselines(data, train, test)
+    before = prepared_dataset_baselines(data, train, test)
     data.y[test] = 1
-    after = dataset_baselines(data, train, test)
+    after = prepared_dataset_baselines(data, train, test)
     assert tuple(before) == BASELINES == tuple(after)
     for name in BASELINES:
         np.testing.assert_array_equal(before[name], after[name])

@@ -8,7 +8,7 @@ from ml_factory.settings import RunSettings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import restore_run
-from ml_factory.workflows.train import complete_log
+from ml_factory.workflows.train import complete_train_log
 from ml_factory.workflows.unit_checkpoints import fit_phase_name
 
 TRAIN = RunSettings("MES", 10, "xgboost", "train", 0, False, "0" * 64)
@@ -33,7 +33,7 @@ def test_finalize_log_ends_run_only_with_artifact_in_workspace(workspace, spec):
 
     def closed_with(place: ArtifactRegistry) -> tuple[bool, bool]:
         artifact = place.register("MES", "model", spec.model, {"a": 1}, {"run_id": "run"})
-        complete_log(workspace, run, spec, artifact, mirror="off")
+        complete_train_log(workspace, run, spec, artifact, mirror="off")
         return run.ended, all(slot.is_returned for slot in SlotPool(workspace.checkpoints).scan())
 
     assert closed_with(registry.local_fallback) == (False, False)

@@ -46,9 +46,11 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monk
     for name in ("xgboost", "lightgbm"):
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
     asked = []
-    reported = report.report_cards
+    reported = report.report_headline_cards
     monkeypatch.setattr(
-        report, "report_cards", lambda assessed, **how: asked.append(assessed.chosen) or reported(assessed, **how)
+        report,
+        "report_headline_cards",
+        lambda assessed, **how: asked.append(assessed.chosen) or reported(assessed, **how),
     )
     means = pipeline.dataset_metrics_with_baselines
     calls = []

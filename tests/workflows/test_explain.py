@@ -11,7 +11,7 @@ from ml_factory import pipeline
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.models.registry import load_model
+from ml_factory.models.registry import build_model_from_state
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 
 SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
@@ -30,7 +30,7 @@ def test_explain_tft_shares_and_attention_equal_means_of_single_windows(prepared
     )
     whole = [row for row in splits["validation"] if _steps_of(features, labels.index[row], 6)]
     some = [whole[place] for place in np.unique(np.linspace(0, len(whole) - 1, 70).astype(int))]
-    network, shares, attention = load_model(bundle.model_state).network, [], []
+    network, shares, attention = build_model_from_state(bundle.model_state).network, [], []
     for row in some:
         at = features.index.get_loc(labels.index[row])
         one = network.explain(torch.from_numpy(scaled[at - 5 : at + 1][None].copy()))

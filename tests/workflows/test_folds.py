@@ -20,9 +20,9 @@ from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows import fold_schemes, fold_scores, folds, open_run, unit_checkpoints
 from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fold_scores import (
+    fold_score_mean_gain,
     fold_score_table,
     labels_of_scored_folds,
-    mean_gain_over_blocks,
     score_folds,
     verdict_of_fold_scores,
 )
@@ -139,7 +139,7 @@ def test_gain_over_blocks_counts_each_block_once(prepared):
     assert len(own) == 12 and own.groupby("block").size().tolist() == [3, 3, 3, 3]
     means = [own.loc[own["block"] == block, "log_loss_gain"].mean() for block in range(4)]
     wanted = (np.mean(means), np.std(means, ddof=1) / 2)
-    assert mean_gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
+    assert fold_score_mean_gain(table, "made_up") == pytest.approx(wanted, rel=1e-12)
 
 
 def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared):
@@ -212,7 +212,7 @@ def test_cross_validate_each_scheme_gives_finite_metrics_and_reuses_folds(prepar
     assert found.rows == own.drop_duplicates("block")["rows"].sum()
     assert found.status == "not enough data" and "weeks of rows, wanted at least 8" in result.summary()
     assert result.plot().axes
-    raw = mean_gain_over_blocks(result.folds, "lightgbm_uncalibrated")[0]
+    raw = fold_score_mean_gain(result.folds, "lightgbm_uncalibrated")[0]
     assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
     assert (result.fold_table["temperature"] != 1.0).all()
 

@@ -12,7 +12,7 @@ from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.metrics import condition_on_classes
+from ml_factory.evaluation.calibration import condition_on_classes
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
 from ml_factory.leakage.proof import ProofSpec, prove_no_look_ahead

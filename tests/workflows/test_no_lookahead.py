@@ -16,9 +16,9 @@ from ml_factory.evaluation.calibration import Calibration
 from ml_factory.models.registry import build_model
 from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import make_run_settings
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import fold_schemes, folds, predict, prepared_dataset, stack
+from ml_factory.workflows import fold_schemes, folds, predictions, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_metrics_with_baselines
@@ -61,7 +61,7 @@ def fitted(data: PreparedDataset, root: Path, model: str = "lightgbm", **setting
         data.symbol, HORIZON, model, task="train", seed=1, quick=False, data=data.fingerprint, settings=SMALL | settings
     )
     run = open_run_folder(workspace.results, data.symbol, spec, False)
-    return workspace, train_module.fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+    return workspace, train_module.train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
 
 
 def test_train_with_changed_test_rows_gives_same_artifact_hash(data, tmp_path):
@@ -100,9 +100,9 @@ def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data,
     workspace, _ = prepared
     read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_names()[read])
-    monkeypatch.setattr(predict, "load_or_make_predictions", lambda *_: frame)
+    monkeypatch.setattr(predictions, "load_or_make_predictions", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
-    test = predict.predict_and_evaluate_artifact(workspace, data, artifact).test_metrics
+    test = predictions.predict_and_evaluate_artifact(workspace, data, artifact).test_metrics
 
     def prior_loss(training_rows):
         training_rows, assessed = training_rows[data.clear[training_rows]], np.intersect1d(read, data.splits["test"])
@@ -123,7 +123,7 @@ def test_prepared_scaler_equals_scaler_fitted_on_training_rows(data):
 def test_load_or_predict_assigns_rows_to_matching_split(data, tmp_path):
     """Purged rows belong to no part, neither trained on nor judged, and are left out."""
     workspace, artifact = fitted(data, tmp_path)
-    printed = predict.load_or_make_predictions(workspace, data, artifact)
+    printed = predictions.load_or_make_predictions(workspace, data, artifact)
     inside = np.sort(np.concatenate(list(data.splits.values())))
     assert (printed["label"].to_numpy() == data.y[inside]).all() and printed.index.equals(data.labels.index[inside])
     for name, rows in data.splits.items():
@@ -203,9 +203,9 @@ def test_stack_with_changed_test_rows_gives_same_state(prepared, tmp_path, monke
         spec = replace(spec, settings=settings)
         run = open_run_folder(workspace.results, data.symbol, spec, False)
         for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
-            predict.load_or_make_predictions(workspace, data, base)
+            predictions.load_or_make_predictions(workspace, data, base)
         states[name] = stack.fit_stack(workspace, now, run, spec, 3).load_state()
-    assert encode_state(states["test"]) == encode_state(states["clean"])
+    assert serialize_state(states["test"]) == serialize_state(states["clean"])
     assert states["validation"]["stack"] == states["clean"]["stack"]
     assert states["validation"]["calibration"] != states["clean"]["calibration"]
 
@@ -223,20 +223,20 @@ def test_load_or_predict_replaces_predictions_of_other_artifact(prepared, tmp_pa
     """A folder of results outlives its model: what another model said there is not taken for this one's."""
     _, data = prepared
     workspace, artifact = fitted(data, tmp_path)
-    printed = predict.load_or_make_predictions(workspace, data, artifact)
-    path = predict.predictions_path(workspace, artifact)
+    printed = predictions.load_or_make_predictions(workspace, data, artifact)
+    path = predictions.predictions_path(workspace, artifact)
     written = path.read_bytes()
     strange = printed.copy()
     strange[["p_short", "p_neutral", "p_long"]] = [0.1, 0.1, 0.8]
     for spoil in (lambda: strange.to_parquet(path), lambda: path.write_bytes(written[:1000])):
         spoil()
-        assert not predict.is_prediction_of_artifact(path, artifact)
-        predict.load_or_make_predictions(workspace, data, artifact)
-        assert path.read_bytes() == written and predict.is_prediction_of_artifact(path, artifact)
-    assert not predict.is_prediction_of_artifact(path, replace(artifact, hash="0" * 64))
+        assert not predictions.is_prediction_of_artifact(path, artifact)
+        predictions.load_or_make_predictions(workspace, data, artifact)
+        assert path.read_bytes() == written and predictions.is_prediction_of_artifact(path, artifact)
+    assert not predictions.is_prediction_of_artifact(path, replace(artifact, hash="0" * 64))
     path.unlink()
     path.mkdir()  # cannot be read as a file
-    assert not predict.is_prediction_of_artifact(path, artifact)
+    assert not predictions.is_prediction_of_artifact(path, artifact)
 
 
 def test_dataset_last_move_is_nan_at_segment_start(data):

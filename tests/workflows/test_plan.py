@@ -7,7 +7,7 @@ from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
 from ml_factory.run_folder import open_run_checkpoints, open_run_folder
 from ml_factory.settings import make_run_settings
-from ml_factory.workflows import fit_time_model as cost_model
+from ml_factory.workflows import fit_cost_model as cost_model
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows.load_prepared import load_dataset
 

@@ -21,7 +21,7 @@ from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
 from ml_factory.workflows import inspect_data, prepare, prove
@@ -78,7 +78,7 @@ def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
         del manifest["facts"]["settings"]["features"][name]
     manifest["facts"]["settings"]["searched"] = [{"version": 2}]  # of an older release, which nobody asks for
     del manifest["hash"]
-    files.write_json(folder / "manifest.json", manifest | {"hash": fingerprint(manifest)})
+    files.write_json(folder / "manifest.json", manifest | {"hash": fingerprint_json(manifest)})
     assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
 
 

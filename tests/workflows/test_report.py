@@ -47,24 +47,26 @@ def data_of(on_test: report.ReportPredictions, ret=None) -> SimpleNamespace:
 
 
 def verdict(count: int, of: int = ROWS) -> str:
-    return report.verdict_section(evaluated(count), of).text
+    return report.report_verdict_section(evaluated(count), of).text
 
 
 def test_report_verdict_section_starts_with_sentence_and_gain_per_model():
     on_test = evaluated(2)
-    text = report.verdict_section(on_test, ROWS).text
+    text = report.report_verdict_section(on_test, ROWS).text
     for number, one in enumerate(on_test.verdicts.values()):
         paragraph = text.split("\n\n")[number]
         assert paragraph.startswith(one.sentence) and f"{one.gain_best:+.4f} ({one.gain_best_low:+.4f}" in paragraph
-    names = [name for _, table in report.verdict_section(on_test, ROWS).tables for name in table]
+    names = [name for _, table in report.report_verdict_section(on_test, ROWS).tables for name in table]
     assert names[:3] == ["gain_best", "gain_best_low", "gain_best_high"] and len(set(names)) == len(names)
-    unsided = [name for _, table in report.verdict_section(on_test, ROWS, two_sided=False).tables for name in table]
+    unsided = [
+        name for _, table in report.report_verdict_section(on_test, ROWS, two_sided=False).tables for name in table
+    ]
     assert set(names) - set(unsided) == {"direction_gain", "direction_low"}
 
 
 def test_summary_cards_show_chosen_model_with_intervals():
     on_test = evaluated(2)
-    summary_cards, one = report.report_cards(on_test), on_test.verdicts["model0"]
+    summary_cards, one = report.report_headline_cards(on_test), on_test.verdicts["model0"]
     assert summary_cards["best on validation rows"] == ("model0", one.status)
     assert summary_cards["gain over clock"] == (
         f"{one.gain_best:+.4f}",
@@ -74,9 +76,9 @@ def test_summary_cards_show_chosen_model_with_intervals():
         ROWS,
         "9 effective",
     )
-    assert "directional gain" not in report.report_cards(on_test, two_sided=False) and "model" in report.report_cards(
-        evaluated(1)
-    )
+    assert "directional gain" not in report.report_headline_cards(
+        on_test, two_sided=False
+    ) and "model" in report.report_headline_cards(evaluated(1))
 
 
 def test_report_period_names_test_days_and_row_counts():
@@ -100,10 +102,10 @@ def test_report_returns_lists_deciles_of_chosen_model():
     [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
 )
 def test_report_verdict_compares_stack_with_equal_pool(low, high, words):
-    reported = report.verdict_section(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
+    reported = report.report_verdict_section(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
     assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in reported
     assert ("The learnt weights show no advantage" in reported) == (low <= 0)
-    assert "equal_pool" not in report.verdict_section(evaluated(1), ROWS).text
+    assert "equal_pool" not in report.report_verdict_section(evaluated(1), ROWS).text
 
 
 def test_gain_over_matches_hand_computed_gain_on_clear_rows():
@@ -121,13 +123,13 @@ def test_gain_over_matches_hand_computed_gain_on_clear_rows():
 
 
 def test_synthetic_notice_appears_only_for_demo_market():
-    assert "synthetic market" in report.synthetic_notice("DEMO")
-    assert report.synthetic_notice("MES") == ""
+    assert "synthetic market" in report.report_synthetic_notice("DEMO")
+    assert report.report_synthetic_notice("MES") == ""
 
 
 def test_quick_notice_lists_limited_settings():
-    assert "lstm epochs: 2" in report.quick_notice({"lstm epochs": 2})
-    assert report.quick_notice({}) == ""
+    assert "lstm epochs: 2" in report.report_quick_notice({"lstm epochs": 2})
+    assert report.report_quick_notice({}) == ""
 
 
 def test_report_verdict_of_several_models_names_model_chosen_on_validation():
@@ -143,14 +145,14 @@ def test_report_verdict_counts_unevaluated_test_rows():
 @pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
 def test_report_calibration_draws_reliability_plots_by_forecast_count(count, figures):
     on_test = evaluated(count)
-    assert len(report.calibration_section(data_of(on_test), on_test).figures) == figures
+    assert len(report.report_calibration_section(data_of(on_test), on_test).figures) == figures
 
 
 def test_report_calibration_lists_class_shares_of_clear_rows_and_debiased_error():
     on_test = evaluated(2)
     data = data_of(on_test)
     data.clear[:300] = False
-    section = report.calibration_section(data, on_test)
+    section = report.report_calibration_section(data, on_test)
     ((_, table),) = section.tables
     assert table.index.tolist() == ["model0"] * 3 + ["model1"] * 3
     for name, p in on_test.forecasts.items():
@@ -163,7 +165,9 @@ def test_report_calibration_lists_class_shares_of_clear_rows_and_debiased_error(
         assert f"Calibration error of {name}: {error:.3f} debiased" in section.text
     bets = data_of(on_test)
     bets.classes = label_classes("meta")
-    assert list(report.calibration_section(bets, on_test).tables[0][1]["class"]) == 2 * list(label_classes("meta"))
+    assert list(report.report_calibration_section(bets, on_test).tables[0][1]["class"]) == 2 * list(
+        label_classes("meta")
+    )
 
 
 def test_left_out_sentence_separates_purged_and_inferred_rows():

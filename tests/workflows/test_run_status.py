@@ -110,7 +110,7 @@ def test_format_run_status_after_code_changes_offers_newest_commit(workspace, pa
             assert f"{before.run_id} was begun with other code ({source} changed)" in printed
             assert f"git checkout {version - 1:012}" in printed and "Starts a new run" in printed
             assert ("prepare there first" in printed) == source.startswith("features")
-        monkeypatch.setattr(run_folder, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
+        monkeypatch.setattr(run_folder, "code_commit", lambda version=version: f"{version:012}".ljust(40, "f"))
         before = run_of(workspace, now)
         before.begin(now)
 

@@ -20,20 +20,20 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
-from ml_factory.storage.json_values import fingerprint
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import found_barriers, search_barriers
-from ml_factory.workflows.results import PrepareResult, SearchResult
+from ml_factory.workflows.results import PrepareResult, SearchBarriersResult
 from tests.targets.markets import gappy
 
 SPEC = BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: BarrierSearchSpec = SPEC, **options) -> SearchResult:
+def search(place: Workspace, spec: BarrierSearchSpec = SPEC, **options) -> SearchBarriersResult:
     return pipeline.search_barriers(place, "DEMO", 5, spec, **options)
 
 
@@ -52,7 +52,7 @@ def bars_of(place: Workspace) -> pd.DataFrame:
 def test_search_barriers_leaves_prepared_data_and_default_spec_unchanged(prepared):
     before = DatasetStore.current(prepared.processed("DEMO"))
     unsearched = {name: value for name, value in asdict(DataSpec()).items() if name != "searched"}
-    assert fingerprint(DataSpec().to_dict()) == fingerprint(unsearched)
+    assert fingerprint_json(DataSpec().to_dict()) == fingerprint_json(unsearched)
     search(prepared)
     assert (
         DatasetStore.current(prepared.processed("DEMO")).fingerprint == before.fingerprint

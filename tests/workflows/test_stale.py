@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ml_factory import code_fingerprint, pipeline, settings
-from ml_factory.code_fingerprint import changed
+from ml_factory.code_fingerprint import changed_code_files
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
@@ -67,7 +67,7 @@ def test_run_spec_run_id_changes_with_used_source(copied, run, source):
     before = spec.run_id
     with open(copied / source, "a") as file:
         file.write("CHANGED = 1\n")
-    assert spec.run_id != before and changed(spec.sources, {}) == sorted(spec.sources)
+    assert spec.run_id != before and changed_code_files(spec.sources, {}) == sorted(spec.sources)
     assert source in spec.sources
 
 

@@ -20,13 +20,13 @@ FAMILIES = ("fractional",)
 AGAIN = """
 import sys
 from numba.core.event import Listener, install_listener
-from ml_factory.workflows.warm_kernels import compile_kernel_share
+from ml_factory.workflows.warm_kernels import warm_up_kernel_share
 compiled = []
 class Told(Listener):
     on_start = lambda self, event: compiled.append(event.data["dispatcher"].py_func.__name__)
     on_end = lambda self, event: None
 with install_listener("numba:compile", Told()):
-    compile_kernel_share(sys.argv[1])
+    warm_up_kernel_share(sys.argv[1])
 print(*compiled)
 """
 

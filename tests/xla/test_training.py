@@ -12,7 +12,7 @@ from torch import nn
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, find_model_spec
-from ml_factory.storage.serialization import decode_state, encode_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.evaluate import evaluate_mean_loss
@@ -169,9 +169,9 @@ def test_fit_resumed_on_other_device_ends_as_uninterrupted_run(first, second):
     device = device_of(second)
     run = TrainingState(device.to_device(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
     run.restore(before)
-    after = decode_state(encode_state(run.state()))
+    after = deserialize_state(serialize_state(run.state()))
     for part in ("network", "optimizer", "totals", "step", "micro"):
-        assert encode_state({"": after[part]}) == encode_state({"": before[part]}), part
+        assert serialize_state({"": after[part]}) == serialize_state({"": before[part]}), part
     weights, result, _ = trained(second, {}, checkpoints=kept)
     expected, whole, _ = trained("cpu", {})
     assert result.resumed_step == 8 and not result.exact

@@ -24,16 +24,16 @@ from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking import restore, wandb_process, wandb_sync
-from ml_factory.tracking.restore import (
-    replay,
+from ml_factory.tracking import wandb_process, wandb_restore, wandb_sync
+from ml_factory.tracking.run_snapshot import RunSnapshot
+from ml_factory.tracking.tracker import TAKEN_OVER, Tracker
+from ml_factory.tracking.wandb_process import wandb_mirror_mode
+from ml_factory.tracking.wandb_restore import (
+    replay_log_to_wandb,
     restore_artifact_or_checkpoints,
     restore_wandb_artifact,
     try_restore_from_wandb,
 )
-from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.tracker import TAKEN_OVER, Tracker
-from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_sync import WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.metrics_table import read_log
@@ -266,7 +266,7 @@ def test_wandb_upload_of_superseded_session_keeps_newer_checkpoints(tmp_path, se
 @pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
 def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, monkeypatch, service, caplog, answer):
     service(answer)
-    monkeypatch.setattr(restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
+    monkeypatch.setattr(wandb_restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         assert wandb_mirror_mode("auto") == "online"
         assert (
@@ -375,7 +375,7 @@ def test_cli_tracking_replay_writes_every_step_to_offline_file(tmp_path, spawn, 
     assert points == [[step, 1 / step] for step in range(1, 6)] + [[step, 2 / step] for step in range(6, 11)]
     assert points == read_log(log)[["step", "loss"]].values.tolist()
     with pytest.raises(WorkspaceError, match="no log"):
-        replay(tmp_path / "nothing")
+        replay_log_to_wandb(tmp_path / "nothing")
 
 
 @pytest.mark.soak

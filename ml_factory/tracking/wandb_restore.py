@@ -28,7 +28,7 @@ from ml_factory.tracking.wandb_process import (
 from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
-_CHILD = f"import sys; from {__name__} import child_main; child_main({{task!r}}, sys.stdin.read())"
+_CHILD = f"import sys; from {__name__} import _child_main; _child_main({{task!r}}, sys.stdin.read())"
 _FETCH, _REPLAY = (_CHILD.format(task=task) for task in ("fetch", "replay"))
 
 
@@ -72,7 +72,7 @@ def restore_artifact_or_checkpoints(
     return kind
 
 
-def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
+def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     """Log the whole local log of a run's `log` folder to W&B, each step once and in order.
 
     Parameters
@@ -141,7 +141,7 @@ def _replay_in_child(spec: dict) -> dict:
     return {"run": sync.run.id, "folder": where}
 
 
-def child_main(task: str, text: str) -> None:
+def _child_main(task: str, text: str) -> None:
     """Run "fetch" or "replay" in a child process and print the answer, or the error, as JSON.
 
     text : description of the task as JSON.

@@ -9,7 +9,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, PipelineUnderTest, SplitUnderTest
 from ml_factory.leakage.timed_tables import Leak, TimedTable
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.serialization import encode_state
+from ml_factory.storage.serialization import serialize_state
 
 
 def match_labels_to_features(labels: pd.DataFrame, features: TimedTable) -> tuple[pd.DataFrame, np.ndarray]:
@@ -110,7 +110,7 @@ def _state_difference(one: FittedObjectUnderTest, other: FittedObjectUnderTest |
     """Return the path where two states differ, such as ['scale']; '' for equal states."""
     if other is None:
         return ": gone"
-    if encode_state({"state": one.state}) == encode_state({"state": other.state}):
+    if serialize_state({"state": one.state}) == serialize_state({"state": other.state}):
         return ""
     return _first_difference(one.state, other.state) or ": its type"
 

@@ -22,8 +22,8 @@ from ml_factory.errors import (
     NotPreparedError,
     SettingsError,
 )
-from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, condition_on_classes
+from ml_factory.evaluation.calibration import Calibration, condition_on_classes
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
@@ -34,7 +34,7 @@ from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.targets.labels import LabelSpec, stored_class_labels
+from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
@@ -43,8 +43,8 @@ from ml_factory.workflows.prepared_dataset import (
     dataset_gain_over_forecast,
     dataset_metrics_with_baselines,
     dataset_missing_classes,
-    dataset_verdict,
     dataset_weighted_prior_loss,
+    prepared_dataset_verdict,
 )
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
@@ -105,7 +105,7 @@ def predict_and_evaluate_artifact(
     }
     lacking = dataset_missing_classes(data, parts)
     name = artifact.facts["model"]
-    found = dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
+    found = prepared_dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
     by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
     return PredictionEvaluation(
         path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
@@ -118,7 +118,7 @@ def _reference_predictions(
     """Return, for a stack, the plain mean of its uncalibrated base models: a pool without learnt weights."""
     if artifact.kind != STACK:
         return {}
-    bases = base_model_artifacts(workspace, artifact)
+    bases = _base_model_artifacts(workspace, artifact)
     predictions = {
         name: load_or_make_predictions(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
     }
@@ -141,7 +141,7 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
     if is_prediction_of_artifact(path, artifact):
         return read_prediction_frame(path)
     if artifact.kind == STACK:
-        state, bases = artifact.load_state(), base_model_artifacts(workspace, artifact)
+        state, bases = artifact.load_state(), _base_model_artifacts(workspace, artifact)
         frame = _stacked_predictions(
             state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
         )
@@ -182,7 +182,7 @@ def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifa
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
-def base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
+def _base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
     """Return the base models of a stack, found by their hash."""
     by_hash = {one.hash: one for one in ArtifactRegistry(workspace.models).list(stack.symbol)}
     bases = stack.load_state()["bases"]
@@ -211,7 +211,7 @@ def load_predictions(
     return read_prediction_frame(path)
 
 
-def check_model_name_to_predict(model: str) -> None:
+def _check_model_name_to_predict(model: str) -> None:
     """Raise SettingsError unless it is the name of a model, or "stack"."""
     if model != STACK:
         find_model_spec(model)
@@ -225,7 +225,7 @@ def find_artifact_to_predict(
     run, data : run id and data fingerprint to match, where given.
     Raises NotPreparedError where there is none.
     """
-    check_model_name_to_predict(model)
+    _check_model_name_to_predict(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
     artifact = ArtifactRegistry(workspace.models).find(symbol, horizon, model, **wanted)
     if artifact is None:
@@ -244,7 +244,7 @@ def newest_artifact_per_model(
 ) -> dict[str, Artifact]:
     """Return the newest artifact of each model on this data set; all there are, or those requested."""
     for name in models or ():
-        check_model_name_to_predict(name)
+        _check_model_name_to_predict(name)
     registry, found = ArtifactRegistry(workspace.models), {}
     for name in models or [*available_models(), STACK]:
         artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
@@ -333,7 +333,7 @@ def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMat
     if artifact.kind != STACK:
         return predict(_bundle(artifact))
     plain = Calibration().to_dict()
-    bases = base_model_artifacts(workspace, artifact)
+    bases = _base_model_artifacts(workspace, artifact)
     return _stacked_predictions(
         artifact.load_state(),
         {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
@@ -364,7 +364,7 @@ def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
     p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
     return pd.DataFrame(
-        condition_on_classes(p_N3, stored_class_labels(state["spec"])), index=index, columns=PROBABILITIES
+        condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
     )
 
 

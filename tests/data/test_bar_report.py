@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ml_factory.data.report import (
+from ml_factory.data.bar_report import (
     BarFinding,
     format_row_ranges,
     format_rows_with_times,

@@ -11,7 +11,7 @@ import numpy as np
 from ml_factory.checkpoints.session_planner import WorkCost, WorkCostModel
 from ml_factory.datasets.row_sampling import sample_contiguous_blocks
 from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.storage.serialization import encode_state, plan_state_layout
+from ml_factory.storage.serialization import plan_state_layout, serialize_state
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
@@ -83,7 +83,7 @@ def measure_fit_cost(
     )
     seconds, memory = time.perf_counter() - began, _peak() - before
     device_peak = (device.peak_memory_bytes() or 0) if device is not None else 0
-    return WorkCost(seconds, max(0, memory), len(encode_state(model.get_state())), SLOTS * seen.bytes, device_peak)
+    return WorkCost(seconds, max(0, memory), len(serialize_state(model.get_state())), SLOTS * seen.bytes, device_peak)
 
 
 class _CheckpointSizeRecorder:

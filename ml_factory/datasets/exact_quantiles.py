@@ -69,7 +69,7 @@ def _quantiles_of_columns(x_NF, rows, shares) -> np.ndarray:
     rows : positions, or none for all
     """
     count = len(rows) or len(x_NF)
-    chosen = evenly_spaced_positions(count, min(SAMPLE_ROWS, count // 4))
+    chosen = bracket_sample_positions(count, min(SAMPLE_ROWS, count // 4))
     low_QF, high_QF = quantile_brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
     counts, kept = count_around_quantile_brackets(
         x_NF, rows, low_QF, high_QF, quantile_buffer_size(count, len(chosen), shares)
@@ -100,7 +100,7 @@ def count_around_quantile_brackets(
     return counts[: x_NF.shape[1]], kept
 
 
-def evenly_spaced_positions(count: int, wanted: int) -> np.ndarray:
+def bracket_sample_positions(count: int, wanted: int) -> np.ndarray:
     """Return int64 (wanted,): positions spread over 0 .. count - 1, both ends included."""
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 

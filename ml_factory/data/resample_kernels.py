@@ -1,7 +1,7 @@
 """Compiled resampling of bars to buckets, the same for a whole file and for one bar at a time.
 
 Two steps, each with its state in a record of plain numbers, so that splitting the bars anywhere changes no bit:
-`_split_runs` splits bars into runs inside one trading interval, one contract and no hole; `resample_kernel` aggregates
+`_split_runs` splits bars into runs inside one trading interval, one contract and no hole; `_resample_kernel` aggregates
 runs to buckets of one length. Sums are taken bar by bar, never in blocks.
 """
 
@@ -147,7 +147,7 @@ def max_resampled_bars(start: np.ndarray, runs: np.ndarray, width_ns: int) -> in
 
 @njit(cache=True, nogil=True)
 def resample_frames_kernel(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, prices, marks):
-    """Fill F frames as `resample_kernel` does, frame f from column begins[f] on; return int64[F], where each ends.
+    """Fill F frames as `_resample_kernel` does, frame f from column begins[f] on; return int64[F], where each ends.
 
     Some sessions at a time for all lengths: bars are then read from memory once, not once a frame.
     """
@@ -156,14 +156,14 @@ def resample_frames_kernel(start, bars, runs, widths_ns, bar_ns, buckets, begins
         some = runs[first : first + SESSIONS_AT_ONCE]
         for f in range(len(widths_ns)):
             out, bucket = ends[f], buckets[f : f + 1]
-            ends[f] += resample_kernel(
+            ends[f] += _resample_kernel(
                 start, bars, some, widths_ns[f], bar_ns, bucket, times[:, out:], prices[:, out:], marks[:, out:]
             )
     return ends
 
 
 @njit(cache=True, nogil=True)
-def resample_kernel(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
+def _resample_kernel(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
     """Fill the columns of times, prices and marks from 0 on; return the number of finished buckets.
 
     Parameters

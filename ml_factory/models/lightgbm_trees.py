@@ -16,14 +16,19 @@ from functools import partial
 import numpy as np
 from numba import njit
 
-from ml_factory.models.base import damaged_model
+from ml_factory.models.base import damaged_model_state_error
+
+_END = "end of trees"
+_SIZES = re.compile(r"^tree_sizes=.*$", re.MULTILINE)
+
+_TREE = re.compile(r"^(?=Tree=\d+$)", re.MULTILINE)
 
 ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives
 _ZERO = np.float32(1e-35)  # LightGBM reads anything smaller as 0
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 _MOST_FEATURES = 2**24
-_damaged = partial(damaged_model, "LightGBM")
+_damaged = partial(damaged_model_state_error, "LightGBM")
 _NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
@@ -205,3 +210,24 @@ def _softmax(score_NK):
             total += score_NK[row, k]
         for k in range(classes):
             score_NK[row, k] /= total
+
+
+@dataclass(frozen=True)
+class LightGBMModelText:
+    """A LightGBM model's text in its three parts: the head, a section per tree, the tail."""
+
+    head: str
+    trees: tuple[str, ...]
+    tail: str
+
+    @classmethod
+    def split(cls, text: str) -> "LightGBMModelText":
+        body, end, tail = text.partition(_END)
+        head, *trees = _TREE.split(body)
+        return cls(head, tuple(trees), end + tail)
+
+    def join(self) -> str:
+        """Return the text that LightGBM reads: trees counted from 0, their sizes in the head."""
+        trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
+        sizes = " ".join(str(len(tree.encode())) for tree in trees)
+        return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail

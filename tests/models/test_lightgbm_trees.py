@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.lightgbm_predict import SHARE, compile_lightgbm_trees
+from ml_factory.models.lightgbm_trees import SHARE, LightGBMModelText, compile_lightgbm_trees
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular_lightgbm import LightGBM, LightGBMModelText
+from ml_factory.models.tabular_lightgbm import LightGBM
 
 PLAIN = {"objective": "multiclass", "num_class": 3, "num_threads": 1, "verbosity": -1, "min_data_in_leaf": 3}
 
