@@ -2,16 +2,17 @@
 
 Numba keeps a compiled function until its own file changes, and does not notice changes of functions in other files that
 it calls: after an update it would use the old code. So the folder's name is a hash of every file that compiles
-something.
+something. Numba unpickles what it finds there, so the folder is private (`storage.private_folder`).
 """
 
 import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
+
+from ml_factory.storage.private_folder import private_folder
 
 KEEP = 3
 # A process may still write to a folder of other sources, such as a second checkout.
@@ -39,7 +40,7 @@ def set_numba_cache_folder() -> None:
     """
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    folder = _root() / numba_sources_hash()
+    folder = private_folder("kernels") / numba_sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEEP:]:
@@ -48,16 +49,3 @@ def set_numba_cache_folder() -> None:
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:  # its settings are read already
         sys.modules["numba"].config.CACHE_DIR = str(folder)
-
-
-def _root() -> Path:
-    """Return the user's cache folder, or one below the temporary folder where that is not writable."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory-kernels"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
-    except OSError:
-        pass
-    owner = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"ml_factory-kernels-{owner}"

@@ -17,7 +17,6 @@ from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
 from ml_factory.models.registry import find_model_spec
 from ml_factory.settings import RunSettings
-from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import push_workspace_checkpoints
 
@@ -122,12 +121,9 @@ def newest_run_folder(parent: Path, base: str, fresh: bool) -> RunFolder:
 def open_run_checkpoints(folder: Path, run: RunFolder) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
     session = ComputeSession(folder.parent / "results" / "sessions")
-    # Folder of compiled GPU or TPU programs, read by training/device.py.
-    os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
 
     def saved() -> None:
         session.record_alive()
-        upload_compile_cache(folder.parent)
         push_workspace_checkpoints(folder.parent)
 
     schedule = SaveSchedule(ending=session.ending, mean_life_seconds=session.mean_life)

@@ -15,10 +15,11 @@ PACKAGE = ROOT / "ml_factory"
 # The map of docs/architecture.md from top to bottom. A file imports only from files above it; a new file is placed
 # here first.
 MAP_TEXT = """
-numba_cache hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
-heartbeat storage.worker_process storage.mounts storage.atomic_replace storage.files storage.json_values
+hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
+heartbeat storage.worker_process storage.mounts storage.private_folder numba_cache
+storage.atomic_replace storage.files storage.json_values
 storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
-storage.workspace storage.compile_cache storage.pending_uploads storage.artifact_registry
+storage.workspace storage.pending_uploads storage.artifact_registry
 checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
 checkpoints.session_planner checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool
 checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.uploader checkpoints.store

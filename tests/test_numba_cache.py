@@ -1,6 +1,7 @@
 """Compiled kernels are those of the sources as they are."""
 
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -30,11 +31,11 @@ def test_sources_hash_changes_only_with_compiled_sources(tmp_path):
 
 
 CALL = """
-import sys
+import os, sys
 sys.path.insert(0, sys.argv[1])
 import ml_factory
 from ml_factory.caller import twice
-print(twice(1.0), len(ml_factory.numba_cache.os.listdir(ml_factory.numba_cache._root())))
+print(twice(1.0), len(os.listdir(os.path.dirname(os.environ["NUMBA_CACHE_DIR"]))))
 """
 
 
@@ -52,8 +53,15 @@ def run(package, home):
 @pytest.mark.soak
 def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
     package = tmp_path / "ml_factory"
-    package.mkdir()
-    for name in ("__init__.py", "numba_cache.py", "redaction.py"):
+    (package / "storage").mkdir(parents=True)
+    storage = ("__init__", "private_folder", "mounts", "worker_process")
+    for name in (
+        "__init__.py",
+        "numba_cache.py",
+        "redaction.py",
+        "errors.py",
+        *(f"storage/{one}.py" for one in storage),
+    ):
         (package / name).write_text((ROOT / "ml_factory" / name).read_text())
     head = "from numba import njit\n"
     (package / "caller.py").write_text(
@@ -79,10 +87,17 @@ def test_numba_cache_keeps_numba_cache_dir_of_environment(tmp_path):
     assert done.stdout.strip() == str(tmp_path)
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root writes everywhere")
-def test_numba_cache_root_skips_unwritable_cache_home(tmp_path, monkeypatch):
-    from ml_factory import numba_cache
-
-    tmp_path.chmod(0o500)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not str(numba_cache._root()).startswith(str(tmp_path))
+def test_numba_cache_is_private_folder(tmp_path):
+    code = "import os, ml_factory; print(os.environ['NUMBA_CACHE_DIR'])"
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    cache = tmp_path / "cache"
+    os.symlink(tmp_path, cache)  # a link that leads to a folder of others would be no home either
+    (tmp_path / "ml_factory-kernels").symlink_to(tmp_path / "planted")
+    (tmp_path / "planted").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
+        env=environment | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    folder = Path(done.stdout.strip()).parent
+    assert folder.parent == tmp_path and folder.name.startswith("ml_factory-kernels-")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and not list((tmp_path / "planted").iterdir())

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,7 +29,6 @@ from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.worker_process import WorkerParentConnection
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-SETTLE_SECONDS = 5.0  # a compiler's file that was not written for so long counts as complete
 _PIECE = 1 << 18  # bytes between two signs of life: at most 5 s at 50 kB/s
 _OPERATIONS: dict[str, Callable] = {}
 
@@ -280,36 +278,6 @@ class Files:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-
-    @_operation
-    def download_missing(self, path: Path, target: str) -> None:
-        """Copy the files in and below the folder that the local folder `target` lacks; none where the folder does not
-        exist.
-        """
-        self._copy_tree(path, Path(target), lambda file, copy: not copy.is_file())
-
-    @_operation
-    def upload_changed(self, path: Path, source: str) -> None:
-        """Copy the files in and below the local folder `source` that `path` lacks or has with another size.
-
-        A file written in the last SETTLE_SECONDS may be incomplete and waits for the next call.
-        """
-
-        def changed(file: Path, copy: Path) -> bool:
-            facts = file.stat()
-            complete = time.time() - facts.st_mtime >= SETTLE_SECONDS
-            return complete and not (copy.is_file() and copy.stat().st_size == facts.st_size)
-
-        self._copy_tree(Path(source), path, changed)
-
-    def _copy_tree(self, source: Path, target: Path, wanted: Callable[[Path, Path], bool]) -> None:
-        for folder, _, names in os.walk(source):
-            for name in names:
-                file = Path(folder) / name
-                copy = target / file.relative_to(source)
-                if not name.endswith(".tmp") and wanted(file, copy):
-                    _OPERATIONS["upload"](self, copy, str(file))
-                self._alive()
 
     def _copy(self, source: Any, target: Any) -> None:
         while piece := source.read(_PIECE):

@@ -23,15 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
-from ml_factory.storage.compile_cache import compile_cache_folder
+from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.malloc_tuning import keep_freed_malloc_memory
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
 
-# Environment variable with the folder of compiled programs, set where a run's workspace is known.
-PROGRAMS = "ML_FACTORY_PROGRAMS"
 # A host out of memory raises a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 
@@ -147,7 +145,10 @@ class Device:
         return keep_freed_malloc_memory()
 
     def cache_compiled_programs(self, folder: Path) -> None:
-        """Cache compiled programs under `folder`, for the next session."""
+        """Cache compiled programs under `folder`, for later processes of this machine."""
+        # Read when the first kernel is compiled. The defaults are names in the temporary folder that anyone can guess.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
     def facts(self) -> dict:
         """Return the facts that the bits of a run depend on besides data and settings."""
@@ -212,11 +213,6 @@ class CudaDevice(Device):
 
     def training(self) -> AbstractContextManager:
         return nullcontext()
-
-    def cache_compiled_programs(self, folder: Path) -> None:
-        # Read when the first kernel is compiled.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
     def _capability(self) -> str:
         return torch.cuda.get_device_name(self.processes.local)
@@ -322,8 +318,8 @@ def pick_device(spec: TrainSpec) -> Device:
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
-    if PROGRAMS in os.environ and kind != "cpu":
-        device.cache_compiled_programs(compile_cache_folder(Path(os.environ[PROGRAMS])))
+    if spec.compile or kind == "xla":
+        device.cache_compiled_programs(private_folder("programs"))
     return device
 
 

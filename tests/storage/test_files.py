@@ -8,7 +8,6 @@ import errno
 import hashlib
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -222,21 +221,3 @@ def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_pa
     assert snapshot.content() == {"part-0.json": 4, "part-1.json": 4} and snapshot.size() == 8
     assert list(snapshot.pack(tmp_path / "aside")) == ["run", "fences"]
     assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]
-
-
-def test_a_file_still_being_written_is_taken_once_it_is_whole(drive, tmp_path):
-    here, there = tmp_path / "here" / "a" / "kernel.so", drive / "programs" / "a" / "kernel.so"
-    here.parent.mkdir(parents=True)
-
-    def taken(content: bytes, age: float) -> bytes | None:
-        here.write_bytes(content)
-        os.utime(here, (time.time() - age,) * 2)
-        files.upload_changed(drive / "programs", str(tmp_path / "here"))
-        return there.read_bytes() if there.exists() else None
-
-    assert taken(b"hal", 0) is None
-    assert taken(b"half", 60) == b"half"  # a compiler that made a long pause
-    assert taken(b"half and half", 60) == b"half and half"
-    there.write_bytes(b"torn")
-    files.download_missing(drive / "programs", str(tmp_path / "here"))
-    assert here.read_bytes() == b"half and half"  # a compiler may be reading it

@@ -1,13 +1,15 @@
 import os
+import stat
 
 import pytest
 import torch
 
 from ml_factory.errors import SettingsError
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
-from ml_factory.storage import compile_cache
-from ml_factory.training.device import CudaDevice, Device, XlaDevice, deterministic_device, pick_device
+from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device
 from ml_factory.training.spec import TrainSpec
+
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @pytest.fixture
@@ -67,30 +69,24 @@ def test_device_out_of_memory_recognises_memory_errors_only():
     assert not device.is_out_of_memory_error(ValueError("out of memory"))
 
 
-def test_cuda_keep_programs_sets_inductor_and_triton_cache_folders(tmp_path, monkeypatch):
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    CudaDevice("cuda", 1).cache_compiled_programs(tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
-    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
-
-
-def test_compile_cache_is_downloaded_for_cuda_only(tmp_path, gpu, monkeypatch):
-    """The workspace's may lie on a mount, and are many."""
-    brought = []
-    monkeypatch.setattr(compile_cache, "_downloaded", lambda there, process: brought.append(there) or tmp_path / "here")
-    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_compiled_programs_are_cached_in_private_folder_never_in_workspace(tmp_path, gpu, monkeypatch, kind):
+    """TorchInductor and Triton unpickle and load what lies there: a shared Drive would run code in every session."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("ML_FACTORY_PROGRAMS", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+    for name in ("ML_FACTORY_PROGRAMS", *CACHES):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with open_run_checkpoints(tmp_path / "drive" / "checkpoints", RunFolder("run", tmp_path / "drive" / "run")):
-        pick_device(TrainSpec(device="cpu"))
-    assert brought == []
-    assert pick_device(TrainSpec(device="cuda")).kind == "cuda"
-    assert brought == [tmp_path / "drive" / "compiled"]
-    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "here" / "triton")
+    planted = tmp_path / "drive" / "compiled" / "inductor"
+    planted.mkdir(parents=True)
+    with open_run_checkpoints(
+        tmp_path / "drive" / "checkpoints", RunFolder("run", tmp_path / "drive" / "run")
+    ) as manager:
+        assert not any(name in os.environ for name in CACHES)
+        assert pick_device(TrainSpec(device=kind, compile=True)).kind == kind
+        manager.save_checkpoint("p", {"value": 1}, force=True)
+    private = tmp_path / "cache" / "ml_factory-programs"
+    assert [os.environ[name] for name in CACHES] == [str(private / "inductor"), str(private / "triton")]
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700 and not list(planted.iterdir())
 
 
 def test_pinned_restores_threads_and_rng_state_after_error():

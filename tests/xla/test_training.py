@@ -297,6 +297,6 @@ def test_pick_tpu_sets_persistent_program_cache_path(tmp_path):
         "runtime.device_type = lambda: 'TPU'\n"
         "print([pick_device(TrainSpec()).kind for _ in range(2)], os.environ['XLA_PERSISTENT_CACHE_PATH'])\n"
     )
-    there = {**os.environ, "ML_FACTORY_PROGRAMS": str(tmp_path)}
+    there = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=there, check=False)
-    assert done.stdout == f"['xla', 'xla'] {tmp_path / 'xla'}\n", done.stderr[-1500:]
+    assert done.stdout == f"['xla', 'xla'] {tmp_path / 'ml_factory-programs' / 'xla'}\n", done.stderr[-1500:]
