@@ -50,7 +50,7 @@ class Disk:
     def fsync(self, descriptor: int) -> None:
         flush_to_disk(descriptor)
 
-    def forget(self, descriptor: int) -> None:
+    def drop_cached_pages(self, descriptor: int) -> None:
         """Drop the file's pages from the page cache, so that the next read reads the disk itself."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -94,7 +94,7 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
             _write(disk, file, _SEAL.pack(hasher.digest(), sequence, size, _END), offset)
             disk.truncate(file, size)
             disk.fsync(file)
-            disk.forget(file)  # the next read returns what the disk holds
+            disk.drop_cached_pages(file)  # the next read returns what the disk holds
         except (OSError, CheckpointError, WorkspaceError):
             with suppress(OSError):
                 disk.truncate(file, 0)

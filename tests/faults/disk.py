@@ -61,8 +61,8 @@ class DriveDisk(Disk):
     def fsync(self, descriptor: int) -> None:
         self._call(self.drive.sync, descriptor)
 
-    def forget(self, descriptor: int) -> None:
-        self._call(self.drive.enter, "forget", self.drive.handles[descriptor].path)
+    def drop_cached_pages(self, descriptor: int) -> None:
+        self._call(self.drive.enter, "drop_cached_pages", self.drive.handles[descriptor].path)
 
     def close(self, descriptor: int) -> None:
         try:
