@@ -140,8 +140,8 @@ class DatasetStore:
         Raises SettingsError for an unknown column.
         """
         time = self.known_at
-        first = 0 if start is None else time.searchsorted(store_parts._parse_time_bound(start, "start"), side="left")
-        stop = len(time) if end is None else time.searchsorted(store_parts._parse_time_bound(end, "end"), side="right")
+        first = 0 if start is None else time.searchsorted(_parse_time_bound(start, "start"), side="left")
+        stop = len(time) if end is None else time.searchsorted(_parse_time_bound(end, "end"), side="right")
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         values = self.values[rows]
         if names != self.feature_names:

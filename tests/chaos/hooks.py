@@ -179,13 +179,13 @@ def _work(hooks: Hooks) -> None:
         ("fold", "ensemble.out_of_fold", "inner_validation_split"),
         ("part", "leakage.proof", "prove_no_look_ahead"),
         ("judge", "inference.predict", "predict_features"),
-        ("judge", "workflows.predict", "write_prediction_frame"),
+        ("judge", "workflows.predictions", "write_prediction_frame"),
         ("judge", "evaluation.metrics", "compute_forecast_metrics"),
         ("judge", "evaluation.html_report", "write_html_report"),
         ("stack", "workflows.stack", "_calibration"),
         ("stack", "workflows.fold_schemes", "plan_folds"),
         ("stack", "workflows.prepared_dataset", "fit_dataset_preprocessing"),
-        ("stack", "workflows.predict", "uncalibrated_predictions"),
+        ("stack", "workflows.predictions", "uncalibrated_predictions"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
 

@@ -13,7 +13,7 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.leakage.proof_spec import QUICK
 from ml_factory.workflows import audit as audit_module
-from ml_factory.workflows import audit_artifacts, open_run, prepare
+from ml_factory.workflows import audit_artifacts, load_prepared, prepare
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import ProofOutcome
 
@@ -134,7 +134,7 @@ def test_audit_with_load_dataset_shifted_by_one_row_names_features(audit, monkey
         return replace(data, features=data.features.shift(-1).ffill())
 
     monkeypatch.setattr(audit_module, "audit_sample_runs", lambda *given: None)
-    monkeypatch.setattr(open_run, "load_dataset", ahead)
+    monkeypatch.setattr(load_prepared, "load_dataset", ahead)
     assert "dataset h5, features: return_1" in audit().sentences[0]
 
 

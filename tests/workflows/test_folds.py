@@ -17,7 +17,7 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
-from ml_factory.workflows import fold_schemes, fold_scores, folds, open_run, unit_checkpoints
+from ml_factory.workflows import fold_schemes, fold_scores, folds, load_prepared, unit_checkpoints
 from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fold_scores import (
     fold_score_mean_gain,
@@ -322,7 +322,7 @@ def of_one_class(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
 def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
-    monkeypatch.setattr(open_run, "load_dataset", lambda *_: of_one_class(data, data.development_rows()[first]))
+    monkeypatch.setattr(load_prepared, "load_dataset", lambda *_: of_one_class(data, data.development_rows()[first]))
     ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
     result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
@@ -332,7 +332,7 @@ def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, t
 
 def test_cross_validate_without_fold_of_two_classes_raises(prepared, tmp_path, monkeypatch):
     data = prepared[1]
-    monkeypatch.setattr(open_run, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
+    monkeypatch.setattr(load_prepared, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
         ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
         pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
