@@ -5,7 +5,6 @@ packages.
 """
 
 import ast
-import json
 import os
 import types
 from collections.abc import Mapping
@@ -25,12 +24,15 @@ from ml_factory.models.registry import (
 )
 from ml_factory.models.setting_names import parse_named_settings
 from ml_factory.redaction import redact_secrets
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
 
 ipython = LazyModule("IPython")
 
 PARAMETERS_TITLE = "#@title Parameters"
 INJECTED_TITLE = "# Parameters"  # papermill's
+_LARGEST_NOTEBOOK = 1 << 25  # bytes, with the pictures in its outputs
 
 # Same meaning in every notebook; a notebook accepts unused names, so one command line fits all eight.
 SHARED: dict[str, type] = {
@@ -75,14 +77,19 @@ def parse_notebook_parameters(source: str) -> dict[str, NotebookParameter]:
     return found
 
 
+def read_notebook(path: str | Path) -> Any:
+    """Read a notebook file; its outputs may hold NaN. Raises FileError, or ValueError for text that is not JSON."""
+    return parse_json(files.read(path, _LARGEST_NOTEBOOK), largest=_LARGEST_NOTEBOOK, finite=False)
+
+
 def read_notebook_parameters(path: str | Path) -> dict[str, NotebookParameter]:
     """Return the parameters that a notebook file declares in its cell tagged `parameters`, without running it."""
     try:
-        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        cells = read_notebook(path)["cells"]
         sources = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
         if sources:
             return parse_notebook_parameters(sources[0])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError, MemoryError) as error:
         if isinstance(error, SettingsError):
             raise
         raise SettingsError(

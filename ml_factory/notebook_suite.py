@@ -8,7 +8,12 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
-from ml_factory.notebook_parameters import SHARED, convert_notebook_parameters, read_notebook_parameters
+from ml_factory.notebook_parameters import (
+    SHARED,
+    convert_notebook_parameters,
+    read_notebook,
+    read_notebook_parameters,
+)
 from ml_factory.progress import progress_phase
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
@@ -75,7 +80,7 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folde
 def _redact_file(path: Path) -> None:
     """Rewrite an executed notebook without the secrets that it holds, such as one given as a parameter."""
     if path.is_file():
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = read_notebook(path)
         if (redacted := redact_values(stored)) != stored:
             files.write(path, (json.dumps(redacted, indent=1, ensure_ascii=False) + "\n").encode("utf-8"))
 

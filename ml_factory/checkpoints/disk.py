@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.storage.files import files
+from ml_factory.storage.regular_files import open_regular_file
 
 
 class Disk:
@@ -30,8 +31,8 @@ class Disk:
         return files.free_bytes(folder)
 
     def open(self, path: Path, write: bool = False) -> int:
-        """Open a descriptor; with `write` the file is created if it does not exist, and never truncated."""
-        return os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0), 0o666)
+        """Open a regular file; with `write` it is created if it does not exist, and never truncated."""
+        return open_regular_file(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
 
     def size(self, descriptor: int) -> int:
         return os.fstat(descriptor).st_size

@@ -19,8 +19,11 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from ml_factory.checkpoints.disk import Disk
+from ml_factory.checkpoints.slot_description import check_container_info
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.files import disk_errors
+from ml_factory.storage.json_values import parse_json, parse_json_start
+from ml_factory.storage.regular_files import RefusedFileError, half_of_memory
 from ml_factory.storage.safetensors_header import join_safetensors_header, split_safetensors_header
 
 VERSION = 4
@@ -76,7 +79,7 @@ def copy_checkpoint_file(disk: Disk, path: Path, source_disk: Disk, source: Path
 
     Raises CheckpointError where the source is torn, WorkspaceError where a disk refuses; the slot is then empty.
     """
-    with disk_errors(source), _opened(source_disk, source) as file:
+    with disk_errors(source), _refused_as_foreign(), _opened(source_disk, source) as file:
         header = _intact_ends(source_disk, file)
         content = _source_content(source_disk, source, file, header)
         _write_sealed(disk, path, content, header.size, header.info["sequence"])
@@ -104,8 +107,11 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
 
 def read_checkpoint_file_header(disk: Disk, path: Path) -> CheckpointFileHeader:
     """Read the two ends of the checkpoint at `path`. Raises WorkspaceError where the disk refuses."""
-    with disk_errors(path), _opened(disk, path) as file:
-        return _read_ends(disk, file)
+    try:
+        with disk_errors(path), _refused_as_foreign(), _opened(disk, path) as file:
+            return _read_ends(disk, file)
+    except ForeignFileError as fault:
+        return CheckpointFileHeader({}, fault=fault)
 
 
 def read_checkpoint_file(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
@@ -114,9 +120,11 @@ def read_checkpoint_file(disk: Disk, path: Path, into: bytearray | None = None) 
     Marks and sizes are checked first, so that a huge or foreign file is refused without being read.
     Raises CheckpointError with the reason when torn, ForeignFileError when it is an intact file of another kind.
     """
-    with disk_errors(path), _opened(disk, path) as file:
+    with disk_errors(path), _refused_as_foreign(), _opened(disk, path) as file:
         header = _intact_ends(disk, file)
         if into is not None:
+            if header.size > half_of_memory():
+                raise ForeignFileError("it is larger than half of this machine's memory", got=f"{header.size:,} bytes")
             into += bytes(header.size)  # the seal stays zero: no reader needs it any more
         for _ in _verified_content(disk, file, header, into):
             pass
@@ -138,6 +146,10 @@ def read_small_file(disk: Disk, path: Path) -> bytes:
 def _head(info: dict, state: memoryview) -> tuple[bytes, memoryview]:
     """Return the file's header, which is the state's with the metadata and the seal, and the state's tensors."""
     table, tensors = split_safetensors_header(state)
+    try:
+        check_container_info(info)
+    except ValueError as error:
+        raise CheckpointError("This checkpoint cannot be described", got=error) from error
     fields = {"format": f"{_FORMAT}{VERSION}", **info}
     texts = {key: value if key in _TEXTS else json.dumps(value, allow_nan=False) for key, value in fields.items()}
     offsets = [len(tensors), len(tensors) + _SEAL.size]
@@ -170,17 +182,16 @@ def _read_info(disk: Disk, file: int, size: int) -> dict:
         raise _foreign(start)
     header = _read(disk, file, min(int.from_bytes(start[:8], "little"), size, _LARGEST_HEADER), 8)
     try:
-        texts, _ = json.JSONDecoder().raw_decode(header[len(_METADATA) :].decode("ascii", "replace"))
+        texts = parse_json_start(header[len(_METADATA) :].decode("ascii", "replace"))
         version = int(str(texts.pop("format")).removeprefix(_FORMAT))
         if version != VERSION:
             raise _other_version(version)
-        info = {key: text if key in _TEXTS else json.loads(text) for key, text in texts.items()}
-        if type(info["sequence"]) is not int:
-            raise ValueError("a sequence is a whole number")
+        info = {key: text if key in _TEXTS else parse_json(text) for key, text in texts.items()}
+        check_container_info(info)
     except ForeignFileError:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError("its description is not whole") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError("its description is not whole", got=str(error)[:200]) from error
     return info
 
 
@@ -260,6 +271,15 @@ def _write(disk: Disk, file: int, data: memoryview | bytes, offset: int) -> int:
     while count < len(data):
         count += disk.write(file, data[count : count + _CHUNK], offset + count)
     return count
+
+
+@contextmanager
+def _refused_as_foreign() -> Iterator[None]:
+    """Turn the refusal of a pipe, a device, a folder or a sparse file into a ForeignFileError."""
+    try:
+        yield
+    except RefusedFileError as error:
+        raise ForeignFileError("it is refused", got=error.strerror) from error
 
 
 @contextmanager

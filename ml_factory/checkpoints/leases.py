@@ -30,11 +30,12 @@ from typing import Protocol
 
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_small_file, write_small_file
+from ml_factory.checkpoints.slot_description import check_lease_record
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.json_values import fingerprint_json, parse_json
 
 RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail
@@ -57,10 +58,8 @@ class LeaseTakenOverError(CheckpointError):
 
 def read_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
     """Return the unit's lease; {} where none can be read."""
-    with suppress(WorkspaceError, ValueError, RecursionError):
-        lease = json.loads(read_small_file(disk, _path(folder, unit)))
-        if isinstance(lease, dict) and type(lease.get("fence")) is int and isinstance(lease.get("seen"), int | float):
-            return lease
+    with suppress(WorkspaceError, ValueError):
+        return check_lease_record(parse_json(read_small_file(disk, _path(folder, unit))))
     return {}
 
 

@@ -28,12 +28,13 @@ from ml_factory.checkpoints.file_format import (
     read_small_file,
     write_small_file,
 )
+from ml_factory.checkpoints.slot_description import RETURNED, check_slot_manifest
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.locks import file_lock
 
-HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
 USER_SUFFIX = "-user"  # suffix of the run name under which the user's own saves during a training are stored
 # Seconds after which every machine has seen that a slot was returned, and a machine that took it has written it.
 _REST_SECONDS = 900.0
@@ -149,9 +150,8 @@ class SlotPool:
     def _slot(self, path: Path, names: list[str]) -> Slot:
         manifest = {}
         if path.with_suffix(".json").name in names:
-            with suppress(WorkspaceError, ValueError, RecursionError):
-                manifest = json.loads(read_small_file(self.disk, path.with_suffix(".json")))
-        manifest = manifest if isinstance(manifest, dict) else {}
+            with suppress(WorkspaceError, ValueError):
+                manifest = check_slot_manifest(parse_json(read_small_file(self.disk, path.with_suffix(".json"))))
         try:
             return Slot(path, read_checkpoint_file_header(self.disk, path), manifest)
         except WorkspaceError as error:

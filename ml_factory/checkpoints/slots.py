@@ -28,16 +28,8 @@ from ml_factory.checkpoints.leases import (
     read_lease_file,
     write_lease_file,
 )
-from ml_factory.checkpoints.slot_pool import (
-    HELD,
-    QUARANTINED,
-    USER_SUFFIX,
-    WRITING,
-    CheckpointUnit,
-    Slot,
-    SlotPool,
-    SlotWriterId,
-)
+from ml_factory.checkpoints.slot_description import HELD, QUARANTINED, WRITING
+from ml_factory.checkpoints.slot_pool import USER_SUFFIX, CheckpointUnit, Slot, SlotPool, SlotWriterId
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.files import FULL
 
@@ -148,7 +140,8 @@ class Slots:
         newest: dict[str, dict] = {}
         for info in (slot.header.info for slot in self.pool.scan()):
             run = str(info.get("run", ""))
-            if info.get("phase") == phase and run.startswith("train-") and not run.endswith(USER_SUFFIX):
+            training = run.startswith("train-") and not run.endswith(USER_SUFFIX)
+            if info.get("phase") == phase and "saved_at" in info and training:
                 newest[run] = max(newest.get(run, info), info, key=slot_recency)
         return list(newest.values())
 

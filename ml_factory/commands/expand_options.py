@@ -14,6 +14,10 @@ import typer
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import check_nesting, parse_json
+
+_LARGEST, _MOST_DOTS = 1 << 16, 200  # bytes of a file of settings, dots in one of its lines
 
 
 def expand_options(verb: Callable) -> Callable:
@@ -80,9 +84,13 @@ def _read_config(context: typer.Context, path: Path | None) -> None:
 
 def _read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file, or JSON by its suffix. Raises SettingsError."""
-    text = path.read_bytes().decode(errors="replace")
+    text = files.read(path, _LARGEST).decode(errors="replace")
     try:
-        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        # tomllib takes the square of the number of names in a dotted key
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line with more than {_MOST_DOTS} dots")
+        table = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+        check_nesting(table)
     except (ValueError, RecursionError) as error:
         raise SettingsError("These settings cannot be read", where=path, got=error, wanted="TOML, or .json") from None
     if not isinstance(table, dict):

@@ -16,12 +16,12 @@ As in Hugging Face's Trainer and Accelerate, `batch_size` is the number of rows 
 on batch_size x gradient_accumulation_steps rows.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ml_factory.errors import SettingsError
+from ml_factory.storage.json_values import parse_json
 
 NETWORK_NAMES = {
     "learning_rate": "lr",
@@ -100,7 +100,7 @@ def parse_setting_value(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text.strip("'\"")
 

@@ -25,7 +25,9 @@ from typing import Any
 from ml_factory.errors import FileError, WorkspaceError
 from ml_factory.redaction import redact_values
 from ml_factory.storage.atomic_replace import commit_atomic_replace, sweep_temporary_files, temporary_path
+from ml_factory.storage.json_values import LARGEST_JSON, parse_json
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
+from ml_factory.storage.regular_files import check_file_size, open_regular_file
 from ml_factory.storage.worker_process import WorkerParentConnection
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -53,10 +55,11 @@ class Files:
         self._alive: Callable[[], None] = bool  # reports progress in a child; here it does nothing
 
     @_operation
-    def read(self, path: Path) -> bytes:
-        """Read the whole file."""
+    def read(self, path: Path, largest: int | None = None) -> bytes:
+        """Read the whole file. Raises FileError for one of more than `largest` bytes, by default half the memory."""
         pieces = []
-        with open(path, "rb") as file:
+        with open(open_regular_file(path), "rb") as file:
+            check_file_size(file.fileno(), largest)
             while piece := file.read(_PIECE):
                 pieces.append(piece)
                 self._alive()
@@ -64,10 +67,10 @@ class Files:
 
     def read_json(self, path: str | os.PathLike) -> Any:
         """Read a JSON file. Raises FileError naming the file, and the line where it stops being JSON."""
-        content = self.read(path)
+        content = self.read(path, LARGEST_JSON)
         try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as error:
+            return parse_json(content)
+        except ValueError as error:
             raise FileError("This file is not JSON", where=path, got=error, next_step="restore or delete it") from error
 
     def read_json_or_none(self, path: str | os.PathLike) -> Any | None:
@@ -86,7 +89,7 @@ class Files:
         cached : accept pages of the page cache; False reads the disk itself.
         """
         seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
-        with open(path, "rb", buffering=0) as file:
+        with open(open_regular_file(path), "rb", buffering=0) as file:
             if not cached and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while count := file.readinto(buffer):
@@ -237,7 +240,7 @@ class Files:
                 temporary.unlink(missing_ok=True)
 
     def write(self, path: str | os.PathLike, data: bytes) -> None:
-        """Replace the content of `path` in one step."""
+        """Replace the file in one step."""
         self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
 
     def write_json(self, path: str | os.PathLike, obj: object) -> None:
@@ -246,8 +249,7 @@ class Files:
         NaN and infinity are refused because JSON cannot represent them.
         """
         text = json.dumps(redact_values(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        data = text.encode()
-        self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
+        self.write(path, text.encode())
 
     @_operation
     def make_folder(self, path: Path) -> None:
@@ -262,7 +264,7 @@ class Files:
     @_operation
     def download(self, path: Path, target: str) -> None:
         """Copy the file to a local path, over what is there."""
-        with open(path, "rb") as source, open(target, "wb") as copy:
+        with open(open_regular_file(path), "rb") as source, open(target, "wb") as copy:
             self._copy(source, copy)
 
     @_operation

@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.json_values import fingerprint_json, parse_json
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 # path -> (descriptor, owning process, number of nested acquisitions)
@@ -117,7 +117,7 @@ def _try_lock(descriptor: int) -> bool | None:
 def _living_owner(descriptor: int) -> int | None:
     """Return the id of the process that signed the lock file, if it lives on this machine and is not this one."""
     try:
-        note = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        note = parse_json(os.pread(descriptor, 4096, 0) or b"{}")
         pid, host = note.get("pid"), note.get("host")
     except (ValueError, AttributeError):
         return None

@@ -21,11 +21,15 @@ from safetensors.numpy import load
 from ml_factory.errors import CheckpointError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
+from ml_factory.storage.safetensors_header import split_safetensors_header
 from ml_factory.storage.safetensors_layout import DTYPES, SafetensorsLayout, TensorEntry
 
 VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
+_DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
+_SEAL = "__seal__"  # of a checkpoint: its last bytes, which belong to no value
 _PLAIN_DTYPE = re.compile(r"[<>|]([biufcmM])(\d{1,2})(\[\d*[A-Za-zμ]{1,7}\])?|[<>|][US]\d{1,9}")
 # Dtypes that safetensors and NumPy both have; others are stored as raw bytes with their dtype's name.
 _TENSORS = {*DTYPES, "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
@@ -73,8 +77,12 @@ def deserialize_state(data: bytes | bytearray) -> dict:
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.
     """
     try:
+        parse_json(
+            split_safetensors_header(memoryview(data))[0], largest=None
+        )  # each name once: the library takes the last
         arrays = load(bytes(data))
-        tree = json.loads(bytes(arrays.pop(_TREE)))
+        arrays.pop(_SEAL, None)
+        tree = parse_json(bytes(arrays.pop(_TREE)), largest=None, deepest=_DEEPEST_TREE)
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(
@@ -82,9 +90,14 @@ def deserialize_state(data: bytes | bytearray) -> dict:
                 wanted=f"at most {VERSION}", next_step="update ml_factory",
             )  # fmt: skip
         state = _unpack(tree["state"], arrays)
+        if arrays:
+            raise ValueError(f"{len(arrays)} arrays that no value names, such as {min(arrays)[:60]!r}")
     except CheckpointError:
         raise
-    except (SafetensorError, ValueError, TypeError, KeyError, IndexError, RecursionError, OverflowError) as error:
+    except (
+        SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
+        MemoryError, struct.error,
+    ) as error:  # fmt: skip
         raise CheckpointError("These bytes are not a whole state", got=f"{type(error).__name__}: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointError("These bytes are not a state", got=type(state).__name__, wanted="dict")
@@ -198,7 +211,7 @@ def _unpack_array(value: list, arrays: dict[str, np.ndarray]) -> np.ndarray:
     name, dtype, shape = value
     if not _PLAIN_DTYPE.fullmatch(dtype):
         raise CheckpointError("A state holds an array of a kind that is never loaded", got=repr(dtype))
-    return _as_bytes(arrays[name]).view(np.dtype(dtype)).reshape(_check_shape(shape))
+    return _check_values(_as_bytes(arrays.pop(name)).view(np.dtype(dtype))).reshape(_check_shape(shape))
 
 
 def _unpack_tensor(value: list, arrays: dict[str, np.ndarray]):
@@ -210,7 +223,7 @@ def _unpack_tensor(value: list, arrays: dict[str, np.ndarray]):
         kind = getattr(torch, dtype)
     except AttributeError as error:
         raise CheckpointError("This state holds torch tensors", got=error, next_step="install a newer torch") from error
-    raw, shape = _as_bytes(arrays[name]), _check_shape(shape)
+    raw, shape = _as_bytes(arrays.pop(name)), _check_shape(shape)
     if raw.size != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{raw.size} bytes for a tensor of {shape} {dtype}")
     return torch.frombuffer(raw, dtype=kind).reshape(shape) if raw.size else torch.empty(shape, dtype=kind)
@@ -220,6 +233,17 @@ def _as_bytes(array: np.ndarray) -> np.ndarray:
     """Return uint8[N], writable, sharing memory where possible."""
     flat = array.reshape(-1).view(np.uint8)
     return flat if flat.flags.writeable else flat.copy()
+
+
+def _check_values(array: np.ndarray) -> np.ndarray:
+    """Return the array. Raises ValueError for bytes that are no truth value or no letter: using them would fail."""
+    if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
+        raise ValueError("a truth value that is neither 0 nor 1")
+    if array.dtype.kind == "U" and array.size:
+        letters = array.view(array.dtype.byteorder.replace("|", "=") + "u4") if array.dtype.itemsize else array
+        if letters.max() > sys.maxunicode:
+            raise ValueError("a letter that does not exist")
+    return array
 
 
 def _check_shape(shape: list) -> tuple[int, ...]:
@@ -234,8 +258,9 @@ _DECODERS = {
     "tuple": lambda value, arrays: tuple(_unpack(item, arrays) for item in value),
     "int": lambda value, arrays: int(value, 16),
     "float": lambda value, arrays: struct.unpack(">d", bytes.fromhex(value))[0],
-    "bytes": lambda value, arrays: arrays[value].tobytes(),
-    "bytearray": lambda value, arrays: bytearray(arrays[value].tobytes()),
+    # Each array is named once: a small file that names one again and again would fill the memory.
+    "bytes": lambda value, arrays: arrays.pop(value).tobytes(),
+    "bytearray": lambda value, arrays: bytearray(arrays.pop(value).tobytes()),
     "array": _unpack_array,
     "scalar": lambda value, arrays: _unpack_array(value, arrays)[()],
     "tensor": _unpack_tensor,

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from ml_factory.errors import SettingsError, wrong_field_error
+from ml_factory.storage.json_values import parse_json
 from ml_factory.targets.labels import LabelSpec
 
 VERSION = 3  # of a label spec: 1 given by hand, 2 with the rows of a search, 3 with their bars
@@ -107,7 +108,7 @@ class SearchedLabelSpec:
     @classmethod
     def from_json(cls, text: str) -> "SearchedLabelSpec":
         """Parse a label spec; raise SettingsError for another version."""
-        stored = json.loads(text)
+        stored = parse_json(text)
         if stored.get("version") != VERSION:
             raise SettingsError(
                 "A searched label spec of another version", where="version", got=stored.get("version"), wanted=VERSION,

@@ -14,6 +14,7 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import disk_errors, files
+from ml_factory.storage.regular_files import read_regular_file
 from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, read_log_attempts, sort_log_attempts
 
@@ -43,7 +44,7 @@ def _upload_segments(
                 target = folder / path.name
                 if path.name == writing or (target.exists() and target.stat().st_size >= path.stat().st_size):
                     continue
-                if data := path.read_bytes():
+                if data := read_regular_file(path):
                     files.write(target, data)
         for name, text in texts.items():
             if not (name == SUMMARY and _has_later_attempt(folder, attempt)):

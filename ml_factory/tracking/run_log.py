@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
 
 # Segments of older versions, without a session, belong to the session "".
 _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
@@ -68,7 +69,7 @@ def parse_log_lines(data: bytes, where: object) -> list[dict]:
     records = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             metrics = {name: _decode_metric(value) for name, value in record["metrics"].items()}
             records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -20,7 +20,8 @@ from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint_json, to_json_value
+from ml_factory.storage.json_values import LARGEST_JSON, fingerprint_json, parse_json, to_json_value
+from ml_factory.storage.regular_files import read_regular_file
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
     RunLogAttempt,
@@ -274,7 +275,7 @@ def _now() -> str:
 def read_exit_record(end: Path) -> dict:
     """Return the run's record of its end; status "killed" without one."""
     try:
-        return json.loads(end.read_bytes())
+        return parse_json(read_regular_file(end, LARGEST_JSON), finite=False)
     except (OSError, ValueError):
         return {"status": "killed", "summary": {}}
 

@@ -20,6 +20,7 @@ from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package_error
 from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.worker_process import abandon_worker_process, start_python_process
 
 MODES = ("auto", "offline", "off")
@@ -113,7 +114,8 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     try:
         output, _ = process.communicate(timeout=seconds)
         lines = output.splitlines()
-        answer = json.loads(lines[-1]) if lines else {"error": f"the child process ended with {process.returncode}"}
+        ended = {"error": f"the child process ended with {process.returncode}"}
+        answer = parse_json(lines[-1], finite=False) if lines else ended
     except subprocess.TimeoutExpired:
         answer = {"error": f"no answer in {seconds:g} s"}
     except ValueError:

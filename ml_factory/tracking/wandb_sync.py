@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
+from ml_factory.storage.regular_files import open_regular_file
 from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
@@ -157,7 +158,7 @@ class WandbSync:
         for (attempt, _), path in list_log_segments(self._local).items():
             if attempt != self._attempt:
                 continue
-            with open(path, "rb") as file:
+            with open(open_regular_file(path), "rb") as file:
                 file.seek(self._offsets.get(path, 0))
                 data = file.read()
             data = data[: data.rfind(b"\n") + 1]

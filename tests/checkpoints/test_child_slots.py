@@ -28,6 +28,7 @@ from ml_factory.checkpoints.uploader import COPIED, LOCAL
 from ml_factory.errors import UnresponsiveMountError, WorkspaceError
 from ml_factory.storage import mounts, worker_process
 from ml_factory.storage.files import files
+from tests.storage.hanging_file import make_hanging_file
 
 UNIT = CheckpointUnit("r", "p")
 LONG = 90.0  # seconds no test waits
@@ -45,7 +46,7 @@ def manager_of(drive, deadline=LONG, background=True, local="local", **tiers):
 
 
 def hang(drive):
-    os.mkfifo(drive / "slot-aaaaaa.ckpt")
+    make_hanging_file(drive / "slot-aaaaaa.ckpt")
 
 
 def heal(drive):

@@ -262,7 +262,7 @@ def _sparse(path):
             lambda path: path.write_bytes(b"mlfckpt\n" + struct.pack("<IIQ", 3, 5, 5) + b"?" * 80),
             "earlier version of ml_factory.*train again",
         ),
-        (_sparse, "not whole"),
+        (_sparse, "sparse"),
         (lambda path: (path.unlink(), path.mkdir()), "refused"),
     ],
 )

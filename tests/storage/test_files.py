@@ -1,7 +1,7 @@
 """Files on a mount that hangs: a child runs the operation, and its caller gets an error within the deadline.
 
-A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a named pipe that no process writes to. Real
-mounts are in `tests/faults`.
+A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs has a lease on it (`hanging_file`). Real mounts
+are in `tests/faults`.
 """
 
 import errno
@@ -20,6 +20,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mounts import mount_of
 from ml_factory.tracking.run_snapshot import RunSnapshot
+from tests.storage.hanging_file import make_hanging_file
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_links_lead_onto_a_mount_and_are_not_followed_inside(drive, tmp_path, un
 
 def test_a_mount_that_hangs_is_output_to_be_silent_and_requested_briefly_until_it_answers(drive):
     files.write_json(drive / "whole.json", [])
-    os.mkfifo(drive / "hangs")
+    make_hanging_file(drive / "hangs")
     with pytest.raises(UnresponsiveMountError, match="no answer for 3 s"):
         files.read(drive / "hangs")
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*no answer for 2 s.*mount it again"):
@@ -130,19 +131,19 @@ def test_a_registry_that_is_not_received_of_is_no_empty_one(drive):
     artifact = registry.register("DEMO", "model", "toy", {"a": 1}, {"horizon": 5})
     state = artifact.path / "state.safetensors"
     state.unlink()
-    os.mkfifo(state)
+    make_hanging_file(state)
     for query in (artifact.is_intact, artifact.load_state):
         with pytest.raises(UnresponsiveMountError):
             query()
     (artifact.path / "artifact.json").unlink()
-    os.mkfifo(artifact.path / "artifact.json")
+    make_hanging_file(artifact.path / "artifact.json")
     for query in (registry.list, registry.find):
         with pytest.raises(UnresponsiveMountError, match="no answer for"):
             query("DEMO")
 
 
 def test_threads_query_one_mount_at_once(drive):
-    os.mkfifo(drive / "hangs")
+    make_hanging_file(drive / "hangs")
     files.write_json(drive / "whole.json", [1])
     received = []
 
@@ -193,7 +194,7 @@ def test_worker_process_that_died_between_requests_leaves_no_open_socket(drive):
 
 
 def test_a_process_ends_while_its_question_hangs(drive, spawn):
-    os.mkfifo(drive / "hangs")
+    make_hanging_file(drive / "hangs")
     process = spawn(ENDS, drive / "hangs", ML_FACTORY_MOUNTS=str(drive))
     assert process.stdout.readline() == "no answer for 1 s\n"
     assert process.wait(60) == 0
