@@ -17,11 +17,12 @@ PACKAGE = ROOT / "ml_factory"
 MAP_TEXT = """
 hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
 heartbeat storage.worker_process storage.mounts storage.private_folder numba_cache
-storage.atomic_replace storage.files storage.json_values
+storage.atomic_replace storage.json_values storage.regular_files storage.files
 storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
 storage.workspace storage.pending_uploads storage.artifact_registry
 checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
-checkpoints.session_planner checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool
+checkpoints.session_planner checkpoints.compute_session checkpoints.slot_description checkpoints.file_format
+checkpoints.slot_pool
 checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot
