@@ -17,6 +17,7 @@ from ml_factory.notebook_parameters import (
 from ml_factory.progress import progress_phase
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace
 
 papermill = LazyModule("papermill")
@@ -103,7 +104,7 @@ def run_notebook_suite(
         declared = read_notebook_parameters(path)
         accepted = {key: text for key, text in given.items() if key in declared}
         with progress_phase(name):
-            written.append(run_suite_notebook(path, workspace.results / "notebooks" / path.name, accepted))
+            written.append(run_suite_notebook(path, stored_path(workspace.results, "notebooks", path.name), accepted))
         workspace.push()
         on_notebook(name, time.perf_counter() - started)
     return written

@@ -18,7 +18,8 @@ from ml_factory.models.base import fit_environment
 from ml_factory.models.registry import find_model_spec
 from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import push_workspace_checkpoints
+from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.workspace import check_symbol, push_workspace_checkpoints
 
 LIBRARIES = ("numpy", "pandas", "scipy")
 
@@ -104,8 +105,8 @@ class RunFolder:
 
 def open_run_folder(results: Path, symbol: str, spec: RunSettings, fresh: bool, named: str = "") -> RunFolder:
     """Return the newest attempt at this run, or with `fresh` a new one; nothing is written before `begin`."""
-    parent = results / symbol
-    return RunFolder(named, parent / named) if named else newest_run_folder(parent, spec.run_id, fresh)
+    parent = results / check_symbol(symbol)
+    return RunFolder(named, run_path(parent, named)) if named else newest_run_folder(parent, spec.run_id, fresh)
 
 
 def newest_run_folder(parent: Path, base: str, fresh: bool) -> RunFolder:
@@ -115,7 +116,12 @@ def newest_run_folder(parent: Path, base: str, fresh: bool) -> RunFolder:
         attempt += 1
     if fresh and files.is_folder(parent / _attempt(base, attempt)):
         attempt += 1
-    return RunFolder(_attempt(base, attempt), parent / _attempt(base, attempt))
+    return RunFolder(_attempt(base, attempt), run_path(parent, _attempt(base, attempt)))
+
+
+def run_path(parent: Path, run_id: str) -> Path:
+    """Return the folder of a run in `parent`, results/SYMBOL. Raises FileError where a link stands there."""
+    return stored_path(parent, run_id, inside=parent.parent)
 
 
 def open_run_checkpoints(folder: Path, run: RunFolder) -> CheckpointManager:

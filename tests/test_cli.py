@@ -394,6 +394,23 @@ def test_cli_stack_and_evaluate_json_reports_requested_models_and_report_path(ca
     assert code == 0 and facts["report_path"] in out
 
 
+def test_cli_evaluate_of_forged_artifact_writes_nothing_outside_and_exits_1(call, prepared, tmp_path, caplog):
+    place = ("--workspace", prepared.root, "--horizon", 5)
+    code, out, err = call("train", *place, "--model", "linear", "--quick", "--json")
+    assert code == 0, err
+    file = Path(json.loads(out)["artifact"]) / "artifact.json"
+    record = json.loads(file.read_text())
+    outside = tmp_path / "outside"
+    names = (os.path.relpath(outside, prepared.results / "DEMO"), str(outside))
+    for name in names:
+        forged = {**record, "version": 2, "facts": record["facts"] | {"run_id": name}}
+        file.write_text(json.dumps(forged))
+        caplog.clear()
+        assert "No finished linear" in one_line(*call("evaluate", *place, "--model", "linear"))
+        assert len(caplog.messages) == 1 and "cannot be a folder's name" in caplog.text
+        assert not outside.exists()
+
+
 def test_cli_predict_with_vendor_bars_stamped_at_end_matches_utc_predictions(call, tmp_path):
     """What is told to `prepare` about a file is told to `predict` about the next one."""
     bars = synthetic_bars(days=8, seed=4)

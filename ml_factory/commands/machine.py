@@ -13,6 +13,7 @@ from ml_factory.cli_output import cli_progress_of_work, print_json
 from ml_factory.commands.options import MarketOptions, WorkspaceOptions
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
 doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.wandb_restore")
@@ -41,7 +42,8 @@ def tracking(
     """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
-    folder = Workspace(market.workspace).results / check_symbol(market.symbol) / Path(run).name / "log"
+    results = Workspace(market.workspace).results
+    folder = stored_path(results / check_symbol(market.symbol), Path(run).name, "log", inside=results)
     with cli_progress_of_work("uploading to W&B", market.as_json):
         sent = recovery.replay_log_to_wandb(folder, mirror="offline" if offline else "auto")
     if market.as_json:

@@ -19,6 +19,7 @@ from ml_factory.commands.options import (
 )
 from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_suite import find_suite_notebook, run_notebook_suite, run_suite_notebook
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
@@ -39,7 +40,7 @@ def run(
     workspace = Workspace(place.workspace or given.get("WORKSPACE", ""))
     given["WORKSPACE"] = workspace.address
     with cli_progress_of_work(path.name, place.as_json):
-        written = run_suite_notebook(path, out or workspace.results / "notebooks" / path.name, given)
+        written = run_suite_notebook(path, out or stored_path(workspace.results, "notebooks", path.name), given)
     workspace.push()
     print_json({"notebook": str(written)}) if place.as_json else print(written)
 

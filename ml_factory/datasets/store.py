@@ -27,6 +27,7 @@ from ml_factory.errors import FileError, NotPreparedError, SettingsError, Worksp
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
 FORMAT = 2
@@ -205,7 +206,7 @@ class DatasetStore:
 
     def _check_file(self, name: str) -> tuple[Path, str]:
         """Return (local path to read the file from, its damage in words)."""
-        path, wanted = self.folder / name, self._readable[name]
+        path, wanted = _part_path(self.folder, name), self._readable[name]
         try:
             size = files.size(path)
         except FileError as error:
@@ -266,6 +267,17 @@ def dataset_folder(processed: Path, fingerprint: str) -> Path:
     return Path(processed) / fingerprint[:12]
 
 
+def _part_path(folder: Path, name: str) -> Path:
+    """Return the path of a file of the manifest: in the data set's folder, or in that of the shared parts."""
+    plain = _plain_part_name(name)
+    folder = folder if plain == name else folder.parent / PARTS
+    return stored_path(folder, plain, inside=folder.parent)
+
+
+def _plain_part_name(name: str) -> str:
+    return name.removeprefix(f"../{PARTS}/")
+
+
 def _is_fingerprint(text: object) -> bool:
     return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
 
@@ -279,7 +291,9 @@ def read_dataset_manifest(folder: Path) -> dict | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    return manifest if manifest.get("hash") == fingerprint_json(content) else None
+    if manifest.get("hash") != fingerprint_json(content):
+        return None
+    return manifest if all(is_plain_name(_plain_part_name(name)) for name in manifest["files"]) else None
 
 
 def _parse_time_bound(text: object, where: str) -> pd.Timestamp:

@@ -1,7 +1,7 @@
 """Registry of finished artifacts by content hash: written by training, read by stacking, evaluation and prediction.
 
     models/{SYMBOL}/{kind}-{name}-{hash12}/state.safetensors   the numbers
-                                           artifact.json       hash, facts, sequence; written last
+                                           artifact.json       hash, facts, sequence, and a checksum of these; last
 
 A folder without `artifact.json` is an interrupted registration and does not exist for `find`. The newest artifact is
 the one with the highest sequence number; file times are never used. Each artifact names the hashes of its sources:
@@ -20,15 +20,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
+from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
 from ml_factory.storage.serialization import deserialize_state, serialize_state
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import check_symbol
 
-VERSION = 2
+VERSION = 3  # since 3 with a checksum of the description
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 RETRY_SECONDS = 60.0  # until an artifact that the workspace refused is written again
 _log = logging.getLogger("ml_factory")
 _retry_at: dict[Path, float] = {}
@@ -165,18 +168,17 @@ class ArtifactRegistry:
         """
         source = _artifact(Path(folder) / "artifact.json")
         source.load_state()
-        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (source.kind, source.name)):
-            raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=source.name)
         data = files.read(Path(folder) / "state.safetensors")
         description = {
             name: value for name, value in _record(source).items() if name not in ("sequence", "registered_at")
         }
-        return self._store(data, **{**description, "symbol": check_symbol(source.symbol)})
+        return self._store(data, **description)
 
     def _store(self, data: bytes, **description) -> Artifact:
         """Write the state and, last, the description with the next sequence number."""
         symbol_folder = self.folder / description["symbol"]
-        path = symbol_folder / f"{description['kind']}-{description['name']}-{description['hash'][:12]}"
+        name = f"{description['kind']}-{description['name']}-{description['hash'][:12]}"
+        path = stored_path(symbol_folder, name, inside=self.folder)
         with file_lock(symbol_folder / ".registry.lock"):
             self._write_state(path / "state.safetensors", data, description["hash"])
             sequence = 1 + max(
@@ -185,7 +187,8 @@ class ArtifactRegistry:
             artifact = Artifact(
                 path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **description
             )
-            files.write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
+            record = redact_values({"version": VERSION, **_record(artifact)})  # as `write_json` writes it
+            files.write_json(path / "artifact.json", {**record, "checksum": fingerprint_json(record)})
         return artifact
 
     def _write_state(self, file: Path, data: bytes, wanted: str) -> None:
@@ -239,7 +242,7 @@ class ArtifactRegistry:
         for file in [symbol_folder / name / "artifact.json" for name in files.names(symbol_folder)]:
             try:
                 if files.is_file(file):
-                    found.append(_artifact(file))
+                    found.append(_artifact(file, symbol))
             except FileError as error:
                 _log.warning("An artifact is skipped: %s", error)
         return sorted(found, key=lambda one: (one.sequence, one.registered_at, one.hash))
@@ -300,17 +303,37 @@ def _record(artifact: Artifact) -> dict:
     return {name: value for name, value in vars(artifact).items() if name != "path"}
 
 
-def _artifact(file: Path) -> Artifact:
+def _artifact(file: Path, symbol: str = "") -> Artifact:
+    """Read an artifact's description. Raises FileError where it is damaged, or a name in it is not plain.
+
+    symbol : that of the folder; "" for a copy elsewhere.
+    """
     record = files.read_json(file)
     try:
-        version = record.pop("version")
+        checksum, version = record.pop("checksum", None), record["version"]
         if version > VERSION:
             raise FileError("A later version of ml_factory registered this", where=file, got=f"version {version}")
-        artifact = Artifact(path=file.parent, **record)
-        if type(artifact.sequence) is not int or not all(
-            isinstance(value, dict) for value in (artifact.facts, artifact.made_from)
-        ):
-            raise TypeError("sequence is a number, facts and made_from are objects")
+        if version >= 3 and checksum != fingerprint_json(record):
+            raise ValueError("it was changed: its checksum is another")
+        artifact = Artifact(path=file.parent, **{name: value for name, value in record.items() if name != "version"})
+        _check_description(artifact, symbol)
         return artifact if artifact.made_from else replace(artifact, made_from=_first_version(artifact.facts))
-    except (TypeError, KeyError, AttributeError) as error:
+    except FileError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise FileError("This is not an artifact's description", where=file, got=error) from error
+
+
+def _check_description(artifact: Artifact, symbol: str) -> None:
+    """Raise TypeError or ValueError for a field of another type, and for a name that leads out of its folder."""
+    if type(artifact.sequence) is not int or not all(
+        isinstance(value, dict) for value in (artifact.facts, artifact.made_from)
+    ):
+        raise TypeError("sequence is a number, facts and made_from are objects")
+    if check_symbol(artifact.symbol) != (symbol or artifact.symbol):
+        raise ValueError(f"it is of {artifact.symbol}, not of {symbol}")
+    for pattern, value in ((_NAME, artifact.kind), (_NAME, artifact.name), (_HASH, artifact.hash)):
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError(f"{str(value)[:80]!r} cannot be part of a folder's name")
+    if not is_plain_name(artifact.facts.get("run_id", "none")):
+        raise ValueError(f"its run_id {str(artifact.facts['run_id'])[:80]!r} cannot be a folder's name")

@@ -9,16 +9,18 @@ import hashlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
@@ -165,7 +167,7 @@ class BucketMirror:
                 self._files.get_file(self._key(name), str(temporary))
             _check(temporary, facts, f"{self.url}/{name}")
 
-        files.replace(self.folder / name, fill, facts["size"])
+        files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
 
     def _send(self, name: str) -> str:
         """Upload a file, compare size and MD5 with the bucket's, and return the new version."""
@@ -191,7 +193,20 @@ class BucketMirror:
             self._files.invalidate_cache()
             found = self._files.find(self._prefix, detail=True)
         names = {path.removeprefix(self._prefix + "/"): _facts(facts) for path, facts in found.items()}
-        return {name: facts for name, facts in names.items() if _safe(name) and _within(name, places)}
+        usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _within(name, places)}
+        spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
+        for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
+            _log.warning("An object of the bucket is skipped, another differs in upper and lower case alone: %s", name)
+            del usable[name]
+        return usable
+
+    def _is_usable(self, name: str) -> bool:
+        """Return True for an object name that is a path of plain names; another one costs a warning."""
+        *folders, last = name.split("/")
+        if all(map(is_plain_name, (*folders, last.lstrip(".")))):
+            return not last.startswith(".")
+        _log.warning("An object of the bucket is skipped, its name cannot be a file's: %r", name[:200])
+        return False
 
     def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
         for path in self.folder.rglob("*"):
@@ -285,15 +300,14 @@ def _stamp(path: Path) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
+def _ignores_case(folder: Path) -> bool:
+    """Return True on a file system where names in capital and small letters are the same."""
+    return os.path.exists(os.path.join(folder.parent, folder.name.swapcase())) and folder.name.swapcase() != folder.name
+
+
 def _within(name: str, places: Iterable[str]) -> bool:
     places = tuple(places)
     return not places or name.startswith(places)
-
-
-def _safe(name: str) -> bool:
-    """Return True for an object name that is a plain path below the workspace."""
-    parts = PurePosixPath(name).parts
-    return bool(parts) and not name.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
 
 
 def _data_first(item: tuple[str, object]) -> tuple[bool, str]:

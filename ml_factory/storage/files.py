@@ -135,6 +135,15 @@ class Files:
         return self.kind(path) == "folder"
 
     @_operation
+    def first_link(self, path: Path, folder: str) -> str:
+        """Return the first symbolic link on the way from `folder`, which does not count, to `path`; "" for none."""
+        below = path.relative_to(folder)
+        for part in [*reversed(below.parents), below][1:]:
+            if os.path.islink(os.path.join(folder, part)):
+                return os.path.join(folder, part)
+        return ""
+
+    @_operation
     def is_mount_point(self, path: Path) -> bool:
         """Return True for a mount point that answers."""
         try:

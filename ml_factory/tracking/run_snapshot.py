@@ -19,6 +19,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool
 from ml_factory.checkpoints.slots import Slots, slot_recency
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.files import files
+from ml_factory.storage.stored_paths import stored_path
 
 PARTS = "parts.json"
 
@@ -99,12 +100,12 @@ class RunSnapshot:
             raise CheckpointError("These are not the checkpoints of this run", where=self.run)
         units, parts = [], []
         for name, digest in manifest["files"].items():
-            file = folder / Path(name).name
+            file = stored_path(folder, name)
             if not files.is_file(file) or files.sha256(file) != digest:
                 raise CheckpointError("A part of these checkpoints is missing or was changed", where=name)
             target = next((target for target, pattern in self.files if file.match(pattern)), None)
             if target is not None:
-                parts.append((Path(target) / file.name, file))
+                parts.append((stored_path(target, file.name), file))
                 continue
             unit = CheckpointUnit(
                 *(str(read_checkpoint_file_header(Disk(), file).info.get(key)) for key in ("run", "phase"))

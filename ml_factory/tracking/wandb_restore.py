@@ -15,6 +15,7 @@ from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.tracking.run_log import read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import begin_wandb_run, import_wandb
@@ -126,7 +127,10 @@ def _fetch_in_child(spec: dict) -> dict:
     api = import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
     found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
     if found and spec["files"]:
-        api.artifact(f"{PROJECT}/{found}:latest").download(root=spec["folder"])
+        artifact = api.artifact(f"{PROJECT}/{found}:latest")
+        for name in artifact.manifest.entries:
+            stored_path(spec["folder"], name)  # raises FileError for one that leads out of the folder
+        artifact.download(root=spec["folder"])
     return {"found": found}
 
 

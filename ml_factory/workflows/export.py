@@ -10,6 +10,7 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.files import files
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
 from ml_factory.workflows.results import Result
@@ -65,7 +66,7 @@ def export(
     artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run)
     fitted = build_model_from_state(Bundle.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
-    path = Path(out or workspace.results / symbol / run_id) / PTH
+    path = Path(out) / PTH if out else stored_path(workspace.results / symbol, run_id, PTH, inside=workspace.results)
     files.write(path, state_dict.export_state_dict_bytes(fitted))
     python = [
         "import torch", state_dict.state_dict_module_source(fitted),

@@ -33,6 +33,7 @@ from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
@@ -127,7 +128,8 @@ def _reference_predictions(
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
     """Return the path of the run's predictions."""
-    return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
+    folder = workspace.results / check_symbol(artifact.symbol)
+    return stored_path(folder, artifact.facts["run_id"], "predictions.parquet", inside=workspace.results)
 
 
 def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> pd.DataFrame:

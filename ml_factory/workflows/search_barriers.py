@@ -24,7 +24,7 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import plots
 from ml_factory.progress import progress_phase
-from ml_factory.run_folder import RunFolder, newest_run_folder, open_run_checkpoints
+from ml_factory.run_folder import RunFolder, newest_run_folder, open_run_checkpoints, run_path
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
@@ -117,7 +117,7 @@ def _open_search_run(
     """Return the newest attempt at this search, a new one with `fresh`, or the one with this name."""
     decided = _search_identity(store, spec)
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint_json(decided)[:10]}"
-    run = RunFolder(run_name, parent / run_name) if run_name else newest_run_folder(parent, base, fresh)
+    run = RunFolder(run_name, run_path(parent, run_name)) if run_name else newest_run_folder(parent, base, fresh)
     record = run.folder / "search.json"
     if run_name and not (f"{run_name}-".startswith(f"{base}-") and files.is_file(record)):
         existing = ", ".join(name for name in files.names(parent) if name.startswith("barriers-")) or "none"

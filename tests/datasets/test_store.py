@@ -396,3 +396,25 @@ def test_store_load_splits_returns_empty_and_scattered_positions(processed):
     assert DatasetStore.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
     found = store.load_splits(33)
     assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)
+
+
+@pytest.mark.parametrize("name", ["../../outside.npy", "/etc/passwd", "../parts/../../outside.npy", "a\\b", "nul"])
+def test_store_manifest_with_file_name_that_leads_outside_counts_as_absent(processed, name):
+    store = DatasetStore.current(processed)
+    path = store.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["hash"]
+    manifest["files"][name] = {"hash": "0" * 64, "bytes": 1}
+    path.write_text(json.dumps({**manifest, "hash": fingerprint_json(manifest)}))
+    assert DatasetStore.find(processed, store.fingerprint) is None
+    with pytest.raises(NotPreparedError, match="not complete"):
+        DatasetStore.open(store.folder)
+
+
+def test_store_file_behind_symbolic_link_raises(processed, tmp_path):
+    store = DatasetStore.current(processed)
+    part = store.folder / store.parts[0]["features"]
+    part.rename(tmp_path / "moved.npy")
+    part.symlink_to(tmp_path / "moved.npy")
+    with pytest.raises(WorkspaceError, match="symbolic link"):
+        DatasetStore.open(store.folder).load_features()

@@ -10,6 +10,7 @@ from ml_factory.errors import CheckpointError, FactoryError, FileError, Settings
 from ml_factory.storage import artifact_registry as registry_module
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import serialize_state
 
 
@@ -20,6 +21,13 @@ def registry(tmp_path):
 
 def put(registry, value, horizon=20, name="xgboost", symbol="ES", kind="model"):
     return registry.register(symbol, kind, name, {"value": np.full(3, value)}, {"horizon": horizon, "value": value})
+
+
+def forge(artifact, **changes):
+    """Change an artifact's description as someone would who can write to the folder: its checksum fits."""
+    record = json.loads((artifact.path / "artifact.json").read_text()) | changes
+    del record["checksum"]
+    (artifact.path / "artifact.json").write_text(json.dumps({**record, "checksum": fingerprint_json(record)}))
 
 
 def test_registry_register_find_and_load_return_same_artifact(registry, tmp_path):
@@ -73,7 +81,7 @@ def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplo
         "{",
         "[]",
         "{}",
-        json.dumps({**record, "version": 3}),
+        json.dumps({**record, "version": 4}),
         json.dumps({**record, "sequence": "9"}),
         json.dumps({**record, "made_from": []}),
     ):
@@ -81,6 +89,43 @@ def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplo
         caplog.clear()
         assert registry.find("ES") == old
         assert len(caplog.records) == 1 and new.path.name in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": {"horizon": 20, "run_id": "../../../../outside"}}, {"facts": {"run_id": "/outside"}},
+        {"facts": {"run_id": "a\\b"}}, {"facts": {"run_id": "a\0"}}, {"facts": {"run_id": "nul"}},
+        {"facts": {"run_id": 7}}, {"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}, {"kind": "../model"},
+        {"name": "a/b"}, {"hash": "../../../etc/passwd"}, {"hash": "F" * 64},
+    ],
+)  # fmt: skip
+def test_registry_skips_artifact_whose_names_lead_out_of_its_folder(registry, changes, caplog):
+    old, new = put(registry, 1), put(registry, 2)
+    forge(new, **changes)
+    assert registry.list("ES") == [old]
+    assert len(caplog.records) == 1 and new.path.name in caplog.text
+
+
+def test_registry_skips_artifact_whose_description_was_changed(registry, caplog):
+    old, new = put(registry, 1), put(registry, 2)
+    file = new.path / "artifact.json"
+    record = json.loads(file.read_text())
+    for name, value in {"facts": {"horizon": 20}, "sequence": 9, "made_from": {"run": "x"}, "checksum": None}.items():
+        file.write_text(json.dumps(record | {name: value}))
+        caplog.clear()
+        assert registry.list("ES") == [old] and "changed" in caplog.text, name
+    file.write_text(json.dumps(record))
+    assert registry.list("ES") == [old, new]
+
+
+def test_registry_register_through_symbolic_link_is_refused(registry, tmp_path):
+    (tmp_path / "outside").mkdir()
+    registry.folder.mkdir()
+    (registry.folder / "ES").symlink_to(tmp_path / "outside")
+    with pytest.raises(FileError, match="symbolic link"):
+        put(registry, 1)
+    assert not list((tmp_path / "outside").rglob("*.safetensors"))
 
 
 def test_registry_register_with_invalid_names_raises(registry):
@@ -138,8 +183,7 @@ def test_registry_lineage_marks_absent_and_torn_artifacts_and_breaks_cycles(regi
     top = registry.register("ES", "stack", "stack", {"v": 2}, {}, {"models": {"lstm": base.hash, "gru": "f" * 64}})
     (base.path / "state.safetensors").write_bytes(b"torn")
     assert [line[-1] for line in observed(registry, top)] == [True, False, False]
-    record = json.loads((base.path / "artifact.json").read_text())
-    (base.path / "artifact.json").write_text(json.dumps({**record, "made_from": {"models": {"stack": top.hash}}}))
+    forge(base, made_from={"models": {"stack": top.hash}})
     assert [line[0] for line in observed(registry, top)] == [0, 1, 2, 1]
 
 
@@ -163,9 +207,12 @@ def test_import_artifact_accepts_whole_copy_and_rejects_altered_record(registry,
     taken = registry.import_artifact(there.path)
     assert taken.sequence == 2 and registry.find("ES", 5) == taken and taken.path.parent == registry.folder / "ES"
     assert (taken.hash, taken.facts, taken.made_from) == (there.hash, there.facts, there.made_from)
-    record = json.loads((there.path / "artifact.json").read_text())
+    whole = (there.path / "artifact.json").read_text()
     for broken in ({"name": "../../x"}, {"hash": "0" * 64}, {"symbol": "../x"}, {"sequence": None}):
-        (there.path / "artifact.json").write_text(json.dumps({**record, **broken}))
+        forge(there, **broken)
+        with pytest.raises(FactoryError):
+            registry.import_artifact(there.path)
+        (there.path / "artifact.json").write_text(json.dumps({**json.loads(whole), **broken}))
         with pytest.raises(FactoryError):
             registry.import_artifact(there.path)
     assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.storage import bucket_sync
 from ml_factory.storage.bucket_sync import BucketMirror
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -148,10 +149,34 @@ def test_bucket_mirror_pull_skips_names_outside_workspace(machines, tmp_path, mo
     one.push()
     found = two._files.find(two._prefix, detail=True)
     facts = found[f"{two._prefix}/kept.npy"]
-    evil = {f"{two._prefix}/{name}": facts for name in ("../outside", "a/../../outside", "/etc/x", "results/.hidden")}
+    names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside", "a/NUL",
+             "nul.npy", "a/b\0c", "a//b", "./a", "a/..")  # fmt: skip
+    evil = {f"{two._prefix}/{name}": facts for name in names}
     monkeypatch.setattr(two._files, "find", lambda prefix, detail: evil | found)
     assert two.pull().pulled == ("kept.npy",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_bucket_mirror_pull_does_not_write_through_symbolic_link(machines, tmp_path):
+    one, two = machines
+    write(one, "results/a.npy", b"1")
+    one.push()
+    (tmp_path / "outside").mkdir()
+    (two.folder / "results").symlink_to(tmp_path / "outside")
+    with pytest.raises(WorkspaceError, match="symbolic link"):
+        two.pull()
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_bucket_mirror_pull_skips_names_that_are_one_file_where_case_is_ignored(machines, monkeypatch, caplog):
+    one, two = machines
+    for name in ("results/a.npy", "results/A.npy", "results/b.npy"):
+        write(one, name, name.encode())
+    one.push()
+    monkeypatch.setattr(bucket_sync, "_ignores_case", lambda folder: True)
+    assert two.pull().pulled == ("results/b.npy",) and caplog.text.count("upper and lower case") == 2
+    monkeypatch.setattr(bucket_sync, "_ignores_case", lambda folder: False)
+    assert two.pull().pulled == ("results/A.npy", "results/a.npy")
 
 
 def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, monkeypatch, caplog):

@@ -36,10 +36,11 @@ def _names(tree):
 
 
 def test_mounts_are_named_by_the_files_object_alone():
+    """And by the private folder, which is on none; it is below the files object in the import order."""
     known = {"mount_of", "mount_at", "ml_factory.storage.mounts"}
     trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     found = {path for path, tree in trees.items() if known & set(_names(tree))}
-    assert found == {"ml_factory/storage/mounts.py", "ml_factory/storage/files.py"}
+    assert found == {f"ml_factory/storage/{name}.py" for name in ("mounts", "files", "private_folder")}
 
 
 def test_no_process_catches_an_unresponsive_mount_only_to_raise_it_again():

@@ -19,7 +19,7 @@ from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import SlotWriterId
 from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError, NotPreparedError, WorkspaceError
 from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
@@ -164,7 +164,7 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
         assert manager.load_latest_checkpoint("barriers")["state"] == {"trials": [1]}
 
 
-@pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list"])
+@pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list", "a path"])
 def test_restore_run_of_incomplete_checkpoints_raises_and_leaves_no_file(tmp_path, service, fault):
     store = service()
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
@@ -181,6 +181,8 @@ def test_restore_run_of_incomplete_checkpoints_raises_and_leaves_no_file(tmp_pat
         first.unlink()
     elif fault == "no list":
         parts = ["r"]
+    elif fault == "a path":
+        parts["files"]["../" + first.name] = parts["files"].pop(first.name)
     else:
         with CheckpointManager(tmp_path / "d", run="s", background=False) as other:
             saved = other.save_checkpoint("q", {"a": 1}, force=True)
@@ -188,7 +190,8 @@ def test_restore_run_of_incomplete_checkpoints_raises_and_leaves_no_file(tmp_pat
         parts["files"][first.name] = files.sha256(first)
     (version / "parts.json").write_text(json.dumps(parts))
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
-        with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
+        refused = r"another run|missing or was changed|not the checkpoints|cannot be a file's"
+        with pytest.raises((CheckpointError, FileError), match=refused):
             restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
 
@@ -288,6 +291,20 @@ def test_restore_artifact_of_torn_copy_raises(tmp_path, service):
     with pytest.raises(CheckpointError, match="torn"):
         restore_wandb_artifact(registry, "model", "r")
     assert restore_wandb_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "..\\outside", "folder/state.safetensors"])
+def test_restore_artifact_with_file_name_that_is_a_path_raises(tmp_path, service, name):
+    folder = service() / "model-r" / "v0"
+    kept = ArtifactRegistry(tmp_path / "a").register("ES", "model", "gru", {"v": 1}, {"run_id": "r"})
+    shutil.copytree(kept.path, folder)
+    (folder.parent / "about-v0.json").write_text(
+        json.dumps({"type": "model", "metadata": {"forged names": [name]}, "aliases": []})
+    )
+    registry = ArtifactRegistry(tmp_path / "b")
+    with pytest.raises(WorkspaceError, match="cannot be a file's"):
+        restore_wandb_artifact(registry, "model", "r")
+    assert registry.list("ES") == []
 
 
 # ---------------------------------------------------------------- going back

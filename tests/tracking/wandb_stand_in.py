@@ -10,7 +10,7 @@ KEY = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"
 # The stand-in: Artifact, Run.log_artifact and Api with the methods that are used, on a folder that holds a folder a
 # version. It cannot show that the real service keeps what it is given.
 STAND_IN = """
-import json, os, pathlib, shutil
+import json, os, pathlib, shutil, types
 STORE = pathlib.Path(os.path.dirname(__file__)) / "store"
 class Error(Exception): pass
 class Settings:
@@ -38,6 +38,8 @@ class Kept:
         self.type, self.metadata = about["type"], about["metadata"]
         newest = max(folder.parent.glob("v*"), key=lambda path: int(path.name[1:]))
         self.aliases = about["aliases"] + (["latest"] if folder == newest else [])
+        names = [path.name for path in folder.iterdir()] + about["metadata"].get("forged names", [])
+        self.manifest = types.SimpleNamespace(entries=dict.fromkeys(names))
     def download(self, root): shutil.copytree(self.folder, root, dirs_exist_ok=True)
     def delete(self, delete_aliases=False):
         if self.aliases and not delete_aliases: raise ValueError("this version has aliases")
