@@ -1,7 +1,9 @@
-"""Identity of this process: its rank in a torchrun group, and its machine since the last boot."""
+"""Identity of this process: its rank in a torchrun group, a random id, and the kernel that it runs on.
+
+Nothing is owned by a host name or a process number: two containers may have the same of both.
+"""
 
 import os
-import socket
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,11 +18,24 @@ def process_rank() -> int:
     return int(os.environ.get("RANK", 0)) if launched_by_torchrun() else 0
 
 
+def process_id() -> str:
+    """Return the random id of this process, 16 hex digits; a forked child has its own."""
+    return _process_id
+
+
 @lru_cache(maxsize=1)
-def machine_id() -> str:
-    """Return a name for this machine since its last boot, distinct also for machines with equal host names."""
+def boot_id() -> str:
+    """Return the id of the running kernel since its start, one for all its containers; "" where it has none."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        boot = ""
-    return f"{socket.gethostname()} {boot}".strip()
+        return ""
+
+
+def _draw_process_id() -> None:
+    global _process_id
+    _process_id = os.urandom(8).hex()
+
+
+_draw_process_id()
+os.register_at_fork(after_in_child=_draw_process_id)

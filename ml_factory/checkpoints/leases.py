@@ -1,24 +1,30 @@
 """Leases with fencing tokens for units of work shared by several machines.
 
-    checkpoints/leases/{unit}.json     {"session", "fence", "host", "beat", "seen", "kept", "released"}
+    checkpoints/leases/{unit}.json     {"session", "fence", "lock", "boot", "host", "beat", "seen", "kept", "released"}
 
 A lock of the operating system ends at the machine. A living session therefore renews its lease every minute; another
-session that finds a lease watches it for a while, is refused when it is renewed, and takes over when it is not. A mount
-may show leases late or never: then both sessions may live for a time. Every checkpoint carries its session's fence; a
-session that finds a higher fence than its own stops writing (Gray and Cheriton 1989; the fencing tokens of Kleppmann
-2016).
+session that finds a lease watches it for a while, is refused when it is renewed, and takes over when it is not.
 
-The age of a lease is computed from two clocks only where both are known to be right: synchronized by NTP, as the kernel
-of each reports, or one and the same. A lease renewed three minutes ago is then stale at once, which is the usual
-resume. Otherwise the lease has to stay unchanged for three minutes of the local monotonic clock, whatever its recorded
-time. The mount has no clock of its own: the time that Drive shows for a file comes from the machine that wrote it.
+A session is a random id of its process; the host name is for messages. A lease needs no watching in three cases alone:
+it was released; or the lock that its session held is now this session's (`lock`, see `storage.locks`), which proves
+that it ended, and is the usual resume on one machine; or it is stale by two clocks that are both known to be right.
+
+The age of a lease is computed from two clocks only where both are synchronized by NTP, as the kernel of each reports.
+A lease renewed three minutes ago is then stale at once, which is the usual resume on another machine. Otherwise, and
+always among the containers of one kernel (`boot`), whose clock reports say nothing about each other's processes, the
+lease has to stay unchanged for three minutes of the local monotonic clock, whatever its recorded time. The mount has no
+clock of its own: the time that Drive shows for a file comes from the machine that wrote it.
+
+A mount may show leases late or never: then two sessions may live for a time. Every checkpoint carries its session's
+fence; a session that finds a higher fence than its own stops writing (Gray and Cheriton 1989; the fencing tokens of
+Kleppmann 2016). At equal fences the one that has saved keeps the unit, and writes its lease over the other's; where
+both have saved, their ids decide; where neither has, the one whose lease is there.
 """
 
 import ctypes
 import json
 import logging
-import os
-import secrets
+import socket
 import struct
 import threading
 import time
@@ -26,30 +32,24 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_small_file, write_small_file
 from ml_factory.checkpoints.slot_description import check_lease_record
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
-from ml_factory.process_identity import machine_id
+from ml_factory.process_identity import boot_id
 from ml_factory.storage.files import disk_errors
 from ml_factory.storage.json_values import fingerprint_json, parse_json
+from ml_factory.storage.locks import HeldLock
 
 RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail
 _TIMEX = struct.Struct("i4xqqqqi")  # modes, offset, freq, maxerror, esterror, status: the beginning of struct timex
 _UNSYNCHRONISED = 0x40
+T = TypeVar("T")
 _log = logging.getLogger("ml_factory")
-_ids: dict[int, str] = {}
-
-
-def lease_session_id() -> str:
-    """Return the id of this process among all that share the workspace; a forked child has its own."""
-    if os.getpid() not in _ids:
-        _ids[os.getpid()] = secrets.token_hex(8)
-    return _ids[os.getpid()]
 
 
 class LeaseTakenOverError(CheckpointError):
@@ -72,7 +72,7 @@ def write_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict
 
 
 def check_fencing_token(unit: CheckpointUnit, writer: tuple[int, str], infos: Iterable[dict], lease: dict) -> None:
-    """Raise TakenOverError when a checkpoint or the lease of this unit has a higher rank than the writer.
+    """Raise LeaseTakenOverError when another session has the unit, by its checkpoints or its lease.
 
     Parameters
     ----------
@@ -81,11 +81,19 @@ def check_fencing_token(unit: CheckpointUnit, writer: tuple[int, str], infos: It
     infos : descriptions of the unit's checkpoints.
     lease : the unit's lease, {} without one.
     """
-    highest = max([lease_fence_order(info.get("lease")) for info in infos] + [lease_fence_order(lease)])
-    if highest > writer:
+    saved, holder = {lease_fence_order(info.get("lease")) for info in infos}, lease_fence_order(lease)
+    if writer in saved:
+        rivals = {other for other in saved if other > writer}
+    else:
+        rivals = {other for other in saved if other[0] >= writer[0] and other != writer}
+        if holder[0] == writer[0] and holder != writer and not lease.get("released"):
+            rivals.add(holder)
+    if holder[0] > writer[0]:
+        rivals.add(holder)
+    if rivals:
         raise LeaseTakenOverError(
             "A later session has taken this work over; this session stops writing",
-            where=f"run {unit.run}, phase {unit.phase}", got=f"fence {writer[0]}", wanted=f"{highest[0]}",
+            where=f"run {unit.run}, phase {unit.phase}", got=f"fence {writer[0]}", wanted=f"{max(rivals)[0]}",
             next_step="stop this session, or open a run of its own with FRESH",
         )  # fmt: skip
 
@@ -96,10 +104,7 @@ def fencing_token_of(info: dict) -> int:
 
 
 def lease_fence_order(lease: object) -> tuple[int, str]:
-    """Return (fence, session) of a lease; (0, "") where no session holds it.
-
-    Two sessions that began before either saw the other have equal fences: the name decides which of them keeps writing.
-    """
+    """Return (fence, session) of a lease; (0, "") where no session holds it."""
     record = lease if isinstance(lease, dict) else {}
     fence = record.get("fence")
     return (fence, str(record.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
@@ -129,7 +134,7 @@ class LeaseHolder:
     Parameters
     ----------
     unit : the unit of work.
-    session : id of this process, as of `lease_session_id`.
+    session : random id of this process.
     local, mount : the slots on the local disk, and those on a mount or None; one that does not answer is skipped.
     later : runs a job on the mount in the background.
     now, clock, sleep : seconds since 1970, monotonic seconds, and a wait; replaced in tests.
@@ -143,26 +148,29 @@ class LeaseHolder:
         self.unit, self.lease, self._local, self._mount, self._later = unit, SlotWriterId(session), local, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
         self.held, self._beat = False, 0
+        self._lock: HeldLock | None = None
         self._tiers: list[_LeaseTier] = []
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
 
-    def acquire(self, query_mount: bool = True) -> None:
-        """Acquire the lease. Raises CheckpointError when a living session on another machine holds it.
+    def acquire(self, query_mount: bool = True, lock: HeldLock | None = None) -> None:
+        """Acquire the lease. Raises CheckpointError when a living session holds it; nothing was written then.
 
         query_mount : False in the middle of a training that never loaded, which must not wait; the mount's lease is
             then checked with the first copy.
+        lock : the unit's lock file, which this process holds; None without one.
         """
         self._tiers = [self._local, *([self._mount] if query_mount and self._mount is not None else [])]
-        found = self._latest()
-        renewed = found.get("session") == self.lease.session
-        if found and not renewed and not found.get("released") and found.get("host") != machine_id():
-            self._wait_until_stale(found)
-        fence = max(
-            [found.get("fence", 0), *map(fencing_token_of, self._query(lambda tier: tier.list_unverified(self.unit)))]
-        )
+        self._lock = lock
+        records, saved = self._records(), self._saved()
+        if suspects := self._suspects(records, saved):
+            self._watch(suspects)
+            records, saved = [*records, *self._records()], self._saved()
+        latest = max(records, key=_record_order, default={})
+        fence = max([latest.get("fence", 0), *(fence for fence, _ in saved)])
+        renewed = (fence, self.lease.session) == lease_fence_order(latest)
         self.lease = replace(self.lease, fence=fence if renewed else fence + 1)
-        self.held, self._beat = True, max(self._beat, _beat_of(found)) if renewed else self._beat
+        self.held, self._beat = True, max(self._beat, _beat_of(latest)) if renewed else self._beat
         self.renew()
 
     def renew(self, released: bool = False) -> None:
@@ -172,7 +180,8 @@ class LeaseHolder:
                 return
             self.held = not released
             self._beat += 1
-            self._record = {**self.lease.to_dict(), "host": machine_id(), "beat": self._beat, "seen": self._now()}
+            self._record = {**self.lease.to_dict(), "lock": self._lock.holder if self._lock is not None else ""}
+            self._record |= {"boot": boot_id(), "host": socket.gethostname(), "beat": self._beat, "seen": self._now()}
             self._record |= {"kept": clock_is_synchronized(), "released": released}
             self._write(self._local, self._record)
         if self._mount is not None and not self._write_queued:
@@ -186,54 +195,92 @@ class LeaseHolder:
             self._write(self._mount, self._record)
 
     def _write(self, tier: _LeaseTier, record: dict) -> None:
-        with suppress(WorkspaceError):  # a session that misses this record finds the fence in the checkpoints
-            if lease_fence_order(tier.read_lease(self.unit)) <= lease_fence_order(record):
+        """Write the record over an earlier one; over another session's of the same fence where only this one saved.
+
+        A session that misses this record finds the fence in the checkpoints.
+        """
+        with suppress(WorkspaceError):
+            found, own = tier.read_lease(self.unit), lease_fence_order(record)
+            fence = lease_fence_order(found)[0]
+            of_rival = found and found.get("session") != self.lease.session and not found.get("released")
+            if fence < own[0] or (
+                fence == own[0] and (not of_rival or own in _sessions_that_saved(tier, self.unit))
+            ):  # fmt: skip
                 tier.renew(self.unit, record)
 
-    def _latest(self) -> dict:
-        leases = self._query(lambda tier: [tier.read_lease(self.unit)])
-        return max(filter(None, leases), key=_record_order, default={})
+    def _records(self) -> list[dict]:
+        """List the readable leases of all tiers."""
+        return list(filter(None, self._query(lambda tier: [tier.read_lease(self.unit)])))
 
-    def _query(self, ask: Callable[[_LeaseTier], list[dict]]) -> list[dict]:
-        answers = []
+    def _saved(self) -> set[tuple[int, str]]:
+        """Return (fence, session) of each session that has a checkpoint on a tier."""
+        return set(self._query(lambda tier: _sessions_that_saved(tier, self.unit)))
+
+    def _query(self, ask: Callable[[_LeaseTier], Iterable[T]]) -> list[T]:
+        answers: list[T] = []
         for tier in self._tiers:
             with suppress(WorkspaceError):
                 answers += ask(tier)
         return answers
 
-    def _wait_until_stale(self, found: dict) -> None:
-        """Return when the lease is stale. On the local disk the file lock already excludes a living local session."""
-        age = self._now() - found["seen"]
-        if age >= MAX_CLOCK_ERROR:
-            return
-        # A clock that is ahead of the local one never extends the wait beyond EXPIRY_SECONDS.
-        remaining = EXPIRY_SECONDS - (max(age, 0.0) if _clocks_agree(found) else 0.0)
+    def _suspects(self, records: list[dict], saved: set[tuple[int, str]]) -> dict[str, dict]:
+        """Return session -> its newest record, of the sessions that may be alive.
+
+        A checkpoint with a higher fence than the leases shows that the mount lacks its session's lease. A session that
+        this one has taken over before, in another part of this process, is none.
+        """
+        newest: dict[str, dict] = {}
+        for record in sorted(records, key=_record_order):
+            newest[str(record.get("session"))] = record
+        fence, session = max(saved, default=(0, ""))
+        if records and fence > max(record["fence"] for record in records):
+            newest.setdefault(session, {"fence": fence, "session": session, "seen": self._now()})
+        own = newest.get(self.lease.session, {"fence": 0})["fence"]
+        return {name: one for name, one in newest.items() if one["fence"] >= own and not self._has_ended(one)}
+
+    def _has_ended(self, record: dict) -> bool:
+        """Return True for a lease of this very session, a released one, and one whose lock proves its end."""
+        own = record.get("session") == self.lease.session
+        return own or bool(record.get("released")) or (
+            self._lock is not None and self._lock.proves_end_of(record.get("lock"))
+        )  # fmt: skip
+
+    def _watch(self, suspects: dict[str, dict]) -> None:
+        """Return when each of these leases is released or stale. Raises CheckpointError when one is renewed."""
+        remaining = max(map(self._seconds_until_stale, suspects.values()))
+        newest = max(suspects.values(), key=_record_order)
         if remaining > 0:
             _log.warning(
                 "Another session, on %s, worked on %s %.0f s ago: waiting up to %.0f s to see whether it still runs",
-                found.get("host"), self.unit.phase, age, remaining,
+                newest.get("host", "another machine"), self.unit.phase, self._now() - newest["seen"], remaining,
             )  # fmt: skip
         until = self._clock() + remaining
-        while (remaining := until - self._clock()) > 0:
+        while suspects and (remaining := until - self._clock()) > 0:
             self._sleep(min(POLL_SECONDS, remaining))
-            later = self._latest()
-            if not later or _record_order(later) <= _record_order(found):
-                continue  # torn, or the mount does not answer just now: no new record
-            if later.get("released"):
-                return
-            raise CheckpointError(
-                f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
-                where=f"on {later.get('host')}", got="a lease that is being renewed",
-                next_step="wait for it or stop it, or open a new run with FRESH",
-            )  # fmt: skip
+            for record in self._records():  # none where it is torn, or the mount does not answer just now
+                session = str(record.get("session"))
+                if _record_order(record) <= _record_order(suspects.get(session, newest)):
+                    continue
+                if not self._has_ended(record):
+                    raise CheckpointError(
+                        f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
+                        where=f"on {record.get('host')}", got="a lease that is being renewed",
+                        next_step="wait for it or stop it, or open a new run with FRESH",
+                    )  # fmt: skip
+                suspects = {name: one for name, one in suspects.items() if name != session}
+
+    def _seconds_until_stale(self, lease: dict) -> float:
+        """Return the seconds that a lease must stay unchanged; a clock that is ahead never extends EXPIRY_SECONDS."""
+        age = self._now() - lease["seen"]
+        if age >= MAX_CLOCK_ERROR:
+            return 0.0
+        clocks_agree = lease.get("kept") is True and clock_is_synchronized() and lease.get("boot") != boot_id()
+        return EXPIRY_SECONDS - (max(age, 0.0) if clocks_agree else 0.0)
 
 
-def _clocks_agree(lease: dict) -> bool:
-    """Return True when the lease's writer and this machine have the same time: both clocks are synchronized, or they
-    are one.
-    """
-    local, remote = (str(host).rpartition(" ") for host in (machine_id(), lease.get("host")))
-    return (lease.get("kept") is True and clock_is_synchronized()) or bool(local[0] and local[-1] == remote[-1])
+def _sessions_that_saved(tier: _LeaseTier, unit: CheckpointUnit) -> set[tuple[int, str]]:
+    """Return (fence, session) of each session that has a checkpoint of the unit on this tier."""
+    return {lease_fence_order(info.get("lease")) for info in tier.list_unverified(unit)}
 
 
 def _beat_of(record: dict) -> int:

@@ -15,7 +15,7 @@ from ml_factory.checkpoints.store import CheckpointStore
 from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_save_status
 from ml_factory.errors import CheckpointError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.redaction import redact_secrets
-from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.locks import HeldLock, acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.safetensors_layout import SafetensorsLayout
 from ml_factory.storage.serialization import plan_state_layout
 
@@ -47,8 +47,9 @@ class PhaseCheckpoints:
     def __init__(self, store: CheckpointStore, unit: CheckpointUnit, timer: SaveTimer, ending: Callable[[float], bool]):
         self.store, self.unit, self.name = store, unit, unit.phase
         self._timer, self._ending = timer, ending
-        self._lock = store.locks / f"{unit.run}--{unit.phase}.lock"
-        self._locked = self._warned = self._listening = self._passed_over = False
+        self._lock_file = store.locks / f"{unit.run}--{unit.phase}.lock"
+        self._lock: HeldLock | None = None
+        self._warned = self._listening = self._passed_over = False
         self.lease_holder = store.lease_holder(unit)
         self._taken_over: LeaseTakenOverError | None = None
 
@@ -140,24 +141,26 @@ class PhaseCheckpoints:
         """Own this phase until `release`, `CheckpointManager.close` or the end of the process.
 
         wait : query the mount's lease too, and wait for it to expire.
-        Raises CheckpointError when another living process owns it, on this or another machine.
+        Raises CheckpointError when another living process owns it, on this or another machine; nothing was written
+        then, and nothing is kept.
         """
         self.store.check_process()
-        if not self._locked:
-            try:
-                acquire_lock_file(self._lock, f"run {self.unit.run}, phase {self.name}")
-                self._locked = True
-            except WorkspaceError as error:  # a disk that refuses the lock file must not stop the work
-                self._warn(error)
-        if not self.lease_holder.held:
-            self.lease_holder.acquire(query_mount=wait)
-            self.store.heartbeat.start()
+        if self.lease_holder.held:
+            return
+        try:
+            self._lock = self._lock or acquire_lock_file(self._lock_file, f"run {self.unit.run}, phase {self.name}")
+        except WorkspaceError as error:  # a disk that refuses the lock file must not stop the work
+            self._warn(error)
+        try:
+            self.lease_holder.acquire(query_mount=wait, lock=self._lock)
+        except BaseException:
+            self._unlock()
+            raise
+        self.store.heartbeat.start()
 
     def check_unlocked_by_others(self) -> None:
         """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
-        if self._lock.is_file():
-            acquire_lock_file(self._lock, f"run {self.unit.run}, phase {self.name}")
-            release_lock_file(self._lock)
+        check_lock_file_free(self._lock_file, f"run {self.unit.run}, phase {self.name}")
 
     @contextmanager
     def acquired(self) -> Iterator["PhaseCheckpoints"]:
@@ -175,9 +178,7 @@ class PhaseCheckpoints:
             return
         self.store.wait_home()
         self.lease_holder.renew(released=True)
-        if self._locked:
-            self._locked = False
-            release_lock_file(self._lock)
+        self._unlock()
         if self._listening:
             self._listening = False
             stop.remove_listener()
@@ -278,6 +279,11 @@ class PhaseCheckpoints:
         if self._taken_over is None:
             _log.warning("%s The work of this session ends at its next step; its saves stay.", error)
         self._taken_over = error
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock = None
+            release_lock_file(self._lock_file)
 
     def _listen(self) -> None:
         if not self._listening:

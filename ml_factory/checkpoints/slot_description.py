@@ -104,9 +104,9 @@ _CONTAINER: dict[str, Callable[[object], bool]] = {
 }  # fmt: skip
 _MANIFEST = _CONTAINER | {
     "status": _is_status, "hash": _is_hash, "bytes": _is_count, "session": _is_text, "reason": _is_text,
-    "host": _is_text, "returned_at": _is_time,
+    "host": _is_text, "lock": _is_text, "returned_at": _is_time,
 }  # fmt: skip
 _LEASE: dict[str, Callable[[object], bool]] = {
-    "run": _is_name, "phase": _is_name, "session": _is_text, "fence": _is_count, "host": _is_text, "beat": _is_count,
-    "seen": _is_time, "kept": _is_truth, "released": _is_truth,
+    "run": _is_name, "phase": _is_name, "session": _is_text, "fence": _is_count, "lock": _is_text, "boot": _is_text,
+    "host": _is_text, "beat": _is_count, "seen": _is_time, "kept": _is_truth, "released": _is_truth,
 }  # fmt: skip

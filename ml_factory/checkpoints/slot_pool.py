@@ -30,10 +30,9 @@ from ml_factory.checkpoints.file_format import (
 )
 from ml_factory.checkpoints.slot_description import RETURNED, check_slot_manifest
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.process_identity import machine_id
 from ml_factory.storage.files import disk_errors
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.locks import file_lock
+from ml_factory.storage.locks import file_lock, lock_file_identity
 
 USER_SUFFIX = "-user"  # suffix of the run name under which the user's own saves during a training are stored
 # Seconds after which every machine has seen that a slot was returned, and a machine that took it has written it.
@@ -104,14 +103,21 @@ class Slot:
         same = self.fault is not None or self.manifest.get("hash") == self.header.hash
         return self.manifest.get("status") == RETURNED and same and not self.must_not_overwrite
 
-    def is_free(self, machine: str, now: float) -> bool:
+    def is_free(self, lock: str, now: float) -> bool:
         """Return True for a returned slot that no other machine is likely to take: returned by this machine, or long
         ago.
+
+        lock : identity of the pool's lock, which all processes that share the pool and its local disk exclude each
+            other by.
         """
         if not self.is_returned:
             return False
         at = self.manifest.get("returned_at")
-        return self.manifest.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
+        return self.was_returned_under(lock) or not isinstance(at, int | float) or now - at > _REST_SECONDS
+
+    def was_returned_under(self, lock: str) -> bool:
+        """Return True when a process returned it that held this lock of the pool."""
+        return bool(lock) and self.manifest.get("lock") == lock
 
     def belongs_to_unit(self, unit: CheckpointUnit) -> bool:
         """Return True when the container names this unit, or the manifest where the container is unreadable."""
@@ -174,7 +180,7 @@ class SlotPool:
 
         last : take it after all other returned slots.
         """
-        fields = {"hash": slot.header.hash, "host": machine_id(), "returned_at": time.time()}
+        fields = {"hash": slot.header.hash, "lock": lock_file_identity(self._lock), "returned_at": time.time()}
         fields |= {"saved_at": datetime.now(UTC).isoformat()} if last else {}
         self.write_manifest(slot.path, RETURNED, {**slot.header.info, **fields})
 
@@ -183,10 +189,10 @@ class SlotPool:
         first, then those of other machines in random order, so that two machines that scan at once do not take the same
         slot.
         """
-        machine, now = machine_id(), time.time()
-        free = [slot for slot in slots if slot.is_free(machine, now)]
+        lock, now = lock_file_identity(self._lock), time.time()
+        free = [slot for slot in slots if slot.is_free(lock, now)]
         random.SystemRandom().shuffle(free)
-        return sorted(free, key=_take_order)
+        return sorted(free, key=lambda slot: _take_order(slot, lock))
 
     def make_free_space(self, slots: list[Slot], target: Path, size: int) -> None:
         """Make `size` bytes available at `target`; returned slots are emptied, oldest first.
@@ -215,7 +221,7 @@ class SlotPool:
         return free if self.quota is None else min(free, self.quota - sum(used.values()))
 
 
-def _take_order(slot: Slot) -> tuple[bool, str]:
+def _take_order(slot: Slot, lock: str) -> tuple[bool, str]:
     """Return the sort key of a free slot."""
-    own = slot.manifest.get("host") == machine_id()
+    own = slot.was_returned_under(lock)
     return not own, str(slot.manifest.get("saved_at")) if own else ""

@@ -21,13 +21,14 @@ from typing import Any
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.checkpoints.child_slots import ChildSlots
 from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder, lease_session_id
+from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots, slot_recency
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
 from ml_factory.checkpoints.uploader import CheckpointUploader, SaveStatus
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
+from ml_factory.process_identity import process_id
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state
@@ -83,11 +84,11 @@ class CheckpointStore:
         on_saved: Callable[[], object],
     ):  # fmt: skip
         self.folder, self.keep_last, self.on_saved = Path(os.path.abspath(folder)), keep_last, on_saved
-        self.lease, self.deadline = tiers.lease or SlotWriterId(lease_session_id()), tiers.deadline_seconds
+        self.lease, self.deadline = tiers.lease or SlotWriterId(process_id()), tiers.deadline_seconds
         self.staging, self.durations = StagingBuffer(), save_durations(self.folder)
         self.executor = BackgroundThread("checkpoint", inline=not background)
         self.last_saves: dict[CheckpointUnit, SaveStatus] = {}
-        self._process, self._save_lock = os.getpid(), threading.RLock()
+        self._process, self._save_lock = process_id(), threading.RLock()
         self._holders: list[LeaseHolder] = []
         self.heartbeat = LeaseHeartbeat(lambda: list(self._holders))
         local, quota, disk = tiers.local, tiers.quota_bytes, tiers.disk
@@ -118,7 +119,7 @@ class CheckpointStore:
     @property
     def owned_by_this_process(self) -> bool:
         """True in the process that opened the store, False in a fork of it."""
-        return self._process == os.getpid()
+        return self._process == process_id()
 
     def check_process(self) -> None:
         """Raise CheckpointError in a forked process: the staging buffer, the writing threads and the leases are its
@@ -127,7 +128,7 @@ class CheckpointStore:
         if not self.owned_by_this_process:
             raise CheckpointError(
                 "This CheckpointManager belongs to another process", where=self.folder,
-                got=f"process {os.getpid()}, made by fork", wanted=f"process {self._process}",
+                got=f"process {os.getpid()}, made by fork", wanted="the process that opened it",
                 next_step="open a CheckpointManager in the process that saves",
             )  # fmt: skip
 

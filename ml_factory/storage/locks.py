@@ -1,64 +1,180 @@
 """File locks: one living process for each resource that must not have two writers.
 
-A lock of the operating system (flock) ends with its process, so no lock is stale after SIGKILL. Where a file system has
-no flock, the process id in the lock file decides, and also when a child of the dead owner still holds the lock. No lock
-reaches another machine: flock on a mount is local, so the lock of a path on a mount is a file on the local disk, which
-never hangs.
+A lock is the kernel's (flock). It ends with its process, so none is stale after SIGKILL, and it excludes every process
+of this kernel, in whatever container: a lock that is held is held, whatever its file holds, and is never broken.
+
+The file's text serves two purposes. Each line is one holder, "id process host": the last one names the holder in a
+message, and all of them together prove an end: the process that now holds the lock knows that every earlier holder
+has ended or released it. A lease that names such a holder needs no watching (`checkpoints.leases`). An id is random;
+the proof counts for this very file alone (kernel, device and inode), since a copied disk has the same text.
+
+On a file system without locks nothing is excluded and nothing is proven: `acquire_lock_file` returns None, and the
+lease alone decides, after it was watched. No lock reaches another machine: flock on a mount is local, so the lock of a
+path on a mount is a file on the local disk, which never hangs.
 """
 
 import errno
 import fcntl
-import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
-from ml_factory.process_identity import machine_id
+from ml_factory.process_identity import boot_id, process_id
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint_json, parse_json
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.regular_files import open_regular_file
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
-# path -> (descriptor, owning process, number of nested acquisitions)
-_held: dict[Path, tuple[int, int, int]] = {}
+_PATIENCE_SECONDS = 0.3  # another process may look at the lock, or a child of its last holder be about to start
+_LARGEST_TEXT, _LARGEST_LINE, _KEPT_LINES = 1 << 14, 400, 32  # bytes, bytes, lines
 
 
-def acquire_lock_file(path: Path, what: str) -> None:
-    """Own `path` (a lock file) for this process; nested calls are counted, and each needs its own `release`.
+@dataclass(frozen=True)
+class HeldLock:
+    """A lock file that this process holds.
+
+    Parameters
+    ----------
+    holder : id of this process as the holder of this very file; "" where the file could not be written.
+    ended : ids of its earlier holders, each of which has ended or released it.
+    """
+
+    holder: str
+    ended: frozenset[str] = frozenset()
+
+    def proves_end_of(self, holder: object) -> bool:
+        """Return True when the process with this holder's id has ended or released the file, or is this one."""
+        return bool(holder) and holder in {self.holder, *self.ended}
+
+
+class _LockFile:
+    """An open lock file. A forked child closes its copy at once, so that the lock ends with the process that took it.
+
+    write : create the file if it does not exist.
+    """
+
+    open_files: set["_LockFile"] = set()  # noqa: RUF012 - of the process
+    guard = threading.RLock()  # no fork between the opening of a file and its entry in `open_files`
+
+    def __init__(self, path: Path, write: bool = True):
+        with self.guard:
+            try:
+                self.descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+            except PermissionError:  # of another user: it can be locked, and not signed
+                self.descriptor = open_regular_file(path)
+            self.open_files.add(self)
+
+    def try_lock(self, how: int = fcntl.LOCK_EX) -> bool | None:
+        """Return True when locked, False when another process holds it, None when the file system has no locks."""
+        try:
+            fcntl.flock(self.descriptor, how | fcntl.LOCK_NB)
+        except OSError as error:
+            return False if error.errno in _BUSY else None
+        return True
+
+    def is_at(self, path: Path) -> bool:
+        """Return True when this is the file at `path`, which may have been deleted and made again."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(path))
+        except FileNotFoundError:
+            return False
+
+    def lines(self) -> list[list[str]]:
+        text = os.pread(self.descriptor, _LARGEST_TEXT, 0).decode(errors="replace")
+        return [line.split() for line in text.splitlines() if line]
+
+    def sign(self) -> HeldLock:
+        """Add this process to the holders. A disk that refuses that costs the next process the proof, not the lock."""
+        file = lock_file_identity(self.descriptor)
+        ended = frozenset(f"{file} {words[0]}" for words in self.lines() if words)
+        line = f"{process_id()} {os.getpid()} {socket.gethostname()}\n".encode()
+        try:
+            self._append(line)
+        except OSError:
+            return HeldLock("", ended)
+        return HeldLock(f"{file} {process_id()}", ended)
+
+    def _append(self, line: bytes) -> None:
+        text = os.pread(self.descriptor, 2 * _LARGEST_TEXT, 0)
+        if len(text) + len(line) > _LARGEST_TEXT:
+            newest = [one for one in text.splitlines() if len(one) < _LARGEST_LINE][-_KEPT_LINES:]
+            kept = b"\n".join([*newest, line])
+            os.pwrite(self.descriptor, kept, 0)
+            os.ftruncate(self.descriptor, len(kept))
+        else:
+            os.pwrite(self.descriptor, line if not text or text.endswith(b"\n") else b"\n" + line, len(text))
+
+    def close(self) -> None:
+        """Unlock and close, unless a fork already closed this copy."""
+        with self.guard, suppress(OSError):
+            if self in self.open_files:
+                self.open_files.discard(self)
+                with suppress(OSError):
+                    fcntl.flock(self.descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
+                os.close(self.descriptor)
+
+
+@dataclass
+class _Acquired:
+    """A lock file of this process and the number of its acquisitions."""
+
+    file: _LockFile
+    lock: HeldLock
+    count: int = 1
+
+
+_held: dict[Path, _Acquired] = {}
+
+
+def acquire_lock_file(path: Path, what: str) -> HeldLock | None:
+    """Own `path` (a lock file) for this process; nested calls are counted, and each needs its own `release_lock_file`.
 
     Parameters
     ----------
     path : the lock file, on a local disk.
     what : the resource, for the message.
 
-    Raises CheckpointError naming the other process when a living one owns the lock.
+    Returns None where the file system has no locks. Raises CheckpointError naming the other process when one holds it.
     """
     path = Path(os.path.abspath(path))
-    descriptor, owner, count = _held.pop(path, (-1, 0, 0))
-    if owner == os.getpid():
-        _held[path] = (descriptor, owner, count + 1)
-        return
-    if descriptor >= 0:  # inherited through fork: close our copy, the parent keeps its lock
-        os.close(descriptor)
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _held[path] = (_acquire(path, what), os.getpid(), 1)
+    with _LockFile.guard:
+        if path in _held:
+            _held[path].count += 1
+            return _held[path].lock
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = _lock(path, what)
+            if file is None:
+                return None
+            _held[path] = _Acquired(file, file.sign())
+        return _held[path].lock
 
 
 def release_lock_file(path: Path) -> None:
-    """Undo one `acquire`; the last one frees the lock."""
+    """Undo one `acquire_lock_file`; the last one frees the lock."""
     path = Path(os.path.abspath(path))
-    descriptor, owner, count = _held.pop(path, (-1, 0, 0))
-    if owner != os.getpid():
+    with _LockFile.guard:
+        if path in _held:
+            _held[path].count -= 1
+            if not _held[path].count:
+                _held.pop(path).file.close()
+
+
+def check_lock_file_free(path: Path, what: str) -> None:
+    """Raise CheckpointError when another process holds the lock file; nothing is written, and no lock is kept."""
+    path = Path(os.path.abspath(path))
+    if path in _held or not path.is_file():
         return
-    if count > 1:
-        _held[path] = (descriptor, owner, count - 1)
-        return
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-    os.close(descriptor)
+    with disk_errors(path), suppress(FileNotFoundError):
+        file = _lock(path, what, fcntl.LOCK_SH, write=False)
+        if file is not None:
+            file.close()
 
 
 @contextmanager
@@ -68,78 +184,69 @@ def file_lock(path: Path) -> Iterator[None]:
         path = local_cache_folder("locks") / f"{fingerprint_json(os.path.abspath(path))[:16]}.lock"
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = _LockFile(path)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        file.close()
 
 
-def _acquire(path: Path, what: str) -> int:
-    """Return a locked descriptor of the file that is at `path` now."""
-    for _ in range(20):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            locked = _try_lock(descriptor)
-            other = _living_owner(descriptor)
-            if locked is not True and other is not None:
-                raise CheckpointError(
-                    f"Another process is working on {what}",
-                    where=path,
-                    got=f"process {other}",
-                    next_step="wait for it or stop it, or open a new run with FRESH",
-                )
-            if locked is False:  # held by a child of a dead owner: unlink the file and make a new one
-                if _same_file(descriptor, path):
-                    path.unlink(missing_ok=True)
-            elif _same_file(descriptor, path):
-                _sign(descriptor)
-                held, descriptor = descriptor, -1
-                return held
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        time.sleep(0.01)
-    raise CheckpointError(f"The lock of {what} cannot be taken", where=path, next_step="run again")
+def lock_file_identity(file: int | Path) -> str:
+    """Return the name of one lock file among all machines and disks: kernel, device and inode; "" where there is none.
 
-
-def _try_lock(descriptor: int) -> bool | None:
-    """Return True when locked, False when another process holds the lock, None when the file system has no locks."""
+    Processes that see the same identity exclude each other by this lock.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in _BUSY else None
-    return True
-
-
-def _living_owner(descriptor: int) -> int | None:
-    """Return the id of the process that signed the lock file, if it lives on this machine and is not this one."""
-    try:
-        note = parse_json(os.pread(descriptor, 4096, 0) or b"{}")
-        pid, host = note.get("pid"), note.get("host")
-    except (ValueError, AttributeError):
-        return None
-    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != machine_id():
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
+        facts = os.stat(file)
     except OSError:
-        return pid
-    return pid
+        return ""
+    return f"{boot_id()} {facts.st_dev:x}:{facts.st_ino:x}"
 
 
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+def _lock(path: Path, what: str, how: int = fcntl.LOCK_EX, write: bool = True) -> _LockFile | None:
+    """Return the locked file that is at `path` now; None where the file system has no locks.
+
+    Raises CheckpointError when another process holds it.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        file = _LockFile(path, write)
+        try:
+            locked = file.try_lock(how)
+            if locked is None:
+                return None
+            if locked and file.is_at(path):
+                kept, file = file, None
+                return kept
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"Another process is working on {what}", where=path, got=_describe_holder(file.lines()),
+                    next_step="wait for it or stop it, or open a new run with FRESH",
+                )  # fmt: skip
+        finally:
+            if file is not None:
+                file.close()
+        time.sleep(0.02)
 
 
-def _sign(descriptor: int) -> None:
-    note = json.dumps({"pid": os.getpid(), "host": machine_id(), "since": time.time()}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, note, 0)
+def _describe_holder(lines: list[list[str]]) -> str:
+    """Return "process 12 on host" of a lock file's last line; its number counts in that process's container."""
+    last = lines[-1] if lines else []
+    return f"process {last[1]} on {last[2]}" if len(last) == 3 else "a lock that is held"
+
+
+def _close_copies() -> None:
+    """Close the lock files that a fork has copied; they stay locked by the parent."""
+    for file in _LockFile.open_files:
+        with suppress(OSError):
+            os.close(file.descriptor)
+    _LockFile.open_files.clear()
+    _held.clear()
+    _LockFile.guard.release()
+
+
+os.register_at_fork(
+    before=_LockFile.guard.acquire, after_in_parent=_LockFile.guard.release, after_in_child=_close_copies
+)

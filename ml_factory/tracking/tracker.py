@@ -14,8 +14,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.leases import LeaseTakenOverError, lease_session_id
+from ml_factory.checkpoints.leases import LeaseTakenOverError
 from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_replace import flush_to_disk
@@ -77,11 +78,11 @@ class Tracker:
             self.local_folder.mkdir(parents=True, exist_ok=True)
         self._log_uploader = LogUploader(self.local_folder, self.folder)
         local = [attempt.number for attempt, _ in list_log_segments(self.local_folder)]
-        self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), lease_session_id()[:8]), 0
+        self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), process_id()[:8]), 0
         uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
         self._attempt = RunLogAttempt(
             1 + max([*local, *(attempt_of_segment(name).number for name in uploaded)], default=0),
-            lease_session_id()[:8],
+            process_id()[:8],
         )
         self._open_segment()
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}

@@ -1,5 +1,6 @@
 """Sessions on two machines and one workspace: the living is left alone, the dead is followed, the zombie is fenced."""
 
+import shutil
 import threading
 import time
 from functools import partial
@@ -14,6 +15,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWrite
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage.locks import HeldLock
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 UNIT = CheckpointUnit("run", "train_lstm")
@@ -29,7 +31,7 @@ class Machine:
 
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
         self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
-        self.while_waiting, self.waited, self.clock_synchronized = lambda: None, 0.0, True
+        self.while_waiting, self.waited, self.clock_synchronized, self.boot = lambda: None, 0.0, True, f"boot of {name}"
         self.slots = Slots(SlotPool(folder), SlotWriterId(name))
 
     def lease_holder(self) -> LeaseHolder:
@@ -38,7 +40,8 @@ class Machine:
         return LeaseHolder(UNIT, self.name, self.slots, **clocks)
 
     def sits_here(self) -> None:
-        self.patch.setattr(leases, "machine_id", lambda: self.name)
+        self.patch.setattr(leases, "boot_id", lambda: self.boot)
+        self.patch.setattr(leases.socket, "gethostname", lambda: self.name)
         self.patch.setattr(leases, "clock_is_synchronized", lambda: self.clock_synchronized)
 
     def _sleep(self, seconds: float) -> None:
@@ -112,14 +115,21 @@ def test_lease_of_dead_session_with_unsynchronized_clock_is_taken_after_expiry(m
 
 
 @pytest.mark.parametrize(
-    ("hosts", "silent", "waits"),
-    [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), EXPIRY_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
-    ids=["a day ago", "one clock, long ago", "one clock, just now"],
+    ("boots", "synchronized", "silent", "waits"),
+    [
+        ("ab", False, 86401, 0),
+        ("ab", True, EXPIRY_SECONDS + 1, 0),
+        ("ab", True, 60, 120),
+        ("aa", True, 3600, EXPIRY_SECONDS),
+        ("aa", False, 3600, EXPIRY_SECONDS),
+    ],
+    ids=["a day ago", "long ago", "just now", "one kernel", "one kernel, not synchronized"],
 )
-def test_lease_with_unambiguous_age_waits_only_remaining_expiry(machines, hosts, silent, waits):
+def test_lease_waits_only_remaining_expiry_where_age_is_unambiguous(machines, boots, synchronized, silent, waits):
+    """Two containers of one kernel have one clock report, and one of them may have another clock."""
     one, two = machines
-    for machine, host in zip(machines, hosts, strict=True):
-        machine.name, machine.clock_synchronized = host, False
+    for machine, machine.boot in zip(machines, boots, strict=True):
+        machine.clock_synchronized = synchronized
     one.lease_holder().acquire()
     two.now += silent
     two.lease_holder().acquire()
@@ -263,19 +273,41 @@ def test_lease_of_session_just_killed_is_taken_after_expiry_and_warns(machines, 
     assert "waiting up to 140 s" in caplog.text
 
 
-def test_lease_released_or_of_same_machine_is_taken_without_waiting(machines):
+def test_lease_released_is_taken_without_waiting(machines):
     one, two = machines
     held = one.lease_holder()
     held.acquire()
     held.renew(released=True)
     holder = two.lease_holder()
     holder.acquire()
-    assert holder.lease.fence == 2 and two.now == 1000
-    here = LeaseHolder(
-        UNIT, "two, another process", two.slots, now=lambda: 1000.0, sleep=lambda seconds: pytest.fail("waits")
-    )
-    here.acquire()
-    assert here.lease.fence == 3
+    assert holder.lease.fence == 2 and two.waited == 0
+
+
+@pytest.mark.parametrize(
+    ("lock", "waits"),
+    [
+        (HeldLock("file two", frozenset({"file zero", "file one"})), 0),
+        (HeldLock("file two", frozenset({"copied one"})), EXPIRY_SECONDS),  # a disk was copied with its lock files
+        (HeldLock("file two"), EXPIRY_SECONDS),  # a container with a local disk of its own
+        (None, EXPIRY_SECONDS),  # a file system without locks
+    ],
+)
+def test_lease_of_one_host_name_and_kernel_is_taken_at_once_only_where_lock_proves_end(machines, lock, waits):
+    one, two = machines
+    one.boot = two.boot
+    one.lease_holder().acquire(lock=HeldLock("file one"))
+    one.name = two.name
+    holder = two.lease_holder()
+    holder.acquire(lock=lock)
+    assert holder.lease == SlotWriterId("two", 2) and two.waited == pytest.approx(waits)
+
+
+def test_lease_without_lock_is_watched_by_session_that_has_a_lock(machines):
+    one, two = machines
+    one.boot = two.boot
+    one.lease_holder().acquire(lock=HeldLock(""))  # its disk refused the signature
+    two.lease_holder().acquire(lock=HeldLock("file two", frozenset({"", "file one"})))
+    assert two.waited == pytest.approx(EXPIRY_SECONDS)
 
 
 def test_superseded_session_cannot_write_slots_or_retake_lease(machines):
@@ -320,6 +352,47 @@ def test_slots_of_two_sessions_with_equal_fence_accept_only_later_session(machin
         one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
 
 
+def test_session_that_has_saved_keeps_unit_from_newcomer_of_equal_fence(machines):
+    """The newcomer's mount showed neither lease nor checkpoint; it is refused before it writes, whatever its name."""
+    one, two = machines
+    for first, second in (machines, machines[::-1]):
+        for path in [*(one.folder / "leases").glob("*"), *one.folder.glob("slot-*")]:
+            path.unlink()
+        incumbent = first.lease_holder()
+        incumbent.acquire()
+        lease = next((one.folder / "leases").iterdir())
+        shown = lease.read_bytes()
+        lease.unlink()
+        newcomer = second.lease_holder()
+        newcomer.acquire()
+        assert incumbent.lease.fence == newcomer.lease.fence == 1
+        lease.write_bytes(shown)
+        first.slots.write(UNIT, 3, {"lease": incumbent.lease.to_dict(), "metrics": {}}, b"1")
+        newcomer.renew()
+        assert first.slots.read_lease(UNIT)["session"] == first.name  # a third session must see the one that works
+        with pytest.raises(LeaseTakenOverError):
+            second.slots.write(UNIT, 3, {"lease": newcomer.lease.to_dict(), "metrics": {}}, b"2")
+        lease.write_bytes(shown.replace(f'"{first.name}"'.encode(), f'"{second.name}"'.encode()))  # a late upload
+        incumbent.renew()
+        assert first.slots.read_lease(UNIT)["session"] == first.name
+        newcomer.renew(released=True)
+        assert first.slots.read_lease(UNIT)["session"] == first.name
+        first.slots.write(UNIT, 3, {"lease": incumbent.lease.to_dict(), "metrics": {}}, b"3")
+
+
+def test_slots_of_two_sessions_that_saved_with_equal_fence_accept_only_one(machines, tmp_path):
+    """Each saved before it saw the other."""
+    one, two = machines
+    elsewhere = Slots(SlotPool(tmp_path / "elsewhere"), SlotWriterId("two"))
+    for name, slots in (("one", one.slots), ("two", elsewhere)):
+        slots.write(UNIT, 3, {"lease": {"session": name, "fence": 1}, "metrics": {}}, b"1")
+    for path in elsewhere.pool.folder.glob("slot-*"):
+        shutil.copy(path, one.folder)
+    with pytest.raises(LeaseTakenOverError):
+        one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"2")
+    two.slots.write(UNIT, 3, {"lease": {"session": "two", "fence": 1}, "metrics": {}}, b"3")
+
+
 def test_slots_latest_valid_prefers_higher_fence_over_sequence(machines):
     one, two = machines
     for number in range(4):
@@ -344,6 +417,7 @@ def test_manager_superseded_by_other_session_raises_at_next_save(tmp_path, monke
         with CheckpointManager(
             tmp_path, run="run", tiers=StorageTiers(lease=SlotWriterId("second")), background=False
         ) as second:
+            next((tmp_path / "leases").iterdir()).unlink()  # as on a mount that does not show it yet
             second.phase("p").lease_holder.acquire()
             assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
             with pytest.raises(LeaseTakenOverError):

@@ -203,19 +203,20 @@ def test_released_slots_free_space_for_larger_state(tmp_path):
 
 
 def test_slot_pool_on_two_machines_takes_different_released_slots(tmp_path, monkeypatch):
-    """Each machine scans a copy of its own, as two mounts of one Drive do until both are up to date."""
-    machine = ["one"]
-    monkeypatch.setattr(slot_pool, "machine_id", lambda: machine[0])
+    """Each machine scans a copy of its own, as two mounts of one Drive do until both are up to date.
+
+    The machines have one host name and one kernel, as two containers may.
+    """
     here = Slots(SlotPool(tmp_path / "one"))
     for value in range(3):
         here.write(CheckpointUnit("r", "old"), 3, {"metrics": {}}, bytes([value]))
     here.release(CheckpointUnit("r", "old"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     taken = {}
-    for machine[0] in ("one", "two"):
-        slots = Slots(SlotPool(tmp_path / machine[0]))
-        taken[machine[0]] = {
-            slots.write(CheckpointUnit("r", machine[0]), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
+    for machine in ("one", "two"):
+        slots = Slots(SlotPool(tmp_path / machine))
+        taken[machine] = {
+            slots.write(CheckpointUnit("r", machine), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
         }
     assert len(taken["one"]) == len(taken["two"]) == 3 and not taken["one"] & taken["two"]
     monkeypatch.setattr(slot_pool, "_REST_SECONDS", -1.0)  # long ago: by now everybody has seen what became of it

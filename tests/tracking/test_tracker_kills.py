@@ -73,7 +73,7 @@ def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, mon
     """Not seen: the cloud showed the second session nothing of the first; both are attempt 1 of their own count."""
 
     def session(name):
-        monkeypatch.setattr("ml_factory.tracking.tracker.lease_session_id", lambda: name * 8)
+        monkeypatch.setattr("ml_factory.tracking.tracker.process_id", lambda: name * 8)
         return Tracker("run", {}, tmp_path / "w", tmp_path / name, mirror="off")
 
     def log(tracker, steps, scale):
