@@ -354,13 +354,13 @@ def test_slots_of_two_sessions_with_equal_fence_accept_only_later_session(machin
 
 def test_session_that_has_saved_keeps_unit_from_newcomer_of_equal_fence(machines):
     """The newcomer's mount showed neither lease nor checkpoint; it is refused before it writes, whatever its name."""
-    one, two = machines
+    folder = machines[0].folder
     for first, second in (machines, machines[::-1]):
-        for path in [*(one.folder / "leases").glob("*"), *one.folder.glob("slot-*")]:
+        for path in [*(folder / "leases").glob("*"), *folder.glob("slot-*")]:
             path.unlink()
         incumbent = first.lease_holder()
         incumbent.acquire()
-        lease = next((one.folder / "leases").iterdir())
+        lease = next((folder / "leases").iterdir())
         shown = lease.read_bytes()
         lease.unlink()
         newcomer = second.lease_holder()

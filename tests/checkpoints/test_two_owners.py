@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+UNSHARE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--mount",
+    "--uts",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 HOUR = 3600
 EXPIRY = 2.5  # seconds that a lease must stay unchanged, in place of three minutes
 # A session: it loads, prints what it found or why it was refused, then saves each number that it reads.
