@@ -31,8 +31,10 @@ class Disk:
         return files.free_bytes(folder)
 
     def open(self, path: Path, write: bool = False) -> int:
-        """Open a regular file; with `write` it is created if it does not exist, and never truncated."""
-        return open_regular_file(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+        """Open a regular file, never through a symbolic link; with `write` it is created if it does not exist, and
+        never truncated.
+        """
+        return open_regular_file(path, os.O_NOFOLLOW | (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY))
 
     def size(self, descriptor: int) -> int:
         return os.fstat(descriptor).st_size

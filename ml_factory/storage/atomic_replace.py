@@ -17,11 +17,26 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
+def open_temporary_file(temporary: Path) -> int:
+    """Make the file at a temporary path and return its descriptor; what is there, such as a link, is removed, and never
+    opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(temporary, flags, 0o666)
+    except FileExistsError:
+        temporary.unlink()
+        return os.open(temporary, flags, 0o666)
+
+
 def commit_atomic_replace(temporary: Path, path: Path, flush: bool = True) -> None:
     """Rename a finished temporary file to `path`; with `flush` the rename survives a power cut."""
-    if flush:
-        with open(temporary, "r+b") as file:
-            flush_to_disk(file.fileno())
+    descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # a link fails here
+    try:
+        if flush:
+            flush_to_disk(descriptor)
+    finally:
+        os.close(descriptor)
     os.replace(temporary, path)
     if flush:
         _flush_folder(path.parent)

@@ -24,7 +24,12 @@ from typing import Any
 
 from ml_factory.errors import FileError, WorkspaceError
 from ml_factory.redaction import redact_values
-from ml_factory.storage.atomic_replace import commit_atomic_replace, sweep_temporary_files, temporary_path
+from ml_factory.storage.atomic_replace import (
+    commit_atomic_replace,
+    open_temporary_file,
+    sweep_temporary_files,
+    temporary_path,
+)
 from ml_factory.storage.json_values import LARGEST_JSON, parse_json
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.regular_files import check_file_size, open_regular_file
@@ -241,7 +246,8 @@ class Files:
         sweep_temporary_files(path)
         temporary = temporary_path(path)
         try:
-            with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else None)):
+            with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else 0) or None):
+                os.close(open_temporary_file(temporary))
                 writer(temporary)
                 commit_atomic_replace(temporary, path, flush)
         finally:
@@ -283,7 +289,7 @@ class Files:
         sweep_temporary_files(path)
         temporary = temporary_path(path)
         try:
-            with open(source, "rb") as file, open(temporary, "wb") as copy:
+            with open(source, "rb") as file, open(open_temporary_file(temporary), "wb") as copy:
                 self._copy(file, copy)
             commit_atomic_replace(temporary, path)
         finally:

@@ -65,9 +65,10 @@ class _LockFile:
     def __init__(self, path: Path, write: bool = True):
         with self.guard:
             try:
-                self.descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY)
+                flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
+                self.descriptor = open_regular_file(path, flags | os.O_NOFOLLOW)
             except PermissionError:  # of another user: it can be locked, and not signed
-                self.descriptor = open_regular_file(path)
+                self.descriptor = open_regular_file(path, os.O_RDONLY | os.O_NOFOLLOW)
             self.open_files.add(self)
 
     def try_lock(self, how: int = fcntl.LOCK_EX) -> bool | None:

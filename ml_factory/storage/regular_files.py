@@ -16,12 +16,19 @@ class RefusedFileError(OSError):
 def open_regular_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
     """Return a descriptor of the regular file at `path`; a pipe without a writer does not make the caller wait.
 
+    flags : as of os.open; with O_NOFOLLOW a symbolic link at `path` is refused.
+
     Raises RefusedFileError for another kind of file, and for a sparse one that is opened for reading; OSError as
     os.open does.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except BlockingIOError:  # another program holds a lease on it, which only a regular file has: wait for it
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise RefusedFileError(errno.ELOOP, "it is a symbolic link") from error
+        if not isinstance(error, BlockingIOError):
+            raise
+        # Another program holds a lease on it, which only a regular file has: wait for it.
         descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         facts = os.fstat(descriptor)

@@ -1,0 +1,118 @@
+"""Symbolic links in the places of files that are written: their targets are neither read as ours, nor changed."""
+
+import os
+
+import numpy as np
+import pytest
+
+from ml_factory.checkpoints.disk import Disk
+from ml_factory.checkpoints.leases import write_lease_file
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
+from ml_factory.errors import FileError, WorkspaceError
+from ml_factory.storage.atomic_replace import temporary_path
+from ml_factory.storage.files import files
+from ml_factory.storage.locks import acquire_lock_file, file_lock, release_lock_file
+
+TEXT = b"{}\n" * 1000  # also when read as JSON nothing is wrong with it
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file of the user outside the workspace."""
+    path = tmp_path / "victim"
+    path.write_bytes(TEXT)
+    yield path
+    assert path.read_bytes() == TEXT
+
+
+def test_checkpoint_slots_behind_links_are_not_overwritten(tmp_path, victim):
+    folder = tmp_path / "checkpoints"
+    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
+        for step in range(4):
+            manager.save_checkpoint("p", {"step": step}, force=True)
+    slots = sorted(folder.glob("slot-*.ckpt"))
+    for slot in slots:  # each of them in turn would be the next to be written
+        slot.unlink()
+        slot.symlink_to(victim)
+    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
+        assert manager.load_latest_checkpoint("p") is None
+        for step in range(6):
+            assert manager.save_checkpoint("p", {"step": step}, force=True)
+        assert manager.load_latest_checkpoint("p")["state"] == {"step": 5}
+    assert all(slot.is_symlink() for slot in slots)
+
+
+def test_slot_manifests_and_leases_behind_links_are_not_overwritten(tmp_path, victim):
+    folder = tmp_path / "checkpoints"
+    for life in range(2):
+        with CheckpointManager(folder, run="run", background=False) as manager:
+            for step in range(6):
+                assert manager.save_checkpoint("p", {"step": step + 6 * life}, force=True)
+            assert manager.load_latest_checkpoint("p")["state"] == {"step": 5 + 6 * life}
+        texts = [*folder.glob("slot-*.json"), *(folder / "leases").glob("*.json")]
+        assert len(texts) > 2
+        for path in texts:
+            path.unlink()
+            path.symlink_to(victim)
+    with pytest.raises(WorkspaceError):
+        write_lease_file(Disk(), folder, CheckpointUnit("run", "p"), {"fence": 9, "seen": 1.0})
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
+    target = tmp_path / "made by nobody" if dangling else victim
+    lock = tmp_path / "locks" / "run.lock"
+    lock.parent.mkdir()
+    lock.symlink_to(target)
+    with pytest.raises(FileError, match="symbolic link"):
+        acquire_lock_file(lock, "a run")
+    with pytest.raises(FileError, match="symbolic link"), file_lock(lock):
+        pass
+    lock.unlink()
+    acquire_lock_file(lock, "a run")
+    release_lock_file(lock)
+    assert dangling is not target.exists()
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_replace_with_link_at_temporary_path_writes_new_file(tmp_path, victim, flush):
+    path = tmp_path / "results" / "a.json"
+    path.parent.mkdir()
+    temporary_path(path).symlink_to(victim)
+    files.replace(path, lambda temporary: temporary.write_bytes(b"ours"), flush=flush)
+    assert path.read_bytes() == b"ours" and not path.is_symlink() and sorted(os.listdir(path.parent)) == ["a.json"]
+
+
+def test_replace_whose_temporary_file_became_link_raises_and_keeps_file(tmp_path, victim):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"before")
+
+    def exchange(temporary):
+        temporary.unlink()
+        temporary.symlink_to(victim)
+
+    with pytest.raises(FileError):
+        files.replace(path, exchange)
+    assert path.read_bytes() == b"before" and not path.is_symlink()
+
+
+def test_upload_with_link_at_temporary_path_writes_new_file(tmp_path, victim):
+    source, path = tmp_path / "source", tmp_path / "results" / "a.json"
+    path.parent.mkdir()
+    source.write_bytes(b"ours")
+    temporary_path(path).symlink_to(victim)
+    files.upload(path, str(source))
+    assert path.read_bytes() == b"ours" and not path.is_symlink()
+
+
+def test_replace_over_link_replaces_the_link_itself(tmp_path, victim):
+    (tmp_path / "a.json").symlink_to(victim)
+    files.write_json(tmp_path / "a.json", [1])
+    assert files.read_json(tmp_path / "a.json") == [1] and not (tmp_path / "a.json").is_symlink()
+
+
+def test_bars_behind_link_of_the_user_are_read(tmp_path):
+    np.save(tmp_path / "moved.npy", np.arange(3))
+    (tmp_path / "link.npy").symlink_to(tmp_path / "moved.npy")
+    assert files.read(tmp_path / "link.npy") == (tmp_path / "moved.npy").read_bytes()
