@@ -1,9 +1,10 @@
 """File operations of checkpoint slots, one method each, so that a test can make each of them fail."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from ml_factory.storage.atomic_replace import flush_to_disk
+from ml_factory.storage.atomic_replace import flush_folder, flush_to_disk
 from ml_factory.storage.files import files
 from ml_factory.storage.regular_files import open_regular_file
 
@@ -18,6 +19,16 @@ class Disk:
 
     def make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+
+    def sync_folder(self, folder: Path, parents: bool = False) -> None:
+        """Make the names of new files in the folder survive a power cut.
+
+        parents : the folder may be new: its own name, and those of the folders above it, too.
+        """
+        flush_folder(folder)
+        for one in folder.parents if parents else ():
+            with suppress(OSError):  # a file system that this user does not own
+                flush_folder(one)
 
     def names(self, folder: Path) -> list[str]:
         """Return the names of the folder's entries, sorted; none when the folder does not exist."""
