@@ -229,14 +229,14 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=given.folder) as place,
         CheckpointManager(Path(place) / "checkpoints", run="bench") as manager,
     ):
-        store, modest = manager.store, manager.store.writer
+        store, modest = manager.store, manager.store.writer.child
         # At the priority of its peers: on a busy machine a child that yields would look slow because of its niceness.
-        store.writer = ChildSlots(
+        store.writer.child = ChildSlots(
             store.folder, store.locks / "pool.lock", store.lease, memory=store.staging.file, niceness=0
         )
         blocking = verdict(compare(Round(state, Path(place), manager), given.repeats))
-        store.writer.close()
-        store.writer = modest
+        store.writer.child.close()
+        store.writer.child = modest
         found = manager.load_latest_checkpoint("train")["state"]
         same = all(np.array_equal(one, flat(found)[name]) for name, one in flat(state).items())
         print_json(bench="checkpoints", what="loaded as it was saved", same=same)

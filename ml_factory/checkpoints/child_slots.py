@@ -19,11 +19,21 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWrite
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
+from ml_factory.storage.worker_process import (
+    WorkerDiedError,
+    WorkerParentConnection,
+    WorkerProcess,
+    WorkerUnavailableError,
+)
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
 _SERVED_BY = __name__
+LOCAL_DISK, MOUNT = "local disk", "mount"
 _ERRORS = {kind.__name__: kind for kind in (LeaseTakenOverError, CheckpointError, WorkspaceError)}
+
+
+class KilledChildError(UnresponsiveMountError):
+    """The child was killed in the middle of an operation; its disk may be well, and the operation can be repeated."""
 
 
 class ChildSlots(WorkerProcess):
@@ -31,28 +41,33 @@ class ChildSlots(WorkerProcess):
 
     Parameters
     ----------
-    folder, lock, quota, lease : as of `Pool` and `Slots`; the lock is on a local disk.
+    folder, quota, lease : as of `SlotPool` and `Slots`.
+    lock, lock_seconds : as of `SlotPool`; the lock is on a local disk.
+    disk : what the folder is on, for messages: LOCAL_DISK or MOUNT.
     memory : descriptor of the staging buffer that `write` reads.
     deadline : seconds without a sign of life after which a child is killed.
     niceness : of the child, so that training keeps its cores.
 
-    Methods raise what `Slots` raises, and UnresponsiveMountError when the folder does not answer.
+    Methods raise what `Slots` raises, UnresponsiveMountError when the folder does not answer, and KilledChildError.
     """
 
     def __init__(
-        self, folder: Path, lock: Path, lease: SlotWriterId, *, memory: int = -1, quota: int | None = None,
-        deadline: float = 60, niceness: int = 14,
+        self, folder: Path, lock: Path, lease: SlotWriterId, *, disk: str = MOUNT, memory: int = -1,
+        quota: int | None = None, deadline: float = 60, lock_seconds: float | None = None, niceness: int = 14,
     ):  # fmt: skip
-        self.folder = Path(folder)
-        options = {"folder": str(folder), "lock": str(lock), "quota": quota, "memory": memory, "lease": lease.to_dict()}
+        self.folder, self.disk = Path(folder), disk
+        options = {
+            "folder": str(folder), "lock": str(lock), "lock_seconds": lock_seconds, "quota": quota, "memory": memory,
+            "lease": lease.to_dict(),
+        }  # fmt: skip
         descriptors = [memory] if memory >= 0 else []
-        self._advice = "mount it again; until then checkpoints stay on the local disk"
-        if descriptors:  # the local slots, which saves are written to first
-            self._advice = "check its disk; until it answers no checkpoint is saved"
         super().__init__(_SERVED_BY, [json.dumps(options), niceness], str(folder), deadline, descriptors, [_HASHES])
 
-    def write(self, unit: CheckpointUnit, keep: int, info: dict, payload: memoryview) -> dict:
-        return self._call("write", unit, keep, info, len(payload))
+    def write(
+        self, unit: CheckpointUnit, keep: int, info: dict, payload: memoryview, after: int = 0,
+        deadline: float | None = None,
+    ) -> dict:  # fmt: skip
+        return self._call("write", unit, keep, info, len(payload), after, deadline=deadline)
 
     def copy_from_pool(self, unit: CheckpointUnit, keep: int, source: str, fence: int = 0) -> dict:
         return self._call("copy_from_pool", unit, keep, source, fence)
@@ -81,20 +96,30 @@ class ChildSlots(WorkerProcess):
     def verify(self, path: str) -> dict:
         return self._call("verify", path)
 
-    def _call(self, method: str, *args: object) -> Any:
+    def _call(self, method: str, *args: object, deadline: float | None = None) -> Any:
         encoded = [[arg.run, arg.phase] if isinstance(arg, CheckpointUnit) else arg for arg in args]
         try:
-            answer, _ = self.call({"method": method, "args": encoded})
+            answer, _ = self.call({"method": method, "args": encoded}, deadline)
+        except WorkerDiedError as error:
+            raise KilledChildError(
+                f"The process that works on the {self.disk} was killed", where=self.folder, got=error,
+                next_step="free memory where it is killed again: the kernel ends processes when memory runs out",
+            ) from error  # fmt: skip
         except WorkerUnavailableError as error:
             files.mark_unresponsive(self.folder)
-            raise UnresponsiveMountError(
-                "This folder does not answer", where=self.folder, got=error,
-                next_step=self._advice,
-            ) from error  # fmt: skip
+            raise no_answer_error(self.disk, self.folder, error) from error
         if "error" not in answer:
             return answer["result"]
         error_fields = answer["error"]
         raise _ERRORS[error_fields.pop("kind")](error_fields.pop("what"), **error_fields)
+
+
+def no_answer_error(disk: str, folder: Path, reason: object) -> UnresponsiveMountError:
+    """Return the error for a disk (LOCAL_DISK or MOUNT) that does not answer."""
+    step = "mount it again; until then checkpoints stay on the local disk"
+    if disk == LOCAL_DISK:
+        step = "check this disk of the machine; it is tried again"
+    return UnresponsiveMountError(f"The {disk} does not answer", where=folder, got=reason, next_step=step)
 
 
 # ---------------------------------------------------------------------- the child's side
@@ -124,7 +149,10 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
     os.nice(int(niceness))
     link, options = WorkerParentConnection(channel, parent), json.loads(settings)
     files.run_in_process()
-    pool = SlotPool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
+    pool = SlotPool(
+        Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"],
+        lock_seconds=options["lock_seconds"],
+    )  # fmt: skip
     slots = Slots(pool, SlotWriterId(**options["lease"]))
 
     def handle(request: dict) -> tuple[dict, bytes]:
@@ -139,7 +167,7 @@ def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
 def _run_method(slots: Slots, method: str, args: list, memory: int) -> Any:
     args = [CheckpointUnit(*arg) if isinstance(arg, list) else arg for arg in args]
     if method == "write":
-        args[-1] = _map_buffer(memory, os.fstat(memory).st_size)[: args[-1]]
+        args[3] = _map_buffer(memory, os.fstat(memory).st_size)[: args[3]]
     return getattr(slots, method)(*args)
 
 

@@ -49,7 +49,7 @@ class PhaseCheckpoints:
         self._timer, self._ending = timer, ending
         self._lock_file = store.locks / f"{unit.run}--{unit.phase}.lock"
         self._lock: HeldLock | None = None
-        self._warned = self._listening = self._passed_over = False
+        self._warned = self._listening = self._passed_over = self._refused = False
         self.lease_holder = store.lease_holder(unit)
         self._taken_over: LeaseTakenOverError | None = None
 
@@ -96,10 +96,9 @@ class PhaseCheckpoints:
                 self._passed_over = True
                 return None  # still due: the next step tries again
             info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
-            saved = self._hand_over(layout, {**info, "lease": self.lease_holder.lease.to_dict()})
+            saved = self._hand_over(layout, {**info, "lease": self.lease_holder.lease.to_dict()}, force)
         if self._taken_over is not None:
             raise self._taken_over
-        self._timer.record_save()
         if self._is_stopping():
             self._end_work()
         return saved
@@ -226,9 +225,9 @@ class PhaseCheckpoints:
         """Return the newest checkpoint's description, as `CheckpointStore.latest_info`."""
         return self.store.latest_info(self.unit)
 
-    def _hand_over(self, layout: SafetensorsLayout, info: dict) -> dict | None:
+    def _hand_over(self, layout: SafetensorsLayout, info: dict, force: bool) -> dict | None:
         """Copy the state now; write it now, or in the background while training continues. NonFiniteError changes
-        nothing.
+        nothing; a save that is refused is due again soon.
         """
         store, began = self.store, time.perf_counter()
         staged = store.staging.copy(layout)
@@ -237,18 +236,24 @@ class PhaseCheckpoints:
         status = store.last_saves[self.unit] = SaveStatus(self.name, at=time.time())
         self._passed_over = False
         publish_save_status(status)
+        self._timer.record_save()
 
         def write() -> None:
-            written = self._write_or_warn(info, staged)
+            written, on_mount = self._write_or_warn(info, staged, force)
             status.at = time.time()
             if written is None:
                 status.where = saved["status"] = REFUSED
+                self._timer.record_refused()
                 return
+            self._timer.record_accepted()
             store.durations.written = time.perf_counter() - began
             self._timer.record_cost(blocking, store.durations.seconds - blocking)
             status.sequence, status.where = written["sequence"], SAVED if store.uploader is None else LOCAL
             saved.update(written, status=status.where)
-            if store.uploader is not None:
+            if store.uploader is not None and on_mount:
+                store.uploader.discard(self.unit)
+                copied()
+            elif store.uploader is not None:
                 store.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.lease.fence)
             store.on_saved()
 
@@ -262,17 +267,20 @@ class PhaseCheckpoints:
         store.executor.submit(write)
         return None if saved["status"] == REFUSED else saved
 
-    def _write_or_warn(self, info: dict, staged: memoryview) -> dict | None:
+    def _write_or_warn(self, info: dict, staged: memoryview, force: bool) -> tuple[dict | None, bool]:
+        """Return as `CheckpointStore.write`; (None, False) where it was refused."""
         try:
-            saved = self.store.write(self.unit, info, staged)
+            written = self.store.write(self.unit, info, staged, force=force, last=self._is_stopping())
         except LeaseTakenOverError as error:
             self._mark_taken_over(error)
-            return None
+            return None, False
         except (WorkspaceError, CheckpointError) as error:
-            self._warn(error)
-            return None
-        self._warned = False
-        return saved
+            if not self._refused:
+                _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
+            self._refused = True
+            return None, False
+        self._warned = self._refused = False
+        return written
 
     def _mark_taken_over(self, error: LeaseTakenOverError) -> None:
         """Make the next step end the work: another session continues it."""
@@ -291,9 +299,9 @@ class PhaseCheckpoints:
             stop.listen()
 
     def _warn(self, error: Exception) -> None:
-        """Log one warning until a save works again: a full Drive must not end a training, nor fill its log."""
+        """Log one warning until a save works again; a refused save has its own."""
         if not self._warned:
-            _log.warning("Checkpoint of %s not saved, the run goes on: %s", self.name, error)
+            _log.warning("Checkpoints of %s: the run goes on. %s", self.name, error)
         self._warned = True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.store import CheckpointStore, open_checkpoint_stores
-from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL
+from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, REFUSED
 from ml_factory.storage.pending_uploads import list_pending_uploads
 
 
@@ -42,6 +42,8 @@ def safe_stop(
     for status in saves:
         on_status(f"  {status}")
     failure = "" if all(written) else "a checkpoint is not in the workspace yet"
+    if not failure and any(status.where == REFUSED for status in saves):
+        failure = "the last save was refused, only the checkpoint before it stands"
     if not failure and (unfinished := list_pending_uploads()):
         failure = f"on this machine's disk alone, until it is run again: {', '.join(unfinished)}"
     failure = failure or _in_time([*logs, *([flush] if flush else [])], ends)

@@ -1,5 +1,5 @@
-"""Save schedule: at once, often while a run is young, then at Young's interval; and the time reserved for the last
-save.
+"""Save schedule: at once, often while a run is young, then at Young's interval, soon again after a refused save; and
+the time reserved for the last save.
 """
 
 import math
@@ -19,6 +19,8 @@ _BACKGROUND_SHARE = 0.15
 # Worst ratio of a save's duration to its forecast; the reserve at a session's end is paid once.
 _SAVE_MARGIN = 3.0
 _MIN_RESERVE = 15.0
+# Seconds until a refused save is due again: of the first refusal, doubled by each further one, and the longest.
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,15 @@ class SaveTimer:
         self.clock, self.mean_life = clock, mean_life
         self._first_save: float | None = None
         self._last_save: float | None = None
+        self._retry_at, self._refusals, self._accepted = math.inf, 0, False
         self._cost = 0.0
 
     def due(self) -> bool:
         """Return True when a save is due now; the first is due at once."""
-        return self._last_save is None or self.clock() - self._last_save >= self.interval
+        if self._last_save is None:
+            return True
+        now = self.clock()
+        return now >= self._retry_at or now - self._last_save >= self._interval(now)
 
     def due_in(self) -> float:
         """Return the seconds until a save is due, 0 when it is."""
@@ -81,7 +87,7 @@ class SaveTimer:
         now = self.clock()
         then = self._last_save + self._interval(now)
         # A run that is young now may no longer be young at that time.
-        return max(self._last_save + self._interval(max(then, now)) - now, 0.0)
+        return max(min(self._last_save + self._interval(max(then, now)), self._retry_at) - now, 0.0)
 
     @property
     def interval(self) -> float:
@@ -97,9 +103,22 @@ class SaveTimer:
         return min(self.max_interval, max(_MIN_INTERVAL, save_interval(self._cost, self.mean_life, self.max_interval)))
 
     def record_save(self) -> None:
-        """Record that a save was handed over now."""
-        self._last_save = self.clock()
+        """Record that a save was handed over now; whether a disk takes it is recorded later."""
+        self._last_save, self._retry_at = self.clock(), math.inf
         self._first_save = self._last_save if self._first_save is None else self._first_save
+
+    def record_accepted(self) -> None:
+        """Record that a disk has taken the save handed over last."""
+        self._accepted, self._refusals, self._retry_at = True, 0, math.inf
+
+    def record_refused(self) -> None:
+        """Record that no disk took the save handed over last: it is due again soon, the later the more were refused
+        one after the other.
+        """
+        self._retry_at = self.clock() + min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** min(self._refusals, 30))
+        self._refusals += 1
+        if not self._accepted:  # a run without a checkpoint is as young as it was
+            self._first_save = None
 
     def record_cost(self, blocking: float, writing: float) -> None:
         """Record the cost of a save.

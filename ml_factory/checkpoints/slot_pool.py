@@ -13,6 +13,7 @@ import json
 import random
 import re
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -133,15 +134,23 @@ class SlotPool:
     disk : runs every file operation.
     lock : a lock file on a local disk; by default below the folder.
     quota : bytes that all slots together may take; None: the free space.
+    lock_seconds : wait no longer for the lock, whose disk may hang, and go on without it; None: as long as it takes.
     """
 
-    def __init__(self, folder: Path, disk: Disk | None = None, *, lock: Path | None = None, quota: int | None = None):
-        self.folder, self.disk, self.quota = Path(folder), disk or Disk(), quota
-        self._lock = lock or self.folder / "locks" / "pool.lock"
+    def __init__(
+        self, folder: Path, disk: Disk | None = None, *, lock: Path | None = None, quota: int | None = None,
+        lock_seconds: float | None = None,
+    ):  # fmt: skip
+        self.folder, self.disk, self.quota, self._synced = Path(folder), disk or Disk(), quota, False
+        self._lock, self._lock_seconds = lock or self.folder / "locks" / "pool.lock", lock_seconds
 
     @contextmanager
     def exclusive_lock(self) -> Iterator[None]:
         """Exclude other processes of this machine inside a `with`; without effect on a disk that has no locks."""
+        if self._lock_seconds is not None:
+            with _locked_in_time(self._lock, self._lock_seconds):
+                yield
+            return
         with ExitStack() as stack:
             with suppress(WorkspaceError):
                 stack.enter_context(file_lock(self._lock))
@@ -168,6 +177,12 @@ class SlotPool:
         with disk_errors(self.folder):
             self.disk.make_folder(self.folder)
         return self.folder / f"slot-{secrets.token_hex(3)}.ckpt"
+
+    def sync_folder(self) -> None:
+        """Make a new slot's name survive a power cut; the first time also the folder's."""
+        with disk_errors(self.folder):
+            self.disk.sync_folder(self.folder, not self._synced)
+        self._synced = True
 
     def write_manifest(self, path: Path, status: str, info: dict) -> None:
         """Write a slot's manifest; a failed write does no harm, since the container holds the same facts."""
@@ -225,3 +240,25 @@ def _take_order(slot: Slot, lock: str) -> tuple[bool, str]:
     """Return the sort key of a free slot."""
     own = slot.was_returned_under(lock)
     return not own, str(slot.manifest.get("saved_at")) if own else ""
+
+
+@contextmanager
+def _locked_in_time(path: Path, seconds: float) -> Iterator[None]:
+    """Hold a file lock inside a `with`, or no lock where it is not free, or its disk does not answer, in time.
+
+    A thread takes it, because a call into a disk that hangs does not return.
+    """
+    decided, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with suppress(WorkspaceError), file_lock(path):
+            decided.set()
+            done.wait()
+        decided.set()
+
+    threading.Thread(target=hold, name="pool-lock", daemon=True).start()
+    decided.wait(seconds)
+    try:
+        yield
+    finally:
+        done.set()

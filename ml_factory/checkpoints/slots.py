@@ -52,6 +52,7 @@ class Slots:
             CheckpointUnit, int
         ] = {}  # last sequence written, also if its slot is unreadable just now
         self._finished_writes: set[Path] = set()  # slots whose last write was refused: it cannot still be under way
+        self._refused_new: Path | None = None  # a new slot that was refused, perhaps without a manifest: taken again
 
     # ------------------------------------------------------------------ reading
 
@@ -166,10 +167,11 @@ class Slots:
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, unit: CheckpointUnit, keep: int, info: dict, state: memoryview | bytes) -> dict:
+    def write(self, unit: CheckpointUnit, keep: int, info: dict, state: memoryview | bytes, after: int = 0) -> dict:
         """Write the encoded state to the next slot and read it back; return its info, with its
         `sequence`, and `wrote_seconds` until it was on the disk.
 
+        after : a sequence that the new one exceeds: of the unit's newest checkpoint on another disk.
         Raises WorkspaceError or CheckpointError; the retained checkpoints still stand then, at least the newest two.
         """
         info = {"run": unit.run, "phase": unit.phase, "lease": self.lease.to_dict(), **info}
@@ -178,7 +180,7 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return write_checkpoint_file(disk, path, {**info, "sequence": sequence}, state)
 
-        return self._write(unit, keep, store, size, lease_fence_order(info["lease"]))
+        return self._write(unit, keep, store, size, lease_fence_order(info["lease"]), after)
 
     def copy_from_pool(
         self, unit: CheckpointUnit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None
@@ -205,14 +207,15 @@ class Slots:
         return self._write(unit, keep, store, header.size, writer)
 
     def _write(
-        self, unit: CheckpointUnit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]
-    ) -> dict:
+        self, unit: CheckpointUnit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str],
+        after: int = 0,
+    ) -> dict:  # fmt: skip
         with self.pool.exclusive_lock():
             slots = self.pool.scan()
             good, bad = self._verify_slots(unit, slots)
             infos = [slot.header.info or slot.manifest for slot in slots if slot.belongs_to_unit(unit)]
             check_fencing_token(unit, writer, infos, self.read_lease(unit))
-            sequence = 1 + max([self._last_sequence.get(unit, 0), *map(_sequence_of, infos)])
+            sequence = 1 + max([after, self._last_sequence.get(unit, 0), *map(_sequence_of, infos)])
             unfinished = self._unfinished_writes(unit, slots)
             good = {
                 path: info for path, info in good.items() if info["sequence"] == unfinished.get(path, info["sequence"])
@@ -220,6 +223,7 @@ class Slots:
             others = [slot for slot in slots if slot.path not in unfinished]
             excluded = {*unfinished, *self._quarantined(unit, others, bad)}
             failure: Exception | None = None
+            known = {slot.path for slot in slots} - {self._refused_new}
             for path in self._targets(unit, keep, slots, good, _torn_slots(bad), excluded):
                 try:
                     self.pool.make_free_space(slots, path, size)
@@ -228,16 +232,20 @@ class Slots:
                     self._finished_writes.discard(path)
                     began = time.monotonic()
                     store(path, sequence)
+                    if path not in known:
+                        self.pool.sync_folder()
                     write_seconds = time.monotonic() - began
                     saved = {**read_checkpoint_file(self.pool.disk, path), "path": str(path)}
                 except (WorkspaceError, CheckpointError) as error:
                     failure, code = failure or error, getattr(error.__cause__, "errno", None)
                     if code != errno.ETIMEDOUT:
                         self._finished_writes.add(path)
+                        self._refused_new = path if path not in known else self._refused_new
                     if isinstance(error, WorkspaceError) and code not in FULL:
                         break
                     continue
                 self._verified_hashes[path], self._last_sequence[unit] = saved["hash"], saved["sequence"]
+                self._refused_new = None if path == self._refused_new else self._refused_new
                 self.pool.write_manifest(path, HELD, saved)
                 self._repair(slots, {slot: info for slot, info in good.items() if slot not in {path, *unfinished}})
                 return {**saved, "wrote_seconds": write_seconds}
@@ -284,7 +292,8 @@ class Slots:
         reserved = (slot.path for slot in _being_written(unit, slots))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in retained)]
         returned = [slot.path for slot in self.pool.list_free_slots(slots)]
-        free = [path for path in [*ours, *returned] if path not in retained | excluded]
+        again = [self._refused_new] if self._refused_new else []
+        free = [path for path in [*ours, *again, *returned] if path not in retained | excluded]
         first = free[0] if free else self.pool.new_slot_path()
         others = [path for path in good if path not in {first} | excluded]
         spare = [path for path in others if path != best] if len(others) > MIN_KEPT else []

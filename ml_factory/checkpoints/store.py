@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.background_thread import BackgroundThread
-from ml_factory.checkpoints.child_slots import ChildSlots
+from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder
+from ml_factory.checkpoints.save_writer import SaveWriter
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
 from ml_factory.checkpoints.slots import Slots, slot_recency
@@ -33,7 +34,7 @@ from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state
 
-_INLINE_BYTES = 1 << 22  # bytes; a thread of this process writes less, because starting a child would take longer
+_LOCK_SECONDS = 2.0  # wait of a direct write for the mount's lock, which an upload holds or a local disk that hangs
 _EXIT_SECONDS = 10.0  # for a local save at interpreter exit
 UNRESPONSIVE_SECONDS = 1.0  # last wait for a mount that did not answer before, or when the process was asked to stop
 _log = logging.getLogger("ml_factory")
@@ -62,7 +63,7 @@ class StorageTiers:
 
 
 class CheckpointStore:
-    """The tiers that one manager saves to and loads from.
+    """The disks that one manager saves to and loads from.
 
     Parameters
     ----------
@@ -74,8 +75,9 @@ class CheckpointStore:
 
     Attributes
     ----------
-    home, writer : slots that are written first; `writer` is a child process for large states.
+    home : slots that are written first.
     mount, uploader : slots on the mount, and what copies there from `home`; None without a mount.
+    writer : writes to `home`, or to the mount itself when the local disk refuses a save.
     last_saves : status of each unit's last save.
     """
 
@@ -98,13 +100,14 @@ class CheckpointStore:
         self.locks = self.home_folder / "locks"
         own_disk, own_quota = (disk, quota) if local is None else (None, None)
         self.home = Slots(SlotPool(self.home_folder, own_disk, quota=own_quota), self.lease)
-        self.writer: ChildSlots | Slots = self.home
+        child: ChildSlots | Slots = self.home
         if background and own_disk is None:
-            self.writer = ChildSlots(
-                self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
-                deadline=self.deadline,
+            child = ChildSlots(
+                self.home_folder, self.locks / "pool.lock", self.lease, disk=LOCAL_DISK, memory=self.staging.file,
+                quota=own_quota, deadline=self.deadline,
             )  # fmt: skip
         self.mount: ChildSlots | Slots | None = None
+        direct: ChildSlots | Slots | None = None
         self.uploader: CheckpointUploader | None = None
         if local is not None:
             lock, executor = self.locks / "mount.lock", BackgroundThread("checkpoint-mount", inline=not background)
@@ -113,7 +116,14 @@ class CheckpointStore:
                 if disk is None
                 else Slots(SlotPool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
+            direct = self.mount
+            if disk is None:
+                direct = ChildSlots(
+                    self.folder, lock, self.lease, memory=self.staging.file, quota=quota, deadline=self.deadline,
+                    lock_seconds=_LOCK_SECONDS,
+                )  # fmt: skip
             self.uploader = CheckpointUploader(self.home, self.mount, keep_last, executor, target=str(self.folder))
+        self.writer = SaveWriter(self.home, child, direct, keep_last, self.deadline, background)
         _open.add(self)
 
     @property
@@ -151,15 +161,20 @@ class CheckpointStore:
             yield False
             return
         try:
-            yield self.wait_home(max(0.0, ends - time.monotonic()))
+            self.writer.newer.set()
+            free = self.wait_home(max(0.0, ends - time.monotonic()))
+            self.writer.newer.clear()
+            yield free
         finally:
             self._save_lock.release()
 
-    def write(self, unit: CheckpointUnit, info: dict, state: memoryview) -> dict:
-        """Write a staged state to the first disk, as `Slots.write`: large ones in the child process that can see it."""
-        writer = self.writer if len(state) > _INLINE_BYTES and self.staging.shared else self.home
+    def write(self, unit: CheckpointUnit, info: dict, state: memoryview, force: bool, last: bool) -> tuple[dict, bool]:
+        """Write a staged state, as `SaveWriter.write`; return (its info, True when it is on the mount)."""
         metrics = {key: _encode_metric(value) for key, value in info["metrics"].items()}
-        return _with_metrics(writer.write(unit, self.keep_last, {**info, "metrics": metrics}, state))
+        saved, disk = self.writer.write(
+            unit, {**info, "metrics": metrics}, state, shared=self.staging.shared, force=force, last=last
+        )
+        return _with_metrics(saved), disk != LOCAL_DISK
 
     def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         """Return the unit's slots to the pool, on both disks; `holder` as of `Slots.release`."""
@@ -308,7 +323,7 @@ class CheckpointStore:
 
     def close_children(self) -> None:
         """End the child processes; no mount is waited for."""
-        for tier in (self.writer, self.mount):
+        for tier in (self.writer.child, self.writer.direct, self.mount):
             if isinstance(tier, ChildSlots):
                 tier.close()
 

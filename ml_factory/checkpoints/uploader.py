@@ -122,7 +122,7 @@ class CheckpointUploader:
             try:
                 self._copy(unit, fence)
             except LeaseTakenOverError as error:
-                del self.pending[unit]
+                self.pending.pop(unit, None)
                 on_taken_over(error)
                 continue
             except (WorkspaceError, CheckpointError) as error:
@@ -139,10 +139,14 @@ class CheckpointUploader:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
         self.unresponsive = False
 
-    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
-        """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
+    def discard(self, unit: CheckpointUnit) -> None:
+        """Forget the unit's pending upload: the mount has a newer checkpoint."""
         self.pending.pop(unit, None)
         clear_pending_upload((self._target, unit))
+
+    def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
+        """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
+        self.discard(unit)
         self.executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:

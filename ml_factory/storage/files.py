@@ -354,7 +354,7 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
             ) from error  # fmt: skip
         raise FileError(
             "The disk refused this file", where=path, got=error.strerror or error,
-            next_step="check that the folder exists, can be written and is still mounted"
+            next_step=f"check that the folder {'is still mounted' if mount_of(path) else 'exists'} and can be written"
         ) from error  # fmt: skip
 
 

@@ -33,6 +33,10 @@ class WorkerUnavailableError(TimeoutError):
     """A child sent nothing in time, died, or cannot be started; the text holds the reason."""
 
 
+class WorkerDiedError(WorkerUnavailableError):
+    """A child ended in the middle of a request, killed or out of memory; nothing is known against its resource."""
+
+
 def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:
     """Start a Python process that Ctrl-C does not reach, by default without a folder, standard input and output.
 
@@ -40,7 +44,7 @@ def start_python_process(arguments: Sequence[object], **options: Any) -> subproc
     options : as of subprocess.Popen.
     """
     for entry in list(_abandoned):  # one by one: another thread may append
-        if not _is_alive(entry[1]):
+        if entry[1].poll() is not None:
             with suppress(ValueError):  # another thread removed it
                 _abandoned.remove(entry)
     silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
@@ -52,20 +56,16 @@ def start_python_process(arguments: Sequence[object], **options: Any) -> subproc
 
 
 def abandon_worker_process(process: subprocess.Popen, resource: str) -> None:
-    """Keep a child that no code waits for any more: it is reaped when it has ended and another one is started."""
-    _abandoned.append((resource, process))
-
-
-def _is_alive(process: subprocess.Popen) -> bool:
-    """Return True while an abandoned child exists: inside a mount, the kernel ends a killed one only when the mount
+    """Keep a child that no code waits for any more: inside a mount, the kernel ends a killed one only when the mount
     answers.
     """
-    if process.returncode is None:
-        return process.poll() is None
-    try:
-        return os.waitpid(process.pid, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        return False
+    _abandoned.append((resource, process))
+    _reap(process)
+
+
+def _reap(process: subprocess.Popen) -> None:
+    """Wait for the child in a thread, so that it never stays as a zombie, whatever ends it."""
+    threading.Thread(target=process.wait, name="reaper", daemon=True).start()
 
 
 def _wait_until_readable(descriptor: int, seconds: float) -> bool:
@@ -106,7 +106,7 @@ class WorkerProcess:
     def call(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
         """Send one request; return (the answer, the bytes that follow it).
 
-        Raises WorkerUnavailable; the next request then starts another child.
+        Raises WorkerUnavailableError, or WorkerDiedError; the next request then starts another child.
         """
         deadline_seconds = self.deadline if deadline is None else deadline
         if not self._one_call.acquire(timeout=deadline_seconds):
@@ -125,9 +125,9 @@ class WorkerProcess:
                 raise
             except OSError as error:
                 self._kill()
-                raise WorkerUnavailableError(
-                    "the child process died" if isinstance(error, ConnectionError) else error
-                ) from error
+                if isinstance(error, ConnectionError):
+                    raise WorkerDiedError("the child process died") from error
+                raise WorkerUnavailableError(error) from error
             except BaseException:  # a signal in the middle: the pending answer belongs to no request
                 self._kill()
                 raise
@@ -180,7 +180,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         """Start a child, unless too many earlier ones still hang."""
-        hanging = sum(resource == self._stuck_in and _is_alive(process) for resource, process in list(_abandoned))
+        hanging = sum(resource == self._stuck_in and child.poll() is None for resource, child in list(_abandoned))
         if hanging >= _MAX_ABANDONED:
             raise WorkerUnavailableError(f"{hanging} earlier requests still hang")
         if self._channel is not None:  # of a child that died between two requests, or of the process before a fork
@@ -193,6 +193,7 @@ class WorkerProcess:
                 ["-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments],
                 pass_fds=[theirs.fileno(), *self._descriptors],
             )
+        _reap(self._process)
 
     def _kill(self) -> None:
         """Kill the child and forget it."""
@@ -205,8 +206,7 @@ class WorkerProcess:
             try:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
-                process.returncode = -9  # not even the interpreter's exit waits for it
-                abandon_worker_process(process, self._stuck_in)
+                _abandoned.append((self._stuck_in, process))
 
 
 # ---------------------------------------------------------------------- the child's side

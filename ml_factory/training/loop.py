@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.checkpoints.stop_signals import stop
+from ml_factory.checkpoints.uploader import REFUSED
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelFitResult, log_flat_training_loss, replay_history_to_callbacks
 from ml_factory.progress import progress_phase
@@ -278,6 +279,7 @@ class _Saver:
 
     def __init__(self, run: TrainingState, checkpoints: Any):
         self.run, self.last = run, time.monotonic()
+        self._saved: dict | None = None
         self.checkpoints = checkpoints if run.device.processes.first else None
 
     def resume(self) -> bool:
@@ -292,13 +294,12 @@ class _Saver:
         """Return seconds until the next mid-epoch save by the pause and the schedule; None without checkpoints."""
         if self.checkpoints is None:
             return None
-        pause = self.run.spec.save_seconds - (time.monotonic() - self.last)
-        return max(pause, self.checkpoints.due_in(), 0.0)
+        return max(self._pause(), self.checkpoints.due_in(), 0.0)
 
     def step(self) -> None:
         if self.checkpoints is None:
             return
-        if stop.requested is None and time.monotonic() - self.last < self.run.spec.save_seconds:
+        if stop.requested is None and self._pause() > 0:
             return
         if self.checkpoints.due() and self.run.is_finite():
             self._save(self.run.state(), self.run.memory.last_metrics(), force=False)
@@ -308,5 +309,11 @@ class _Saver:
             self._save(self.run.copy, metrics, force=self.run.done)
 
     def _save(self, state: dict, metrics: Mapping | None, *, force: bool) -> None:
-        self.checkpoints.save(state, metrics=metrics, force=force)
+        self._saved = self.checkpoints.save(state, metrics=metrics, force=force)
         self.last = time.monotonic()
+
+    def _pause(self) -> float:
+        """Return seconds until the next mid-epoch save is considered: none after one that no disk took."""
+        if self._saved is not None and self._saved.get("status") == REFUSED:
+            return 0.0
+        return self.run.spec.save_seconds - (time.monotonic() - self.last)

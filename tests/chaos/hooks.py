@@ -75,7 +75,7 @@ def install(hooks: Hooks) -> None:
         os.environ[half_writes.CHUNK_VARIABLE] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
         replace_constant("ml_factory.checkpoints.child_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
-            replace_constant("ml_factory.checkpoints.store", "_INLINE_BYTES", 0)
+            replace_constant("ml_factory.checkpoints.save_writer", "_INLINE_BYTES", 0)
 
 
 def replace_constant(module: str, name: str, value: object) -> None:

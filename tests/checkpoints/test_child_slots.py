@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import store as store_module
-from ml_factory.checkpoints.child_slots import ChildSlots
+from ml_factory.checkpoints import save_writer
+from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.file_format import read_checkpoint_file_header
 from ml_factory.checkpoints.leases import LeaseTakenOverError
@@ -242,11 +242,11 @@ def test_child_slots_with_killed_worker_raises_and_restarts_worker(drive):
 
 
 def test_child_slots_of_hanging_local_disk_raise_error_that_names_no_mount(drive):
-    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId(), memory=os.memfd_create("staging"), deadline=1)
+    slots = ChildSlots(drive, drive.parent / "lock", SlotWriterId(), disk=LOCAL_DISK, deadline=1)
     hang(drive)
-    with pytest.raises(WorkspaceError, match=r"does not answer.*check its disk"):
+    with pytest.raises(WorkspaceError, match=r"The local disk does not answer.*check this disk") as raised:
         slots.list_unverified(UNIT)
-    os.close(slots._descriptors[0])
+    assert "mount" not in str(raised.value)
     slots.close()
 
 
@@ -294,7 +294,7 @@ def test_child_slots_worker_exits_after_parent_is_killed(drive, spawn):
 @pytest.mark.parametrize("background", [True, False])
 def test_manager_with_worker_saves_values_at_time_of_call(tmp_path, background, monkeypatch):
     """Also of a state that a child process reads out of shared memory while the caller goes on."""
-    monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
+    monkeypatch.setattr(save_writer, "_INLINE_BYTES", 1000)
     array = np.ones(1_500_000)
     with CheckpointManager(tmp_path, run="r", background=background) as manager:
         for value in range(1, 5):
@@ -302,12 +302,13 @@ def test_manager_with_worker_saves_values_at_time_of_call(tmp_path, background, 
             manager.save_checkpoint("p", {"a": array}, force=True)
             array[:] = -1
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
-        assert isinstance(manager.store.writer, ChildSlots) is background
-        assert (manager.store.writer._process is not None) if background else True
+        assert isinstance(manager.store.writer.child, ChildSlots) is background
+        assert (manager.store.writer.child._process is not None) if background else True
         assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
 
 
-def test_manager_without_shared_memory_file_saves_in_thread(tmp_path, disk_full_beyond, caplog):
+def test_manager_without_shared_memory_file_saves_in_thread(tmp_path, disk_full_beyond, caplog, monkeypatch):
+    monkeypatch.setattr(save_writer, "_PAUSES", (0.1,))
     state = {"a": np.arange(1_000_000)}
     with CheckpointManager(tmp_path, run="r") as manager:
         with disk_full_beyond(1_000_000):
@@ -408,7 +409,7 @@ def test_latest_info_without_local_checkpoint_on_hanging_mount_raises(drive):
 
 
 def test_manager_saves_locally_while_all_mount_workers_hang(drive, monkeypatch):
-    monkeypatch.setattr(store_module, "_INLINE_BYTES", 1000)
+    monkeypatch.setattr(save_writer, "_INLINE_BYTES", 1000)
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
     try:

@@ -63,7 +63,8 @@ def test_manager_copy_delayed_by_absent_mount_is_not_measured(tmp_path, monkeypa
 def test_session_over_states_location_of_last_save(tmp_path, fault, output):
     disk, over = SlowDisk(), []
     local = tmp_path / "here" if fault == "mount" else None
-    settings = {"tiers": StorageTiers(local, disk=disk), "schedule": SaveSchedule(ending=lambda seconds: bool(over))}
+    tiers = StorageTiers(local, disk=disk, deadline_seconds=2)
+    settings = {"tiers": tiers, "schedule": SaveSchedule(ending=lambda seconds: bool(over))}
     with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
         save(manager, 1)
         assert manager.wait(60)

@@ -32,6 +32,9 @@ class DriveDisk(Disk):
             if str(path) not in self.drive.folders:
                 self._call(self.drive.make_folder, str(path))
 
+    def sync_folder(self, folder: Path, parents: bool = False) -> None:
+        self._call(self.drive.enter, "sync", self._place(folder))
+
     def names(self, folder: Path) -> list[str]:
         try:
             return self._call(self.drive.names, self._place(folder))

@@ -38,7 +38,7 @@ def test_manager_after_refused_writes_adds_at_most_one_slot(tmp_path):
             assert world.save()
         before = len(list(world.drive.files))
         for _ in range(6):
-            world.drive.faults.add(Rule("EIO", ("write",), path="*.ckpt", times=1))
+            world.drive.faults.add(Rule("EIO", ("write",), path="*.ckpt"))
             assert not world.save()
             world.disk.heal()
             assert world.save()

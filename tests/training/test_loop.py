@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ml_factory.checkpoints.uploader import REFUSED
 from ml_factory.errors import FactoryError
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.device import Device
@@ -131,6 +132,13 @@ def test_fit_saves_in_mid_epoch_after_save_seconds():
     saves = EarlyStoppingState()
     run(TrainSpec(epochs=1, batch=2, save_seconds=0.0), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [1, 2, 3, 4, 5, 5]
+
+
+def test_fit_after_refused_save_considers_next_without_pause():
+    refused = EarlyStoppingState()
+    refused.save = lambda *given, **named: EarlyStoppingState.save(refused, *given, **named) or {"status": REFUSED}
+    run(TrainSpec(epochs=2, batch=2, save_seconds=600.0), checkpoints=refused)
+    assert [step for step, _, _ in refused.saves] == [5, 6, 7, 8, 9, 10, 10]
 
 
 def test_fit_progress_line_shows_time_to_next_save(monkeypatch, caplog):
