@@ -5,15 +5,14 @@ as numeric arrays, which are checked here; CatBoost reads a file in its JSON for
 """
 
 import json
-import tempfile
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import catboost
 import numpy as np
 
 from ml_factory.models.base import CLASSES, checked_stored_vectors, damaged_model_state_error
+from ml_factory.storage.scratch_folder import scratch_folder
 
 _MISSING = ("AsIs", "AsFalse", "AsTrue")  # side of a split that a missing value takes; "AsIs": the column has none
 _damaged = partial(damaged_model_state_error, "CatBoost")
@@ -31,8 +30,8 @@ def catboost_tree_arrays(model: catboost.CatBoost) -> dict[str, np.ndarray]:
     each tree), splits (int32, indices into `borders`, tree after tree), leaf_values and leaf_weights (float64), classes
     (int32, those that the training rows had).
     """
-    with tempfile.TemporaryDirectory(prefix="catboost-") as folder:
-        path = Path(folder) / "model.json"
+    with scratch_folder("catboost-") as folder:
+        path = folder / "model.json"
         model.save_model(str(path), format="json")
         stored = json.loads(path.read_bytes())
     scale, bias = stored["scale_and_bias"]
@@ -97,8 +96,8 @@ def catboost_model_from_trees(trees: Mapping[str, np.ndarray], features: int) ->
         ],
         "scale_and_bias": [1, [0] * len(arrays["classes"])],
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="catboost-") as folder:
-        path = Path(folder) / "model.json"
+    with scratch_folder("catboost-") as folder:
+        path = folder / "model.json"
         path.write_text(json.dumps(stored))
         model = catboost.CatBoost().load_model(str(path), format="json")
     model.set_leaf_values(arrays["leaf_values"])  # CatBoost reads decimals inexactly in the last bit

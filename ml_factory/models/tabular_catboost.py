@@ -6,9 +6,8 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
-import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import catboost
 import numpy as np
@@ -17,6 +16,7 @@ from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
 from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
+from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -62,8 +62,8 @@ class CatBoost(TabularModel):
         pools = [_pool(train)]
         pools[0].quantize()
         if valid is not None:
-            with tempfile.TemporaryDirectory(prefix="catboost-") as folder:
-                borders = str(Path(folder) / "borders")
+            with scratch_folder("catboost-") as folder:
+                borders = str(folder / "borders")
                 pools[0].save_quantization_borders(borders)
                 pools.append(_pool(valid))
                 pools[1].quantize(input_borders=borders)
@@ -113,8 +113,9 @@ class _Until:
 
 class _Trainer(TabularBlockTrainer):
     def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
-        self.folder = tempfile.TemporaryDirectory(prefix="catboost-")
-        self.snapshot = Path(self.folder.name) / "snapshot.cbsnapshot"
+        self.resources = ExitStack()
+        folder = self.resources.enter_context(scratch_folder("catboost-"))
+        self.snapshot = folder / "snapshot.cbsnapshot"
         self.rounds, self.on_gpu = spec.rounds, on_gpu
         self.params = {
             "loss_function": _METRIC,
@@ -128,7 +129,7 @@ class _Trainer(TabularBlockTrainer):
             "task_type": "GPU" if on_gpu else "CPU",
             "use_best_model": False,
             "logging_level": "Silent",
-            "train_dir": self.folder.name,
+            "train_dir": str(folder),
             "save_snapshot": True,
             "snapshot_file": str(self.snapshot),
             "snapshot_interval": _NEVER,
@@ -173,4 +174,4 @@ class _Trainer(TabularBlockTrainer):
         return catboost_tree_arrays(self.booster)
 
     def close(self):
-        self.folder.cleanup()
+        self.resources.close()

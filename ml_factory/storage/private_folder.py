@@ -29,7 +29,7 @@ def private_folder(name: str) -> Path:
         folder = cache.resolve() / f"ml_factory-{name}"
         if mount_of(folder) is None and _make_private(folder):
             return folder
-    return _temporary_private_folder(f"ml_factory-{name}-")
+    return temporary_private_folder(name)
 
 
 def _make_private(folder: Path) -> bool:
@@ -62,9 +62,9 @@ def _is_private(folder: Path) -> bool:
     return own and stat.S_IMODE(facts.st_mode) == _PRIVATE and os.access(folder, os.W_OK)
 
 
-def _temporary_private_folder(prefix: str) -> Path:
-    """Return the private folder with this prefix that an earlier process of this user made, or a new one."""
-    place = Path(tempfile.gettempdir())
+def temporary_private_folder(name: str) -> Path:
+    """Return a private folder below the temporary folder: that of an earlier process of this user, or a new one."""
+    place, prefix = Path(tempfile.gettempdir()), f"ml_factory-{name}-"
     if mount_of(place) is None:  # a mount may show any owner
         for folder in sorted(place.glob(f"{prefix}*")):
             with suppress(OSError):

@@ -1,10 +1,8 @@
 """Audit of a prepared data set and of training on it: the full proof that nothing looks ahead."""
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -30,6 +28,7 @@ from ml_factory.progress import progress_phase
 from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import (
     AuditFindings,
@@ -210,9 +209,9 @@ class _Training:
             scaler=fit_preprocessing_steps(data.settings["data"]["preprocess"], sample),
         )  # fmt: skip
         spec = _small_run(data, self.model)
-        with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
+        with scratch_folder("audit-") as folder:
             # One for each fit: a model that other rows left as it was would find its earlier forecasts.
-            workspace = Workspace(Path(folder))
+            workspace = Workspace(folder)
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
             artifact = train_with_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
             state, verdict = artifact.load_state(), predict_and_evaluate_artifact(workspace, part, artifact)

@@ -1,5 +1,7 @@
 """CatBoost models as arrays: the model made of them predicts as the library's own to the bit, and damage is refused."""
 
+import signal
+
 import catboost
 import numpy as np
 import pytest
@@ -119,3 +121,22 @@ def test_model_of_trees_with_random_changes_raises_or_predicts(rows, seed):
 def test_model_in_the_librarys_own_bytes_is_named_as_older():
     with pytest.raises(CheckpointError, match="earlier version of ml_factory"):
         catboost_model_from_trees(b"CBM1", FEATURES)
+
+
+KILLED = """
+import os, signal, sys, tempfile
+import numpy as np
+tempfile.tempdir = sys.argv[1]
+from ml_factory.models.registry import build_model
+kill = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)) if sys.argv[2] == "kill" else (lambda *_: None)
+x, y = np.random.default_rng(0).normal(size=(200, 3)).astype("f"), np.arange(200) % 3 - 1
+build_model("catboost", rounds=10).fit(x, y, validation=(x, y), callbacks=[kill])
+"""
+
+
+def test_catboost_fit_removes_temporary_files_of_killed_fit(tmp_path, spawn):
+    assert spawn(KILLED, tmp_path, "kill").wait() == -signal.SIGKILL
+    (left,) = tmp_path.rglob("catboost-*")
+    assert any(left.iterdir())
+    assert spawn(KILLED, tmp_path, "end").wait() == 0
+    assert not list(tmp_path.rglob("catboost-*"))
