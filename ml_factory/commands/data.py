@@ -96,7 +96,7 @@ def _specs(
     file: BarFileOptions, base: BaseBars, labels: Labels, given: Mapping[str, Any]
 ) -> tuple["settings_module.DataSpec", "rolls.RollSpec | None"]:
     """Return the settings of the data and of the roll: those of the options, and over them those by dotted name."""
-    of_options = {f"bars.{name}": value for name, value in file.fields().items()} | {
+    of_options = {f"bars.{name}": value for name, value in file.raw_bar_spec_fields().items()} | {
         "features.bars": base.bars, "features.bar_size": base.bar_size, "features.spans": labels.span,
         "labels.kind": labels.target, "labels.primary": labels.primary,
         "labels.session_end": "span" if labels.span else None,

@@ -60,7 +60,7 @@ def suite(
     place = market.check((horizon,), seed=seed, data=file.data)
     if file.data is not None:
         with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
-            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.fields()))
+            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))
             pipeline.prepare(place, symbol, (horizon,), data=file.data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
     seconds = {}

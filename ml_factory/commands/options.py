@@ -86,7 +86,7 @@ class RunFlagOptions:
     run: Annotated[str, Option("--run", help="Resume the run with this id, or fail with the reason.")] = ""
     setting: Setting = None
 
-    def options(self, as_json: bool) -> dict[str, Any]:
+    def pipeline_arguments(self, as_json: bool) -> dict[str, Any]:
         """Return the keyword arguments of a pipeline function, without the model's settings."""
         return {
             "seed": self.seed, "quick": quick_from_environment(self.quick), "fresh": self.fresh, "run": self.run,
@@ -111,7 +111,7 @@ class BarFileOptions:
         list[str] | None, Option("--columns", help="Names in --data: close=Schluss,open=Start. Several times.")
     ] = None
 
-    def fields(self) -> dict[str, Any]:
+    def raw_bar_spec_fields(self) -> dict[str, Any]:
         """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
         parts = [part.strip() for text in self.columns or () for part in text.split(",") if part.strip()]
         pairs = parse_name_value_options(parts, "--columns", "close=Schluss")

@@ -54,7 +54,7 @@ def train(market: MarketOptions, run: RunFlagOptions, horizon: Horizon = 20, mod
     with cli_training_progress(model, market.as_json or further) as on_epoch:
         result = pipeline.train(
             place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
-            **run.options(market.as_json),
+            **run.pipeline_arguments(market.as_json),
         )  # fmt: skip
     if not further:
         print_cli_result(result, market.as_json)
@@ -72,7 +72,7 @@ def cross_validate(
             place, market.symbol, horizon, model, model_settings=settings,
             scheme=schemes.FoldSchemeSpec(scheme, folds.folds, folds.test_blocks, folds.window),
             search=search_spec.BarrierSearchSpec(trials=folds.trials) if folds.search else None,
-            **run.options(market.as_json),
+            **run.pipeline_arguments(market.as_json),
         )  # fmt: skip
     print_cli_result(result, market.as_json)
 
@@ -95,8 +95,9 @@ def stack(
     settings = split_settings_by_model(names, parse_settings(run.setting), "--set")
     with cli_progress_of_work(f"stacking {', '.join(names)}", market.as_json):
         result = pipeline.stack(
-            place, market.symbol, horizon, names, folds=folds, model_settings=settings, **run.options(market.as_json)
-        )
+            place, market.symbol, horizon, names, folds=folds, model_settings=settings,
+            **run.pipeline_arguments(market.as_json),
+        )  # fmt: skip
     print_cli_result(result, market.as_json)
 
 
@@ -151,7 +152,7 @@ def predict(
     place = market.check((horizon,), models=(model,), data=file.data)
     check_model_trained(place, market.symbol)
     with cli_progress_of_work(f"predicting with {model}", market.as_json):
-        bars = validation.RawBarSpec(**file.fields())
+        bars = validation.RawBarSpec(**file.raw_bar_spec_fields())
         result = pipeline.predict(
             place, market.symbol, horizon, model, data=file.data, bars=bars, out=out, run=run, all_rows=all_rows
         )
