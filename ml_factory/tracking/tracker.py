@@ -216,21 +216,23 @@ def run_mirror_process(text: str) -> None:
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
     watchdog = DeadlineWatchdog(status)
-    watchdog.allow(spec["init_seconds"], "W&B did not answer")
+    watchdog.set_deadline(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
     wandb = import_wandb()
-    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named), watchdog.allow)
-    watchdog.allow(None, "")
+    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named), watchdog.set_deadline)
+    watchdog.set_deadline(None, "")
     status.write_text("ready")
     sync.follow_log(lambda: has_run_ended(end, spec["parent"]))
     record = read_exit_record(end)
     payloads = record.get("artifacts", [])
     unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
-    watchdog.allow(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
+    watchdog.set_deadline(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
     size = sum(sum(files.sizes(file)) for payload in payloads for file in payload["files"])
     size += sync.checkpoints_size() if unfinished else 0
-    watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
+    watchdog.set_deadline(
+        spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time"
+    )
     for payload in payloads:
         sync.log_artifact(**payload)
     if unfinished:

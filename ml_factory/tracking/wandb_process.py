@@ -145,7 +145,7 @@ class DeadlineWatchdog:
         self._status, self._deadline, self._reason = status, None, ""
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def allow(self, seconds: float | None, reason: str) -> None:
+    def set_deadline(self, seconds: float | None, reason: str) -> None:
         self._deadline, self._reason = None if seconds is None else time.monotonic() + seconds, reason
 
     def _watch(self) -> None:

@@ -35,11 +35,11 @@ class WandbSync:
     wandb : the module, or a stand-in.
     spec : description of the run, as `tracker.Tracker` passes it to its mirror.
     begin_run : (keywords of wandb.init in addition to the usual ones) -> a W&B run.
-    allow : (seconds or None, reason), as of `wandb_process.DeadlineWatchdog`: sets the deadline of the next operations.
+    set_deadline : (seconds or None, reason), as of `wandb_process.DeadlineWatchdog`, for the next operations.
     """
 
-    def __init__(self, wandb, spec: dict, begin_run: Callable, allow: Callable = lambda seconds, reason: None):
-        self._wandb, self._spec, self._begin_run, self._allow = wandb, spec, begin_run, allow
+    def __init__(self, wandb, spec: dict, begin_run: Callable, set_deadline: Callable = lambda seconds, reason: None):
+        self._wandb, self._spec, self._begin_run, self._set_deadline = wandb, spec, begin_run, set_deadline
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
         self._attempt, self._online = RunLogAttempt(*spec["attempt"]), spec["mode"] == "online"
         self._name = _wandb_name(spec["run_id"])
@@ -70,9 +70,9 @@ class WandbSync:
             if ended:
                 return
             if self._online and time.monotonic() > self._send_at:
-                self._allow(CHECKPOINT_SECONDS, "W&B did not answer which checkpoints it has")
+                self._set_deadline(CHECKPOINT_SECONDS, "W&B did not answer which checkpoints it has")
                 self.upload_checkpoints()
-                self._allow(None, "")
+                self._set_deadline(None, "")
             time.sleep(POLL_SECONDS)
 
     def sync_earlier(self, first: int) -> int:

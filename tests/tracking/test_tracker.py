@@ -334,15 +334,15 @@ def test_mirror_main_measures_checkpoint_size_under_deadline(tmp_path, monkeypat
         def __init__(self, status):
             self.deadline = None
 
-        def allow(self, seconds, reason):
+        def set_deadline(self, seconds, reason):
             self.deadline = seconds
             under.append(seconds)
 
     class Story:
         run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
 
-        def __init__(self, wandb, spec, begin, allow):
-            self.allow = allow
+        def __init__(self, wandb, spec, begin, set_deadline):
+            self.set_deadline = set_deadline
 
         def follow_log(self, over):
             assert under[-1] is None

@@ -221,7 +221,7 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
     for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
         monkeypatch.setattr(wandb_sync, name, seconds)
     (tmp_path / "l").mkdir()
-    calls, allowed = [], []
+    calls, deadlines = [], []
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
 
         def over() -> bool:
@@ -232,10 +232,10 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
 
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
         spec |= {"attempt": [1, "0" * 8], "snapshot": snapshot_of(manager, tmp_path).to_dict()}
-        allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
-        WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow_log(over)
+        set_deadline = lambda seconds, reason: deadlines.append(seconds)  # noqa: E731
+        WandbSync(wandb, spec, lambda **named: wandb.init(), set_deadline).follow_log(over)
     assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
-    assert allowed[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
+    assert deadlines[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
 
 
 def test_wandb_upload_of_superseded_session_keeps_newer_checkpoints(tmp_path, service):
