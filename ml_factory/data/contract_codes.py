@@ -46,7 +46,7 @@ class FuturesContract:
         return int(f"{self.expiry:%Y%m%d}") if self.expiry else 100 * self.year + self.month
 
     @property
-    def order(self) -> date:
+    def delivery_sort_key(self) -> date:
         """Sort key: the last day where it is known, else the first of the delivery month."""
         return self.expiry or date(self.year, self.month, 1)
 

@@ -51,7 +51,7 @@ def find_quality_issues(
     corrected = start_ns + shift * MINUTE_NS
     sessions = assign_sessions(corrected, market.calendar)
     gaps = find_gaps(corrected, sessions, market.calendar, minutes)
-    edge = sessions.edges()
+    edge = sessions.session_start_mask()
     adjacent = adjacent_bars_mask(corrected, edge, minutes)
     log = {name: np.log(values) for name, values in prices.items()}
     levels = find_level_shifts(log, adjacent, edge)

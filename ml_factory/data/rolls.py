@@ -158,7 +158,7 @@ def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.nda
     if len(roots) > 1:
         step = "write each market to a file of its own"
         raise BarsError("Contracts of several markets", where="contract", got=", ".join(roots), next_step=step)
-    order = sorted(range(len(contracts)), key=lambda which: (contracts[which].order, contracts[which].name))
+    order = sorted(range(len(contracts)), key=lambda which: (contracts[which].delivery_sort_key, contracts[which].name))
     code = np.argsort(order)[found]
     cell = start_ns // MINUTE_NS * len(contracts) + code
     order_of_cells = np.argsort(cell, kind="stable")

@@ -86,7 +86,7 @@ class MarketSpec:
         if self.hole_minutes < 1:
             raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")
 
-    def notes(self) -> list[str]:
+    def inferred_fact_warnings(self) -> list[str]:
         """Return one warning for each fact that was inferred from the bars instead of being given or looked up."""
         return [
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
@@ -122,7 +122,7 @@ class ExchangeSessions:
     close_ns: np.ndarray
     inside: np.ndarray
 
-    def edges(self) -> np.ndarray:
+    def session_start_mask(self) -> np.ndarray:
         """Return bool[N], True where a moment's session differs from the previous one's (True for the first)."""
         changed = np.ones(len(self.id), bool)
         changed[1:] = (np.diff(self.id) != 0) | (np.diff(self.close_ns) != 0)
@@ -331,8 +331,8 @@ def resolve_market_spec(
 ) -> MarketSpec:
     """Return the market's facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
 
-    `MarketSpec.notes()` lists the inferred facts. Without bars an unknown calendar is an error, an unknown tick None,
-    and volume counts as absent.
+    `MarketSpec.inferred_fact_warnings()` lists the inferred facts. Without bars an unknown calendar is an error, an
+    unknown tick None, and volume counts as absent.
 
     bars : checked bars (index UTC)
     """

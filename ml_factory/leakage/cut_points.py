@@ -87,9 +87,9 @@ def _market_kinds(
 ) -> dict:
     """Return positions by kind, the most revealing first."""
     sessions = assign_sessions(start, calendar)
-    edges = np.flatnonzero(sessions.edges())[1:]
+    edges = np.flatnonzero(sessions.session_start_mask())[1:]
     silence = np.diff(start, prepend=start[:1] - bar_minutes * MINUTE_NS) // MINUTE_NS - bar_minutes
-    inside = np.flatnonzero((silence > 0) & ~sessions.edges())
+    inside = np.flatnonzero((silence > 0) & ~sessions.session_start_mask())
     since = (start - sessions.open_ns) // MINUTE_NS
     clocks = _clock_changes(start)
     return {

@@ -265,7 +265,7 @@ def _write(
     checked = checked or _check_all_bars(workspace, symbol, settings)
     bars, market = checked.bars, checked.market
     _warn_findings(symbol, checked.report["findings"], "reported")
-    for note in market.notes():
+    for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
     if isinstance(settings.features.base, int) and len(bars):  # before features are computed
         longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)

@@ -49,7 +49,7 @@ class Market:
         count = len(self.table)
         reported = [row for kind, row in self.pairs if kind not in ("no_trade", "off_tick")]
         sessions = self.sessions
-        bad = ~sessions.inside | sessions.edges() | np.isin(np.arange(count), reported)
+        bad = ~sessions.inside | sessions.session_start_mask() | np.isin(np.arange(count), reported)
         total = np.concatenate([[0], np.cumsum(bad)])
         plain = (self.table["high"] > self.table["low"]).to_numpy(copy=True)
         plain[[row for kind, row in self.pairs if kind in ("off_tick", "no_trade")]] = False

@@ -101,7 +101,7 @@ def test_activity_bars_with_later_bars_appended_keep_earlier_rows(kind, estimate
     days = np.unique(assign_sessions(stamps, "us_equity").id)
     known_from = int(np.searchsorted(stamps, int(days[20]) * DAY_NS)) + 1 if estimated else 1
     if estimated:
-        (note,) = resolve_activity_bar_size(place, kind, None, bars, SPEC).notes()
+        (note,) = resolve_activity_bar_size(place, kind, None, bars, SPEC).inferred_fact_warnings()
         assert "first 20 sessions" in note and "--bar-size" in note and whole.session.min() == days[20]
     assert len(whole) > 50
 

@@ -46,7 +46,8 @@ def test_sessions_of_early_close_days_close_at_scheduled_time():
     # the day after Thanksgiving 2024: index futures stop at 12:15 Chicago, shares at 13:00 New York
     cme = assign_sessions(ns("2024-11-29 18:14", "2024-11-29 18:15"), "cme")
     assert cme.close_ns.tolist() == ns("2024-11-29 18:15", "2024-11-29 22:00").tolist()
-    assert cme.inside.all() and cme.edges().tolist() == [True, True]  # a product that trades on is kept, cut apart
+    # a product that trades on is kept, cut apart
+    assert cme.inside.all() and cme.session_start_mask().tolist() == [True, True]
     shares = assign_sessions(ns("2024-11-29 17:59", "2024-11-29 18:00"), "us_equity")
     assert shares.inside.tolist() == [True, False] and (shares.close_ns == ns("2024-11-29 18:00")[0]).all()
     holiday = assign_sessions(ns("2025-01-20 17:59"), "cme")  # Martin Luther King day: 12:00 Chicago
@@ -230,7 +231,7 @@ def test_market_for_invalid_tick_raises_settings_error(tick):
 
 def test_market_for_given_values_override_lookup_and_unknown_symbol_raises():
     market = resolve_market_spec("ES", calendar="24h", tick=0.5, has_volume=True)
-    assert (market.calendar, market.tick, market.notes()) == ("24h", 0.5, [])
+    assert (market.calendar, market.tick, market.inferred_fact_warnings()) == ("24h", 0.5, [])
     with pytest.raises(SettingsError, match="calendar="):
         resolve_market_spec("FOO")
 
@@ -245,14 +246,16 @@ def test_market_for_changes_after_20_sessions_keep_inferred_market(make_raw):
     spoiled.loc[later, "volume"] = 0.0
     first, second = resolve_market_spec("FOO", bars), resolve_market_spec("FOO", spoiled)
     assert first == second and first.tick == 0.25 and first.has_volume and first.calendar == "cme"
-    assert len(first.notes()) == 2 and "first 20 sessions" in first.notes()[0]
+    warnings = first.inferred_fact_warnings()
+    assert len(warnings) == 2 and "first 20 sessions" in warnings[0]
 
 
 @pytest.mark.parametrize("calendar", ["24h", "cme", "fx", "us_equity"])  # other CME groups differ on holidays alone
 def test_market_for_unknown_symbol_infers_calendar_from_bars(calendar):
     bars = synthetic_bars(25, "null", calendar=calendar, missing=0.02)
     market = resolve_market_spec("FOO", bars)
-    assert market.calendar == calendar and dict(market.source)["calendar"] == "inferred" and market.notes()
+    assert market.calendar == calendar and dict(market.source)["calendar"] == "inferred"
+    assert market.inferred_fact_warnings()
 
 
 def test_market_for_calendar_change_after_20_sessions_keeps_inferred_calendar():

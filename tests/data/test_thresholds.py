@@ -27,7 +27,7 @@ def parts(table: pd.DataFrame, calendar: str):
     start_ns = table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
     sessions = assign_sessions(start_ns, calendar)
     log = {name: np.log(table[name].to_numpy()) for name in PRICES}
-    return start_ns, sessions, log, adjacent_bars_mask(start_ns, sessions.edges(), 1)
+    return start_ns, sessions, log, adjacent_bars_mask(start_ns, sessions.session_start_mask(), 1)
 
 
 def by_row(count: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ def no_volume(table, calendar):
 def spike(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
     usual = outliers.outlier_robust_move_size(
-        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges()
+        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.session_start_mask()
     )
     return outliers.spike_scores(log, adjacent, usual)
 
@@ -64,7 +64,7 @@ def spike(table, calendar):
 def jump(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
     usual = outliers.outlier_robust_move_size(
-        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges()
+        np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.session_start_mask()
     )
     gap = np.diff(log["open"], prepend=log["open"][0])
     gap[1:] = log["open"][1:] - log["close"][:-1]
