@@ -73,8 +73,8 @@ def search_barriers_on_training_rows(
     for number in range(len(done), spec.trials):
         study.sampler = optuna.samplers.TPESampler(seed=derive_seed("barriers", spec.seed, number))
         proposed = study.ask(space) if number else None
-        params = spec.start if proposed is None else proposed.params
-        trial = {"number": number, "params": params, **view.evaluate(spec, spec.labels_of(params))}
+        params = spec.first_trial_parameters if proposed is None else proposed.params
+        trial = {"number": number, "params": params, **view.evaluate(spec, spec.label_spec_of_trial(params))}
         if proposed is None:
             study.add_trial(_to_optuna_trial(optuna, space, trial))
         else:
@@ -85,7 +85,7 @@ def search_barriers_on_training_rows(
         if save is not None:
             save({"key": key, "trials": list(done)})
     best = _best(spec, done)
-    return SearchedLabelSpec(spec.labels_of(best["params"]), spec, view.seen, best, len(done))
+    return SearchedLabelSpec(spec.label_spec_of_trial(best["params"]), spec, view.seen, best, len(done))
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,13 @@ class BarrierSearchSpec:
             )  # fmt: skip
 
     @property
-    def start(self) -> dict:
+    def first_trial_parameters(self) -> dict:
         """Parameters of the first trial: the barriers of `labels`, clipped to the search space."""
         ups = {"k": self.labels.k_up} if self.symmetric else {"k_up": self.labels.k_up, "k_down": self.labels.k_down}
         span = min(self.sigma_spans, key=lambda span: abs(span - self.labels.sigma_span))
         return {name: min(max(k, self.k[0]), self.k[1]) for name, k in ups.items()} | {"sigma_span": span}
 
-    def labels_of(self, params: dict) -> LabelSpec:
+    def label_spec_of_trial(self, params: dict) -> LabelSpec:
         k_up, k_down = (params["k"],) * 2 if self.symmetric else (params["k_up"], params["k_down"])
         return replace(self.labels, k_up=k_up, k_down=k_down, sigma_span=params["sigma_span"])
 

@@ -104,7 +104,7 @@ def _barrier_search_trial_table(spec: BarrierSearchSpec, trials: Sequence[dict])
     """
     rows = []
     for trial in trials:
-        labels = spec.labels_of(trial["params"])
+        labels = spec.label_spec_of_trial(trial["params"])
         barriers = {name: getattr(labels, name) for name in ("k_up", "k_down", "sigma_span")}
         scores = {name: trial.get(name) for name in ("value", "rows", "short", "neutral", "long")}
         rows.append({"trial": trial["number"], **barriers, **scores, "kept": max(trial["broken"].values()) <= 0})

@@ -67,7 +67,7 @@ def test_search_barriers_trial_figures_equal_plain_count(found):
     search(save=record.append)
     assert found.best in record[-1]["trials"]
     for trial in [*record[-1]["trials"][:3], found.best]:
-        labels = triple_barrier_labels(BASE, FINE, SPEC.labels_of(trial["params"]), MES)
+        labels = triple_barrier_labels(BASE, FINE, SPEC.label_spec_of_trial(trial["params"]), MES)
         labels = labels[labels.index.isin(TRAIN) & (labels["label_end"] < TEST[0]) & (labels["barrier"] != "ambiguous")]
         assert trial["rows"] == len(labels) > 300
         for name, side in (("short", -1), ("neutral", 0), ("long", 1)):
@@ -136,7 +136,7 @@ def test_search_barriers_of_each_fold_uses_training_rows_of_fold_only():
         assert one.seen_rows.count == len(train) and one.seen_rows.first == ROWS.index[train[0]].isoformat()
         # no label that a trial used lives while a judging row does: count them again
         trial = kept["trials"][1]
-        labels = triple_barrier_labels(BASE, FINE, small.labels_of(trial["params"]), MES)
+        labels = triple_barrier_labels(BASE, FINE, small.label_spec_of_trial(trial["params"]), MES)
         labels = labels[labels.index.isin(ROWS.index[train]) & (labels["barrier"] != "ambiguous")]
         first, last = ROWS.index[test[0]], ROWS.index[train[-1]]
         by = np.where(labels.index < first, first - pd.Timedelta(1), last)

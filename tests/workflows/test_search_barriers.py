@@ -226,7 +226,7 @@ def test_search_rows_end_before_first_validation_row_for_all_barriers(session_en
         base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
         train, judging = search_barriers.barrier_search_rows(base, spec, market, splits, first=50)
         for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
-            tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
+            tried = spec.label_spec_of_trial({"k_up": up, "k_down": down, "sigma_span": span})
             labels = triple_barrier_labels(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
             first = labels.index[chronological_split(labels, splits)["validation"][0]]
