@@ -55,21 +55,22 @@ class FittedObjectUnderTest:
 class PipelineUnderTest(Protocol):
     """Interface of a pipeline that the proof can test.
 
-    `bars` are checked bars, of 1 minute unless `facts` (the result of `facts` on the whole file) has `bar_minutes`. A
-    pipeline that also runs bar by bar has `feed(bars, facts, rows, seed, since) -> Table` of the same features.
+    `bars` are checked bars, of 1 minute unless `facts` (the `market_facts` of the whole file) has `bar_minutes`. A
+    pipeline that also runs bar by bar has `stream_features(bars, facts, rows, seed, since) -> TimedTable` of the same
+    features.
 
-    facts : constant facts of the market, from the first `head(bars)` bars or from settings
+    market_facts : constant facts of the market, from the first `count_head_bars(bars)` bars or from settings
     features : (known_at int64[N] ns, values [N, F], F names)
-    frames : name -> arrays of a coarse frame, `known_at` among them
+    coarse_frames : name -> arrays of a coarse frame, `known_at` among them
     labels : name -> labels (index known_at; label_end and other columns)
     splits : every split of the rows
     fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
     """
 
-    def facts(self, bars: pd.DataFrame) -> dict: ...
-    def head(self, bars: pd.DataFrame) -> int: ...
+    def market_facts(self, bars: pd.DataFrame) -> dict: ...
+    def count_head_bars(self, bars: pd.DataFrame) -> int: ...
     def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]: ...
-    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]: ...
+    def coarse_frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]: ...
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]: ...
     def splits(self, labels: pd.DataFrame) -> list[SplitUnderTest]: ...
     def fit(
@@ -81,7 +82,7 @@ def run_pipeline_under_test(pipeline: PipelineUnderTest, bars: pd.DataFrame, fac
     """Run the pipeline on these bars and return every part as a table."""
     known_at, values, names = pipeline.features(bars, facts)
     tables = {"features": TimedTable(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
-    for name, frame in pipeline.frames(bars, facts).items():
+    for name, frame in pipeline.coarse_frames(bars, facts).items():
         tables[f"frame {name}"] = timed_table_of_frame(frame)
     for name, labels in pipeline.labels(bars, facts).items():
         tables[f"labels {name}"] = timed_table_of_labels(labels)
@@ -105,10 +106,10 @@ class StandardPipelineUnderTest:
     folds: int = 5
     preprocess: tuple = ("robust",)
 
-    def facts(self, bars: pd.DataFrame) -> dict:
+    def market_facts(self, bars: pd.DataFrame) -> dict:
         return self.features_spec.with_bar_size(resolve_market_spec(self.symbol, bars, **self.given), bars).to_dict()
 
-    def head(self, bars: pd.DataFrame) -> int:
+    def count_head_bars(self, bars: pd.DataFrame) -> int:
         """Return the number of bars in the first 20 sessions (or 20 days with a bar, if that is more), plus one.
 
         The additional bar shows that they are over: before it, one more bar may still belong to the last of them.
@@ -127,11 +128,11 @@ class StandardPipelineUnderTest:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
         return matrix.known_at, matrix.values, list(matrix.names)
 
-    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> TimedTable:
+    def stream_features(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> TimedTable:
         """Return the same rows from a stream without a future (`leakage.streaming_check`)."""
         return stream_feature_table(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
 
-    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
+    def coarse_frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
         base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
         made = {timeframe_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}

@@ -45,9 +45,9 @@ def build_pipeline_on_prefixes(
         if not stop:
             continue
         try:
-            if facts is None and pipeline.head(head) > stop:
+            if facts is None and pipeline.count_head_bars(head) > stop:
                 continue  # too short for the facts of the market
-            tables = run_pipeline_under_test(pipeline, head, pipeline.facts(head) if facts is None else facts)
+            tables = run_pipeline_under_test(pipeline, head, pipeline.market_facts(head) if facts is None else facts)
             seen.append(PrefixBuild(stop, tables))
         except BarsError:
             continue  # too short; where all of them are, the build of the whole file raises

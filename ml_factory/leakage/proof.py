@@ -135,7 +135,7 @@ class _ProofRun:
                 *prefix_builds,
                 *build_pipeline_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars),
             )
-        facts = self.run_guarded(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
+        facts = self.run_guarded(lambda: self.pipeline.market_facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
             self.bar_minutes = facts.get("bar_minutes", 1)
@@ -227,12 +227,14 @@ class _ProofRun:
 
     def check_facts(self, facts: dict) -> None:
         """Check that the facts of the market are the same whatever follows the bars they are derived from."""
-        head = self.run_guarded(lambda: self.pipeline.head(self.bars)) if self.spec.whole_cuts else None
+        head = self.run_guarded(lambda: self.pipeline.count_head_bars(self.bars)) if self.spec.whole_cuts else None
         for number, cut in self.spread_cuts([cut for cut in self.cuts if head is not None and cut.first >= head]):
             for way in self.perturbations_at(number):
                 section = self.bars.iloc[: self.whole_file_end(cut)]
                 other = self.run_guarded(
-                    lambda b=section, c=cut, w=way: self.pipeline.facts(self.disturbed(b, c.first, w, 0)), cut, way
+                    lambda args=(section, cut.first, way, 0): self.pipeline.market_facts(self.disturbed(*args)),
+                    cut,
+                    way,
                 )
                 self.count("facts", 1)
                 for name in facts if other is not None else ():
@@ -256,9 +258,12 @@ class _ProofRun:
 
     def check_feed(self, facts: dict, features: TimedTable, since: int) -> None:
         """Compare every row with that of a stream without later bars, for leaks that no cut detects."""
-        if not self.spec.feed_rows or not hasattr(self.pipeline, "feed") or len(self.leaks) >= self.spec.enough:
+        streams = self.spec.feed_rows and hasattr(self.pipeline, "stream_features")
+        if not streams or len(self.leaks) >= self.spec.enough:
             return
-        fed = self.run_guarded(lambda: self.pipeline.feed(self.bars, facts, self.spec.feed_rows, self.spec.seed, since))
+        fed = self.run_guarded(
+            lambda: self.pipeline.stream_features(self.bars, facts, self.spec.feed_rows, self.spec.seed, since)
+        )
         if fed is None:
             return
         last = int(features.at[-1])

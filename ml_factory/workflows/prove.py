@@ -164,7 +164,8 @@ def _stored_tables_to_prove(
     """Return the feature rows as stored, and frames and labels rebuilt from these bars."""
     known_at = store.known_at.as_unit("ns").asi8
     tables = {"features": TimedTable(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
-    tables |= {f"frame {name}": timed_table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
+    frames = pipeline.coarse_frames(bars, facts)
+    tables |= {f"frame {name}": timed_table_of_frame(frame) for name, frame in frames.items()}
     return tables | {
         f"labels {name}": timed_table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()
     }

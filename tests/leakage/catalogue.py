@@ -174,7 +174,7 @@ def remade(kind: type) -> Callable[[Learning], object]:
 
 def measured(leak: Leak, bars: pd.DataFrame, clean: Learning) -> tuple[float, float]:
     """(share of rows that leak, largest leak in deviations of the honest column) of a feature leak."""
-    facts = clean.facts(bars)
+    facts = clean.market_facts(bars)
     known_at, *_ = clean.features(bars, facts)
     market = MarketSpec.from_dict(facts)
     base = resample_bars(bars, market, 5)

@@ -19,10 +19,10 @@ from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, 
 class UnfinishedHour(Learning):
     """One row in the whole file is wrong: the last hour, told before it is over."""
 
-    def frames(self, bars, facts):
+    def coarse_frames(self, bars, facts):
         later = bars.index[-1] + pd.Timedelta(hours=2)
         nothing = bars.iloc[-1:].set_axis(pd.DatetimeIndex([later]).as_unit(bars.index.unit))
-        frames, whole = super().frames(bars, facts), super().frames(pd.concat([bars, nothing]), facts)
+        frames, whole = super().coarse_frames(bars, facts), super().coarse_frames(pd.concat([bars, nothing]), facts)
         hour = {name: column[: len(frames["60m"]["start"]) + 1] for name, column in whole["60m"].items()
                 if isinstance(column, np.ndarray)}  # fmt: skip
         hour["known_at"] = np.minimum(hour["known_at"], bars.index.as_unit("ns").asi8[-1] + MINUTE_NS)
@@ -31,8 +31,8 @@ class UnfinishedHour(Learning):
 
 @leak("frames known at their start", "frame 60m", "(rows)")
 class LeftLabelled(Learning):
-    def frames(self, bars, facts):
-        frames = super().frames(bars, facts)
+    def coarse_frames(self, bars, facts):
+        frames = super().coarse_frames(bars, facts)
         hour = frames["60m"]
         return frames | {"60m": dict(hour) | {"known_at": hour["start"].copy()}}
 
@@ -66,8 +66,8 @@ class Fragile(Learning):
 class ReadAgain(Learning):
     """A fact of the market read off the whole file."""
 
-    def facts(self, bars):
-        return super().facts(bars) | self.read(bars)
+    def market_facts(self, bars):
+        return super().market_facts(bars) | self.read(bars)
 
 
 @leak("tick of the whole file", "facts", "tick")

@@ -88,7 +88,7 @@ def test_prove_full_form_fits_every_split_of_every_scheme(bars):
 
     spec = replace(FULL, cuts=1, whole_cuts=0, feed_rows=0)
     proof = prove_no_look_ahead(Watched(**vars(pipeline)), bars, spec)
-    labels = pipeline.labels(bars, pipeline.facts(bars))["h10"]
+    labels = pipeline.labels(bars, pipeline.market_facts(bars))["h10"]
     splits = pipeline.splits(labels.iloc[-FULL.fit_rows :])
     schemes = {split.name.split()[0] for split in splits}
     assert schemes == {"holdout", "purged", "expanding", "rolling", "combinatorial"} and len(splits) == 13
@@ -101,7 +101,7 @@ def test_prove_full_form_fits_every_split_of_every_scheme(bars):
 
 def test_prove_too_few_bars_for_a_cut_does_not_pass(bars):
     pipeline = clean_pipeline()
-    known_at, *_ = pipeline.features(bars, pipeline.facts(bars))
+    known_at, *_ = pipeline.features(bars, pipeline.market_facts(bars))
     until = int(bars.index.as_unit("ns").asi8.searchsorted(known_at[3]))
     proof = prove_no_look_ahead(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
     assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
@@ -133,11 +133,11 @@ def test_leak_catalogue_has_50_leaks_and_40_mechanisms(bars, capsys):
 def test_leak_catalogue_label_leak_affects_under_one_in_1000_rows(bars):
     """The sparse leak in labels is one row in thousands, and the unfinished hour a single row."""
     pipeline = clean_pipeline()
-    facts = pipeline.facts(bars)
+    facts = pipeline.market_facts(bars)
     labels = pipeline.labels(bars, facts)["h10"]
     assert 0 < np.mean(labels["barrier"] == "ambiguous") < 1 / 1000
     spoilt = next(leak for leak in CATALOGUE if leak.name == "UnfinishedHour").spoil(pipeline)
-    hours = [len(one.frames(bars.iloc[:-7], facts)["60m"]["known_at"]) for one in (pipeline, spoilt)]
+    hours = [len(one.coarse_frames(bars.iloc[:-7], facts)["60m"]["known_at"]) for one in (pipeline, spoilt)]
     assert hours[1] == hours[0] + 1
 
 
@@ -148,7 +148,7 @@ def test_prove_remembering_feature_is_reported_only_with_prefix_builds(bars):
     spec = replace(FULL, cuts=10, fit_rows=0, unseen_bars=0)
     pipeline = leak.spoil(clean_pipeline())
     seen = build_pipeline_on_prefixes(pipeline, bars)
-    pipeline.features(bars, pipeline.facts(bars))
+    pipeline.features(bars, pipeline.market_facts(bars))
     late = prove_no_look_ahead(pipeline, bars, spec)
     assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
     assert_caught(leak, prove_no_look_ahead(pipeline, bars, spec, prefix_builds=seen))
