@@ -67,7 +67,7 @@ def evaluated(workspace: Workspace, data: PreparedDataset, model: str, split: st
     frame = pipeline.load_predictions(workspace, data.symbol, HORIZON, model, run=result.run_id)
     frame = frame[frame["split"] == split]
     rows = data.labels.index.get_indexer(frame.index)
-    clear = data.clear[rows]
+    clear = data.unambiguous_mask[rows]
     rows, p, y = rows[clear], frame[PROBABILITIES].to_numpy()[clear], data.y[rows[clear]]
     forecasts = prepared_dataset_baselines(data, data.splits["train"], rows)
     losses = {name: row_log_loss(y, q) for name, q in forecasts.items()}

@@ -211,10 +211,11 @@ def audit_dataset_artifact(
 
 def _derived(part: str, given: PreparedDataset, wanted: PreparedDataset) -> list[Leak]:
     """Compare the arrays that training derives from a data set; cached ones may differ from its fields."""
-    leaks, names = [], ("segment", "close", "x_NF", "row", "y", "last_move", "volatility", "clear")
+    leaks, names = [], ("segment", "close", "x_NF", "row", "y", "last_move", "volatility", "unambiguous_mask")
     read = {name: lambda one, name=name: getattr(one, name) for name in names}
     read |= {"clock": lambda one: np.stack([one.clock.progress, one.clock.minutes_left], axis=1)}
-    read |= {"usable": lambda one: one.usable(16), "split_of": lambda one: one.split_names().astype(str)}
+    read |= {"full_window_mask": lambda one: one.full_window_mask(16)}
+    read |= {"split_of": lambda one: one.split_names().astype(str)}
     read |= {"development": lambda one: one.development_rows(), "classes": lambda one: list(one.classes.values())}
     for name, of in read.items():
         one, two = of(given), of(wanted)

@@ -294,7 +294,7 @@ def _leaks_of_verdict(
         forecasts |= _recount_baselines(data, at[split == "train"], rows)
         table = metrics[metrics["split"] == name].set_index("name")["log_loss"]
         for who, p_N3 in forecasts.items():
-            wanted = independent_log_loss(p_N3, data.y[rows], data.clear[rows])
+            wanted = independent_log_loss(p_N3, data.y[rows], data.unambiguous_mask[rows])
             if who in table.index and not np.isclose(table[who], wanted, rtol=0.0, atol=1e-9):
                 numbers = f"{wanted:.6f} by a recount, {table[who]:.6f} in the table"
                 leaks.append(artifact_leak("baseline", f"{who}, log loss of {name} rows", len(rows), at[0], numbers))
@@ -306,7 +306,7 @@ def _leaks_of_verdict(
 
 def _recount_baselines(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return reference baselines of `rows`, counted from the unambiguous training rows alone: name -> (N, 3)."""
-    train = np.sort(train_rows[data.clear[train_rows]])
+    train = np.sort(train_rows[data.unambiguous_mask[train_rows]])
     y = data.y[train]
     calendar, at = data.settings["market"]["calendar"], data.labels.index.as_unit("ns").asi8
     minutes = np.diff(at[train]) / 60e9 / np.diff(data.row[train]) if len(train) > 1 else np.ones(1)

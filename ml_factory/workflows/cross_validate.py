@@ -94,7 +94,7 @@ def cross_validate_plain(
     return _CrossValidationScores(
         scores, plan.table().assign(**_fold_calibration_columns(outcome.calibrations)),
         path_score_table(data, plan, evaluated), **gains,
-        unfitted=outcome.unfitted, resumed=outcome.resumed, progress=outcome.progress,
+        unfitted=outcome.unfitted_folds, resumed=outcome.resumed, progress=outcome.progress,
         nondeterminism=outcome.nondeterminism,
         verdict=verdict_of_fold_scores(data, scores, model.name, labels_of_scored_folds(data, evaluated)),
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _nested_fold(
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
     table = part.table().assign(fold=number, **_fold_calibration_columns(outcome.calibrations), **barriers)
     scores = labels = None
-    if not outcome.unfitted:
+    if not outcome.unfitted_folds:
         evaluated = score_folds(relabelled, outcome, model.name)
         scores = fold_score_table(relabelled, evaluated).assign(fold=number)
         labels = labels_of_scored_folds(relabelled, evaluated)

@@ -83,7 +83,7 @@ def explain(
     explain_method = getattr(fitted.network, "explain", None)
     shares, attention, some = None, None, np.empty(0, np.int64)
     if explain_method is not None:
-        usable = data.splits["validation"][data.usable(fitted.lookback)[data.splits["validation"]]]
+        usable = data.splits["validation"][data.full_window_mask(fitted.lookback)[data.splits["validation"]]]
         some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
         windows = dataset_input_reader(data, data.scaler, fitted)(some)
         share_NF, attention_NT = _shares_and_attention(explain_method, windows)

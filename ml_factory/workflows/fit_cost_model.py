@@ -112,7 +112,7 @@ def cost_model_work(name: str, size: FitSize) -> float:
 
 def _usable(data: PreparedDataset, lookback: int, split: str) -> np.ndarray:
     rows = data.splits[split]
-    return rows[data.usable(lookback)[rows]]
+    return rows[data.full_window_mask(lookback)[rows]]
 
 
 def _part(rows: np.ndarray, count: int) -> np.ndarray:

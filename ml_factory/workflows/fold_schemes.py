@@ -118,7 +118,7 @@ def plan_folds(
         limits = [limit["training rows"] for _, limit, _ in kept if limit]
         quick_limits = {"rows of a fold": limits[-1]} if limits else {}
         cut = [(train, test) for train, _, test in kept]
-    return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, quick_limits, embargo)
+    return FoldPlan(rows, labels, cut, data.full_window_mask(lookback)[rows], block, paths, quick_limits, embargo)
 
 
 def _embargo_of(data: PreparedDataset, lookback: int) -> int:

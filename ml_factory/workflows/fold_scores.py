@@ -112,7 +112,7 @@ def fold_score_mean_gain(table: pd.DataFrame, name: str) -> tuple[float, float]:
 def labels_of_scored_folds(data: PreparedDataset, evaluated: Sequence[_ScoredFold]) -> pd.Series:
     """Return the labels of the unambiguous test rows of all folds, each once, in time order: index known_at."""
     rows = np.unique(np.concatenate([one.rows for one in evaluated]))
-    rows = rows[data.clear[rows]]
+    rows = rows[data.unambiguous_mask[rows]]
     return pd.Series(data.y[rows], index=data.labels.index[rows])
 
 

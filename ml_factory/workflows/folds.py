@@ -63,7 +63,7 @@ class FoldOutcome:
         return merge_out_of_fold_forecasts(len(self.plan.rows), self.plan.folds, self.forecasts)
 
     @property
-    def unfitted(self) -> list[int]:
+    def unfitted_folds(self) -> list[int]:
         """Numbers of folds without forecasts, since their training rows hold one class."""
         return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
 
@@ -104,7 +104,7 @@ def forecast_folds_or_raise(
 ) -> FoldOutcome:
     """Run `forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
     outcome = forecast_folds(manager, data, plan, model, results_path)
-    check_any_fold_fitted(outcome.unfitted, len(plan.folds), model.name)
+    check_any_fold_fitted(outcome.unfitted_folds, len(plan.folds), model.name)
     return outcome
 
 
@@ -147,8 +147,10 @@ def forecast_folds(
         inputs,
         usable=plan.usable,
         weigh=lambda fit: dataset_sample_weights(data, plan.rows[fit], model.weights),
-        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | binned_data_fit_option(model.name, model.bins, fold),
-        on_fold=slots.mark,
+        fit_options=lambda fold: (
+            {"checkpoints": slots.fold_fit_checkpoints(fold)} | binned_data_fit_option(model.name, model.bins, fold)
+        ),
+        on_fold=slots.record_nondeterminism,
         classes=tuple(data.classes.values()),
         horizon=data.horizon,
     )

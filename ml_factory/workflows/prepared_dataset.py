@@ -117,11 +117,11 @@ class PreparedDataset:
         return baseline_trailing_volatility(self.close, self.segment, max(self.horizon, 10))[self.row]
 
     @cached_property
-    def clear(self) -> np.ndarray:
+    def unambiguous_mask(self) -> np.ndarray:
         """Mask of the rows with an unambiguous outcome, bool (L,); only these are evaluated."""
         return (self.labels["barrier"] != "ambiguous").to_numpy()
 
-    def usable(self, lookback: int) -> np.ndarray:
+    def full_window_mask(self, lookback: int) -> np.ndarray:
         """Return the mask of rows whose input window of `lookback` base rows lies inside one segment, bool (L,)."""
         return mask_rows_with_full_window(self.segment, self.row, lookback)
 
@@ -285,7 +285,7 @@ def dataset_best_baseline(data: PreparedDataset, train_rows: np.ndarray, rows: n
 
     rows : validation rows, or the early-stopping rows of a fold; never test rows. "prior" where all are ambiguous.
     """
-    rows = rows[data.clear[rows]]
+    rows = rows[data.unambiguous_mask[rows]]
     if not len(rows):
         return BASELINES[0]
     losses = {
@@ -309,7 +309,7 @@ def prepared_dataset_verdict(
     best : as of `dataset_metrics_with_baselines`.
     lacking : missing classes or weeks that rule out a verdict, as of `dataset_missing_classes`.
     """
-    clear, times = data.clear[rows].astype(float), data.labels.index[rows]
+    clear, times = data.unambiguous_mask[rows].astype(float), data.labels.index[rows]
     counted = prepared_dataset_baselines(data, train_rows, rows)
     gains = verdict_gains_of_rows(data.y[rows], p_N3, counted, clear, horizon=data.horizon, times_N=times)
     effective = effective_sample_size(data.labels.iloc[rows], clear)
@@ -323,7 +323,7 @@ def dataset_missing_classes(data: PreparedDataset, parts: Mapping[str, np.ndarra
 
     parts : "train", "validation", "test" -> positions.
     """
-    labels = {name: data.y[rows[data.clear[rows]]] for name, rows in parts.items()}
+    labels = {name: data.y[rows[data.unambiguous_mask[rows]]] for name, rows in parts.items()}
     return describe_missing_classes(labels, expected_label_classes(data.kind))
 
 
@@ -335,7 +335,7 @@ def prepared_dataset_baselines(
     Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
     count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
-    train_rows = train_rows[data.clear[train_rows]]
+    train_rows = train_rows[data.unambiguous_mask[train_rows]]
     y = data.y[train_rows]
     fitted = fit_dataset_clock_baseline(data, train_rows)
     found = {
@@ -349,7 +349,7 @@ def prepared_dataset_baselines(
 
 def fit_dataset_clock_baseline(data: PreparedDataset, train_rows: np.ndarray) -> ClockBaseline:
     """Fit the clock baseline, with volatility, on the unambiguous ones of these rows, in time order."""
-    rows = np.sort(train_rows[data.clear[train_rows]])
+    rows = np.sort(train_rows[data.unambiguous_mask[train_rows]])
     minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
     bar_minutes = float(np.median(minutes / bars)) if len(rows) > 1 else 1.0
     return ClockBaseline.fit(
@@ -365,7 +365,7 @@ def prepared_dataset_metrics(
 
     `effective_rows` is reduced by the overlap of the rows' labels.
     """
-    clear = data.clear[rows].astype(float)
+    clear = data.unambiguous_mask[rows].astype(float)
     effective = effective_sample_size(data.labels.iloc[rows], clear)
     times = data.labels.index[rows]
     return compute_forecast_metrics(
@@ -384,7 +384,7 @@ def dataset_calibration_by_class(
     -------
     DataFrame with a row per forecast (`name`) and class.
     """
-    clear, tables = data.clear[rows], []
+    clear, tables = data.unambiguous_mask[rows], []
     options = {"horizon": data.horizon, "times_N": data.labels.index[rows][clear], "classes": data.classes}
     for name, p_N3 in forecasts.items():
         table = calibration_by_class(data.y[rows][clear], p_N3[clear], **options)
@@ -401,7 +401,7 @@ def dataset_gain_over_forecast(
 
     The interval is that of the row-wise differences, so errors that both share cancel.
     """
-    by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.clear[rows].astype(float)
+    by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.unambiguous_mask[rows].astype(float)
     times = data.labels.index[rows]
     gain = gain_interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
     return gain.mean, gain.low, gain.high

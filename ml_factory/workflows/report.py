@@ -202,7 +202,7 @@ def decile_returns_section(data: PreparedDataset, evaluated: ReportPredictions) 
     Computed on unambiguous test rows.
     """
     rows, p_N3 = evaluated.rows, evaluated.forecasts[evaluated.chosen]
-    clear = data.clear[rows]
+    clear = data.unambiguous_mask[rows]
     found = decile_returns(
         (p_N3[:, 2] - p_N3[:, 0])[clear], data.labels["ret"].to_numpy()[rows][clear], horizon=data.horizon,
         times_N=data.labels.index[rows][clear],
@@ -241,7 +241,7 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
 def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
     """Return the section of reliability diagrams of the test rows, frequencies by class, and calibration errors."""
     rows, test = evaluated.rows, evaluated.forecasts
-    clear, errors = data.clear[rows], evaluated.metrics[["ece_debiased", "ece"]]
+    clear, errors = data.unambiguous_mask[rows], evaluated.metrics[["ece_debiased", "ece"]]
     tables = {name: reliability_table(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
     together = {"Predicted and observed": tables}
     if len(tables) > MANY:

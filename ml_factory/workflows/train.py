@@ -204,7 +204,7 @@ def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
 
 def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
     """Return the training and validation rows this model can read, at least one of each, and limits of QUICK."""
-    usable = data.usable(model.lookback)
+    usable = data.full_window_mask(model.lookback)
     parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
     for name, rows in parts.items():
         if not len(rows):

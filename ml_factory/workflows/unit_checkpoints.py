@@ -38,11 +38,12 @@ class UnitCheckpoints:
         found = self._checkpoints.load()
         if found is not None:
             provenance = found["state"].pop(PROVENANCE_KEY, None) or {"machine": self.machine, "elsewhere": []}
-            self.mark([*provenance["elsewhere"], *describe_differences(provenance["machine"], self.machine)])
+            differences = describe_differences(provenance["machine"], self.machine)
+            self.record_machine_change([*provenance["elsewhere"], *differences])
             self.metrics = found["metrics"]
         return found
 
-    def mark(self, reasons) -> None:
+    def record_machine_change(self, reasons) -> None:
         """Record that a part was done on another machine."""
         self.machine_differences = merge_inexact_reasons(self.machine_differences, reasons)
 
@@ -73,7 +74,7 @@ class FoldCheckpoints:
         self._inner: dict[int, UnitCheckpoints] = {}
         self._released: set[int] = set()
 
-    def of(self, fold: int) -> UnitCheckpoints:
+    def fold_fit_checkpoints(self, fold: int) -> UnitCheckpoints:
         """Return the checkpoints of the fit inside a fold that begins now."""
         before = self._inner.keys() - self._released
         if before and self._phase.is_saved():
@@ -83,9 +84,9 @@ class FoldCheckpoints:
         self._inner[fold] = UnitCheckpoints(self._fit(fold), self._machine, format_fit_progress)
         return self._inner[fold]
 
-    def mark(self, fold: int, result: ModelFitResult) -> None:
+    def record_nondeterminism(self, fold: int, result: ModelFitResult) -> None:
         """Record the nondeterminism of a fold's fit."""
-        self.outer.mark([*result.nondeterminism, *self._inner[fold].machine_differences])
+        self.outer.record_machine_change([*result.nondeterminism, *self._inner[fold].machine_differences])
 
     def release(self) -> None:
         """Release all slots: the forecasts of the folds are stored in a file."""

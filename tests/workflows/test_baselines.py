@@ -33,16 +33,16 @@ def data():
     labels = pd.DataFrame({"label": label, "barrier": barrier, "entry_bar": entry, "exit_bar": exit_bar})
     labels.index = pd.date_range("2024-01-01 00:05", periods=N, freq="5min", tz="UTC")
     return SimpleNamespace(
-        labels=labels, y=label, row=entry, clear=barrier != "ambiguous", horizon=LIFE, last_move=np.sin(entry),
-        clock=baseline_session_clock(labels.index.as_unit("ns").asi8, "24h"), volatility=np.cos(entry),
-        classes=label_classes(KINDS[0]),
+        labels=labels, y=label, row=entry, unambiguous_mask=barrier != "ambiguous", horizon=LIFE,
+        last_move=np.sin(entry), clock=baseline_session_clock(labels.index.as_unit("ns").asi8, "24h"),
+        volatility=np.cos(entry), classes=label_classes(KINDS[0]),
     )  # fmt: skip
 
 
 def test_prior_baseline_counts_each_clear_training_row_once(data):
     train, test = np.arange(600), np.arange(600, N)
     table = dataset_metrics_with_baselines(data, train, test, {}, "prior")
-    clear, assessed = train[data.clear[train]], test[data.clear[test]]
+    clear, assessed = train[data.unambiguous_mask[train]], test[data.unambiguous_mask[test]]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     by_hand = -np.log(share[data.y[assessed] + 1]).mean()
     assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
@@ -60,7 +60,7 @@ def test_constant_forecasts_have_no_log_loss_gain_over_prior_on_same_rows(data):
 
 def test_best_baseline_without_clear_rows_is_prior(data):
     assert dataset_best_baseline(data, np.arange(600), np.arange(0)) == "prior"
-    ambiguous = np.flatnonzero(~data.clear)
+    ambiguous = np.flatnonzero(~data.unambiguous_mask)
     assert dataset_best_baseline(data, np.arange(600), ambiguous[ambiguous >= 600]) == "prior"
 
 
@@ -91,7 +91,7 @@ def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     train = np.arange(0, 600, 2)  # every other bar
     fitted = fit_dataset_clock_baseline(data, train)
     assert fitted.bar_minutes == 5.0 and fitted.horizon == LIFE
-    clear = train[data.clear[train]]
+    clear = train[data.unambiguous_mask[train]]
     one_bar_left = clear[np.rint(data.clock.minutes_left[clear] / 5) == 1]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     counts = np.array([np.sum(data.y[one_bar_left] == side) for side in (-1, 0, 1)])

@@ -120,7 +120,7 @@ def test_path_metrics_match_hand_computed_losses_per_path(prepared):
         losses, prior = [], []
         for block, fold in enumerate(taken):
             train, test = plan.folds[fold]
-            clear = data.clear[plan.rows]
+            clear = data.unambiguous_mask[plan.rows]
             share = np.array([np.mean(data.y[plan.rows[train[clear[train]]]] == side) for side in (-1, 0, 1)])
             for row, p in zip(test, outcome.forecasts[fold], strict=True):
                 if plan.block[row] == block and np.isfinite(p).all() and clear[row]:
@@ -180,7 +180,7 @@ def test_verdict_of_folds_names_absent_classes_and_too_few_weeks(prepared):
     assessed = score_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
     table, labels = fold_score_table(data, assessed), labels_of_scored_folds(data, assessed)
     assert labels.index.is_unique and labels.index.is_monotonic_increasing
-    assert data.clear[data.labels.index.get_indexer(labels.index)].all()
+    assert data.unambiguous_mask[data.labels.index.get_indexer(labels.index)].all()
     short = verdict_of_fold_scores(data, table, "made_up", labels)
     assert short.status == "not enough data" and short.reason.endswith("weeks of rows, wanted at least 8")
     spread = pd.Series(labels.to_numpy(), pd.date_range("2024-01-01", "2024-05-20", periods=len(labels), tz="UTC"))

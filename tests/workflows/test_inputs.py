@@ -152,7 +152,7 @@ def test_train_tft_with_known_and_static_reads_clock_ahead(prepared):
     # What a row is told hangs on its own moment: rows taken away behind it change nothing.
     data = load_dataset(prepared, "DEMO", 5)
     take = dataset_input_reader(data, data.scaler, model)
-    rows = data.splits["validation"][data.usable(6)[data.splits["validation"]]]
+    rows = data.splits["validation"][data.full_window_mask(6)[data.splits["validation"]]]
     fifth = known_future_covariates(data.labels.index[rows], "cme", np.array([25]))
     np.testing.assert_array_equal(
         take(rows).covariates["known_BSK"][:, 4], np.stack([fifth[name][:, 0] for name in CLOCK], axis=1)

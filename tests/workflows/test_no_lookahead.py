@@ -90,7 +90,7 @@ def test_with_baselines_counts_prior_on_training_rows_only(data):
     labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
     other = dataset_metrics_with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
     train = data.splits["train"]
-    clear = train[data.clear[train]]
+    clear = train[data.unambiguous_mask[train]]
     share = np.mean(data.y[clear] == 1)
     assert other.loc["prior", "log_loss"] == pytest.approx(-np.log(share), rel=1e-12)
     assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
@@ -98,16 +98,17 @@ def test_with_baselines_counts_prior_on_training_rows_only(data):
 
 def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data, monkeypatch):
     workspace, _ = prepared
-    read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
+    read = np.flatnonzero(data.full_window_mask(32))  # as a network with 32 rows of look-back
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_names()[read])
     monkeypatch.setattr(predictions, "load_or_make_predictions", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
     test = predictions.predict_and_evaluate_artifact(workspace, data, artifact).test_metrics
 
     def prior_loss(training_rows):
-        training_rows, assessed = training_rows[data.clear[training_rows]], np.intersect1d(read, data.splits["test"])
+        training_rows = training_rows[data.unambiguous_mask[training_rows]]
+        assessed = np.intersect1d(read, data.splits["test"])
         share = {side: np.mean(data.y[training_rows] == side) for side in (-1, 0, 1)}
-        return np.mean([-np.log(share[side]) for side in data.y[assessed[data.clear[assessed]]]])
+        return np.mean([-np.log(share[side]) for side in data.y[assessed[data.unambiguous_mask[assessed]]]])
 
     wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
     assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)

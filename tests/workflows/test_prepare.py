@@ -55,7 +55,7 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
         rows = DatasetStore.current(workspace.processed("ODD")).load_row_facts()
         out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
         assert rows["segment"].is_monotonic_increasing
-        return int(out.sum()), int(data.usable(64).sum()), data.fingerprint
+        return int(out.sum()), int(data.full_window_mask(64).sum()), data.fingerprint
 
     words = ("prepare", "--workspace", workspace.root, "--symbol", "ODD", "--horizon", 20, "--json")
     inside = leaving() if not call(*words)[0] else None

@@ -41,8 +41,8 @@ def data_of(on_test: report.ReportPredictions, ret=None) -> SimpleNamespace:
     index = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC", name="known_at")
     ret = np.zeros(ROWS) if ret is None else ret
     return SimpleNamespace(
-        labels=pd.DataFrame({"ret": ret}, index), y=np.arange(ROWS) % 3 - 1, clear=np.ones(ROWS, bool), horizon=1,
-        classes=label_classes("direction"),
+        labels=pd.DataFrame({"ret": ret}, index), y=np.arange(ROWS) % 3 - 1, unambiguous_mask=np.ones(ROWS, bool),
+        horizon=1, classes=label_classes("direction"),
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def test_gain_over_matches_hand_computed_gain_on_clear_rows():
     ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
     clear, rows = random.random(90) < 0.8, np.arange(10, 80)
     labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
-    data = SimpleNamespace(clear=clear, y=y, horizon=3, labels=labels)
+    data = SimpleNamespace(unambiguous_mask=clear, y=y, horizon=3, labels=labels)
     gain, low, high = dataset_gain_over_forecast(data, rows, ours[rows], other[rows])
     kept = rows[clear[rows]]
     by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
@@ -151,7 +151,7 @@ def test_report_calibration_draws_reliability_plots_by_forecast_count(count, fig
 def test_report_calibration_lists_class_shares_of_clear_rows_and_debiased_error():
     on_test = evaluated(2)
     data = data_of(on_test)
-    data.clear[:300] = False
+    data.unambiguous_mask[:300] = False
     section = report.report_calibration_section(data, on_test)
     ((_, table),) = section.tables
     assert table.index.tolist() == ["model0"] * 3 + ["model1"] * 3
