@@ -98,7 +98,8 @@ class NeuralForecaster(NeuralEstimatorBase):
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, after_BSF, weight_B = batch
-        y, target_BSC = self._forward(network, inputs), after_BSF[:, :, : self.forecast.count(after_BSF.shape[2])]
+        y, channels = self._forward(network, inputs), self.forecast.channel_count(after_BSF.shape[2])
+        target_BSC = after_BSF[:, :, :channels]
         if self.forecast.quantiles:
             return weighted_pinball(y, target_BSC, weight_B, self.forecast.quantiles)
         return weighted_mse(y, target_BSC, weight_B)

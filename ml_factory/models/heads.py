@@ -36,14 +36,14 @@ class ForecastTask:
                 "Cannot forecast this", where="quantiles", got=self.quantiles, wanted="rising, in (0, 1)"
             )
 
-    def count(self, features: int) -> int:
+    def channel_count(self, features: int) -> int:
         """C for inputs of that many features."""
         if self.channels is not None and self.channels > features:
             raise SettingsError("Cannot forecast this", where="channels", got=self.channels, wanted=f"<= {features}")
         return self.channels or features
 
     @property
-    def width(self) -> int:
+    def values_per_step(self) -> int:
         """Numbers a step and a channel: Q, or 1."""
         return len(self.quantiles) or 1
 
@@ -59,7 +59,8 @@ class VectorHead(nn.Module):
         super().__init__()
         self.shape = (task,)
         if isinstance(task, ForecastTask):
-            self.shape = (task.steps, task.count(features), *((task.width,) if task.quantiles else ()))
+            values = (task.values_per_step,) if task.quantiles else ()
+            self.shape = (task.steps, task.channel_count(features), *values)
         self.linear = OneDNNLinear(width, torch.Size(self.shape).numel())
 
     def forward(self, code_BX: Tensor) -> Tensor:
@@ -80,8 +81,8 @@ class ChannelHead(nn.Module):
         super().__init__()
         self.task, self.levels = task, levels
         if isinstance(task, ForecastTask):
-            self.channels = task.count(features)
-            self.linear = OneDNNLinear(width, task.steps * task.width)
+            self.channels = task.channel_count(features)
+            self.linear = OneDNNLinear(width, task.steps * task.values_per_step)
         else:
             width += 2 * levels
             self.read = nn.Identity() if read is None else OneDNNLinear(width, read)
@@ -89,7 +90,8 @@ class ChannelHead(nn.Module):
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
         if isinstance(self.task, ForecastTask):
-            y_BCSQ = self.linear(code_BFX[:, : self.channels]).unflatten(-1, (self.task.steps, self.task.width))
+            shape = (self.task.steps, self.task.values_per_step)
+            y_BCSQ = self.linear(code_BFX[:, : self.channels]).unflatten(-1, shape)
             y_BSCQ = y_BCSQ.transpose(1, 2)
             return y_BSCQ if self.task.quantiles else y_BSCQ.squeeze(-1)
         code_BFX = torch.cat([code_BFX, level_BF2], dim=-1) if self.levels else code_BFX

@@ -32,7 +32,7 @@ class InstanceNorm(nn.Module):
         return centred_BTF / deviation_B1F, mean_B1F, deviation_B1F
 
     @staticmethod
-    def levels(mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
+    def mean_and_log_deviation(mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
         """Return mean and log(1 + deviation) of each window as level_BF2."""
         return torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
 
@@ -55,7 +55,7 @@ class PatchLayer(nn.Module):
         super().__init__()
         self.length, self.stride, self.pad = length, stride, pad
 
-    def count(self, lookback: int) -> int:
+    def patch_count(self, lookback: int) -> int:
         """N for windows of this length."""
         return (lookback - self.length) // self.stride + 1 + int(self.pad)
 

@@ -44,7 +44,7 @@ class LogisticRegression(TabularModel):
 
     def _bin(self, spec, train, valid):
         with threadpool_limits(spec.thread_count):
-            scale = LogisticRegressionScaler.of(train.x[train.weight > 0])
+            scale = LogisticRegressionScaler.fit_rows(train.x[train.weight > 0])
         return scale
 
     def _open(self, spec, train, valid, bins):
@@ -81,7 +81,7 @@ class LogisticRegressionScaler:
     deviation_F: np.ndarray
 
     @classmethod
-    def of(cls, x_NF: np.ndarray) -> "LogisticRegressionScaler":
+    def fit_rows(cls, x_NF: np.ndarray) -> "LogisticRegressionScaler":
         known = ~np.isnan(x_NF)
         count_F = np.maximum(known.sum(axis=0), 1)
         mean_F = np.where(known, x_NF, 0).sum(axis=0, dtype=np.float64) / count_F
@@ -196,7 +196,7 @@ class _Trainer(TabularBlockTrainer):
             q = q + step * (share - float((change * q).sum() / (step * change).sum()))
         return q
 
-    def part(self):
+    def resumable_state(self):
         empty = np.zeros((0, 2, *self.path[0].shape))
         scale = {"mean": self.scale.mean_F, "deviation": self.scale.deviation_F}
         return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty, **scale}

@@ -88,7 +88,7 @@ class TCNSpec:
     def __post_init__(self):
         check_model_setting_ranges(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
 
-    def depth(self, lookback: int) -> int:
+    def level_count(self, lookback: int) -> int:
         """Return the number of levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""
         if self.levels or self.kernel == 1:
             return self.levels or 1
@@ -151,7 +151,7 @@ class TCN(nn.Module):
 
     def __init__(self, features: int, lookback: int, task: Task, spec: TCNSpec):
         super().__init__()
-        widths = [features] + [spec.width] * spec.depth(lookback)
+        widths = [features] + [spec.width] * spec.level_count(lookback)
         self.blocks = nn.Sequential(
             *(_TCNResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
         )

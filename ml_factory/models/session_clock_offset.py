@@ -63,7 +63,7 @@ class ClockOffset:
         shares = (counts + PSEUDO_COUNT * prior / prior.sum()) / (counts.sum(axis=1, keepdims=True) + PSEUDO_COUNT)
         return cls(column, low, high, step, ending, np.log(shares))
 
-    def scores(self, column_N: np.ndarray) -> np.ndarray:
+    def log_class_shares(self, column_N: np.ndarray) -> np.ndarray:
         """Return log class shares of the rows' cells, float64 (N, 3)."""
         return self.log_shares_C3[self._cells(np.asarray(column_N, dtype=np.float64))]
 

@@ -131,19 +131,19 @@ class TabularBoosterSpec(TabularSpec):
 
 
 class TabularBlockTrainer(ABC):
-    """A model in training. `part` returns all it needs to resume, in bytes and arrays."""
+    """A model in training. `resumable_state` returns all it needs to resume, in bytes and arrays."""
 
     @abstractmethod
     def grow(self, first: int, until: int, seed: int) -> tuple[list[float], list[float]]:
         """Train rounds first..until; returns the training and validation log loss after each of them."""
 
     @abstractmethod
-    def part(self) -> dict[str, Any]:
+    def resumable_state(self) -> dict[str, Any]:
         """Return the state that `restore` needs."""
 
     @abstractmethod
     def restore(self, part: Mapping[str, Any], rounds: int) -> None:
-        """Restore the state of `part`, taken after that many rounds."""
+        """Restore the state of `resumable_state`, taken after that many rounds."""
 
     @abstractmethod
     def model(self, rounds: int) -> Any:
@@ -239,7 +239,7 @@ class TabularModel(ModelBase, ABC):
         self._offset = ClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
         for part in (train, valid):
             if part is not None:
-                part.offset = self._offset.scores(part.x[:, spec.offset_column])
+                part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
         return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
 
     def _on_gpu(self, spec: TabularSpec) -> bool:
@@ -288,7 +288,8 @@ class TabularModel(ModelBase, ABC):
             if hasattr(spec, "learning_rate"):
                 log_flat_training_loss(progress["history"], spec.learning_rate)
             if checkpoints is not None and checkpoints.due():
-                checkpoints.save({**progress, "part": trainer.part(), "offset": self._offset_state()}, metrics=metrics)
+                part = trainer.resumable_state()
+                checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
             moved(until - first)
             for callback in callbacks:
                 callback(block + 1, dict(metrics))
@@ -298,7 +299,7 @@ class TabularModel(ModelBase, ABC):
         if not len(x):
             return np.empty((0, 3))
         if self._offset is not None:
-            return softmax(self._offset.scores(x[:, self._offset.column]) + self._learnt(x))
+            return softmax(self._offset.log_class_shares(x[:, self._offset.column]) + self._learnt(x))
         p = np.asarray(self._predict(x), dtype=np.float64)
         return p / p.sum(axis=1, keepdims=True)
 
@@ -360,7 +361,7 @@ class TabularModel(ModelBase, ABC):
 
     @abstractmethod
     def _grown(self, part: Mapping, rounds: int) -> Any:
-        """Return the model of all rounds so far from `BlockTrainer.part`, as `BlockTrainer.model` gives it."""
+        """Return the model of all rounds so far from `resumable_state` of its trainer, as `model` gives it."""
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()

@@ -159,7 +159,7 @@ class _Trainer(TabularBlockTrainer):
         losses = self.booster.get_evals_result()
         return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
 
-    def part(self):
+    def resumable_state(self):
         # A model cannot be read from a snapshot without its rows.
         return {"snapshot": self.snapshot.read_bytes(), "model": self.model(self.booster.tree_count_)}
 

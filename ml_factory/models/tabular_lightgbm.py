@@ -125,7 +125,7 @@ class _Trainer(TabularBlockTrainer):
         for rows, score in zip(self.rows, self.scores, strict=True):
             compiled.add_leaf_values(score, rows.x, self.params["num_threads"])
 
-    def part(self):
+    def resumable_state(self):
         return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):

@@ -92,7 +92,7 @@ class _Trainer(TabularBlockTrainer):
         self.blocks.append(xgboost_tree_arrays(booster))
         return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
-    def part(self):
+    def resumable_state(self):
         return {"blocks": list(self.blocks)}
 
     def restore(self, part, rounds):

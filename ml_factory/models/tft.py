@@ -117,7 +117,7 @@ class TFT(nn.Module):
         self.feed = GatedResidualNetwork(D, D, dropout=spec.dropout)
         self.decoded = GateAddNorm(D, D)
         self.spec = spec
-        channels = (task.count(features), task.width) if self.forecasts else (task,)
+        channels = (task.channel_count(features), task.values_per_step) if self.forecasts else (task,)
         self.head = OneDNNLinear(D, torch.Size(channels).numel())
         self.shape = channels if self.forecasts and task.quantiles else channels[:1]
 

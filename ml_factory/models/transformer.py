@@ -74,7 +74,7 @@ class PatchTST(nn.Module):
             )  # fmt: skip
         self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = PatchLayer(spec.patch, spec.stride, spec.pad)
-        count = self.patches.count(lookback)
+        count = self.patches.patch_count(lookback)
         self.embed = OneDNNLinear(spec.patch, spec.width)
         self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
         self.drop = TokenDropout(spec.dropout)
@@ -145,7 +145,7 @@ def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
         return head(code_BFX, None)
     if isinstance(head.task, ForecastTask):
         return InstanceNorm.reverse(head(code_BFX, None), *taken)
-    return head(code_BFX, InstanceNorm.levels(*taken))
+    return head(code_BFX, InstanceNorm.mean_and_log_deviation(*taken))
 
 
 def _given(spec: PatchTSTSpec | ITransformerSpec) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
             feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
             logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
             if self.offset is not None:
-                logits_NC = logits_NC.double() + torch.from_numpy(self.offset.scores(self._clock(windows)))
+                logits_NC = logits_NC.double() + torch.from_numpy(self.offset.log_class_shares(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
 
     def get_state(self) -> dict:
@@ -161,7 +161,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         self.offset = ClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
 
         def with_scores(part: tuple) -> tuple:
-            scores = self.offset.scores(self._clock(part[0])).astype(np.float32)
+            scores = self.offset.log_class_shares(self._clock(part[0])).astype(np.float32)
             return *part[:-2], scores, *part[-2:]
 
         return with_scores(parts), held and with_scores(held)

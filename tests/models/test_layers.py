@@ -19,25 +19,25 @@ from ml_factory.models.layers import (
 def test_patches_equal_hand_computed_windows():
     x_BTF = torch.stack([torch.arange(1.0, 8.0), 10 * torch.arange(1.0, 8.0)], dim=1)[None]
     plain = PatchLayer(3, 2, pad=False)
-    assert plain.count(7) == 3
+    assert plain.patch_count(7) == 3
     assert plain(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
     assert plain(x_BTF)[0, 1, 1].tolist() == [30, 40, 50]
     padded = PatchLayer(3, 2, pad=True)
-    assert padded.count(7) == 4
+    assert padded.patch_count(7) == 4
     assert padded(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7], [7, 7, 7]]
 
 
 def test_patches_without_padding_drop_oldest_rows():
     x_BTF = torch.arange(1.0, 9.0)[None, :, None]
     patches = PatchLayer(3, 2, pad=False)
-    assert patches.count(8) == 3
+    assert patches.patch_count(8) == 3
     assert patches(x_BTF)[0, 0].tolist() == [[2, 3, 4], [4, 5, 6], [6, 7, 8]]
 
 
 def test_instance_norm_removes_level_and_scale_of_each_window():
     x_BTF = torch.tensor([[[1.0, 5.0], [3.0, 5.0]]])
     normal, *taken = InstanceNorm(eps=1e-12)(x_BTF)
-    level = InstanceNorm.levels(*taken)
+    level = InstanceNorm.mean_and_log_deviation(*taken)
     torch.testing.assert_close(normal, torch.tensor([[[-1.0, 0.0], [1.0, 0.0]]]))
     torch.testing.assert_close(level, torch.tensor([[[2.0, torch.tensor(2.0).log()], [5.0, 0.0]]]), atol=1e-5, rtol=0)
 

@@ -42,7 +42,7 @@ def test_linear_nan_becomes_mean_and_outliers_are_clipped(data):
     holes[:, 5] = np.nan
     model = LogisticRegression(rounds=50, threads=1, clip=3.0)
     model.fit(holes, y, w)
-    scale = LogisticRegressionScaler.of(holes)
+    scale = LogisticRegressionScaler.fit_rows(holes)
     np.testing.assert_allclose(scale.mean_F[0], np.nanmean(holes[:, 0], dtype=float))
     np.testing.assert_allclose(scale.deviation_F[0], np.nanstd(holes[:, 0], dtype=float))
     assert scale.mean_F[5] == 0 and scale.deviation_F[5] == 1

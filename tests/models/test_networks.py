@@ -117,4 +117,4 @@ def test_forecast_invalid_values_raise_settings_error():
         with pytest.raises(SettingsError, match=rf"\[{where}\]"):
             ForecastTask(**settings)
     with pytest.raises(SettingsError, match=rf"\[channels\].*wanted <= {F}"):
-        ForecastTask(2, channels=T).count(F)
+        ForecastTask(2, channels=T).channel_count(F)

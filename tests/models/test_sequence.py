@@ -80,6 +80,6 @@ def test_tcn_depth_is_smallest_that_covers_window(kernel, lookback):
         network(x_BTF).sum().backward()
         return x_BTF.grad.abs().sum(dim=(0, 2)) > 0
 
-    depth = TCNSpec(kernel=kernel).depth(lookback)
+    depth = TCNSpec(kernel=kernel).level_count(lookback)
     assert felt(0).all() and torch.equal(felt(0), felt(depth))
     assert depth == 1 or not felt(depth - 1)[0]

@@ -32,12 +32,12 @@ def test_clock_offset_scores_equal_hand_counted_shares():
     prior = prior / prior.sum()
     last = y.reshape(5, 96)[:, -1]  # a cell of its own, since it is among the last 4
     wanted = (np.bincount(last + 1, minlength=3) + PSEUDO_COUNT * prior) / (5 + PSEUDO_COUNT)
-    np.testing.assert_allclose(np.exp(offset.scores(x[95:96, 1])[0]), wanted, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(offset.log_class_shares(x[95:96, 1])[0]), wanted, rtol=1e-12)
     # 95 steps between first and last bar, 48 cells: the first holds the steps 0 and 1.
     first = y.reshape(5, 96)[:, :2].ravel()
     wanted = (np.bincount(first + 1, minlength=3) + PSEUDO_COUNT * prior) / (10 + PSEUDO_COUNT)
-    np.testing.assert_allclose(np.exp(offset.scores(x[:2, 1])), [wanted, wanted], rtol=1e-12)
-    assert offset.scores(np.array([np.nan, -1e9, 1e9])).shape == (3, 3)
+    np.testing.assert_allclose(np.exp(offset.log_class_shares(x[:2, 1])), [wanted, wanted], rtol=1e-12)
+    assert offset.log_class_shares(np.array([np.nan, -1e9, 1e9])).shape == (3, 3)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -49,7 +49,7 @@ def test_model_with_offset_and_noise_features_is_no_worse_than_clock(name):
     model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
     parts = (noise[:cut], y[:cut]), (noise[cut:], y[cut:])
     model.fit(*parts[0], validation=parts[1])
-    clock = ClockOffset.fit(noise[:cut, 1], y[:cut] + 1, column=1, ending=4).scores(noise[:, 1])
+    clock = ClockOffset.fit(noise[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(noise[:, 1])
 
     def loss(p):
         return -np.log(p[np.arange(cut, len(y)), y[cut:] + 1]).mean()
@@ -68,7 +68,7 @@ def test_model_with_offset_and_worse_first_round_predicts_clock(name):
     result = model.fit(signal, y, validation=(lie, y))
     assert result.best_round == result.best_epoch == 0
     clock = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
-    np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock.scores(x[:, 1])), rtol=1e-9)
+    np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock.log_class_shares(x[:, 1])), rtol=1e-9)
     again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
     assert model.importances().sum() == 0
@@ -83,7 +83,7 @@ def test_model_with_offset_and_informative_feature_beats_clock(name):
     model.fit(x[:cut], y[:cut], validation=(x[cut:], y[cut:]))
     assert model.best_round > 1
     loss = -np.log(model.predict_proba(x[cut:])[np.arange(cut), y[cut:] + 1]).mean()
-    clock = ClockOffset.fit(x[:cut, 1], y[:cut] + 1, column=1, ending=4).scores(x[cut:, 1])
+    clock = ClockOffset.fit(x[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(x[cut:, 1])
     assert loss < -clock[np.arange(cut), y[cut:] + 1].mean() - 0.1
 
 

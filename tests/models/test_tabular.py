@@ -141,7 +141,7 @@ def test_catboost_restore_from_snapshot_trains_only_remaining_rounds(data, monke
 
     first = grower(TabularRows(x, y + 1, w))
     first.grow(0, 12, seed=0)
-    part = first.part()
+    part = first.resumable_state()
     first.close()
     trained.clear()
     second = grower(TabularRows(x, y + 1, w))
@@ -175,7 +175,7 @@ def test_booster_block_scores_equal_whole_model_scores_bitwise(name, data):
     first, again = grower(), grower()
     for block in range(4):
         first.grow(10 * block, 10 * block + 10, seed=block)
-    again.restore(first.part(), 40)
+    again.restore(first.resumable_state(), 40)
     kept = [getattr(one, {"xgboost": "margins", "lightgbm": "scores"}[name]) for one in (first, again)]
     for one, other in zip(*kept, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -52,7 +52,9 @@ def fit_on_a_lie(name: str, **settings):
 def test_network_with_offset_and_no_better_epoch_predicts_clock(name):
     model, result, lie, y = fit_on_a_lie(name)
     assert result.best_epoch == 0 and len(result.history) == 2
-    np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock_of(lie, y).scores(lie[:, -1, 1])), rtol=1e-9)
+    np.testing.assert_allclose(
+        model.predict_proba(lie), np.exp(clock_of(lie, y).log_class_shares(lie[:, -1, 1])), rtol=1e-9
+    )
     again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
     assert serialize_state(again.get_state()) == serialize_state(model.get_state())
@@ -69,7 +71,7 @@ def test_network_with_offset_and_informative_feature_beats_clock(settings):
     x[:, -1, 0] += y
     model = make("gru", epochs=8, **settings)
     result = model.fit(x[:400], y[:400], validation=(x[400:], y[400:]))
-    p, clock = model.predict_proba(x[400:]), clock_of(x[:400], y[:400]).scores(x[400:, -1, 1])
+    p, clock = model.predict_proba(x[400:]), clock_of(x[:400], y[:400]).log_class_shares(x[400:, -1, 1])
     loss = -np.log(p[np.arange(400), y[400:] + 1]).mean()
     assert result.best_epoch > 0 and loss < -clock[np.arange(400), y[400:] + 1].mean() - 0.1
     if "class_weight" not in settings:  # equal weights: what stopped the training is the loss of what it predicts
@@ -157,4 +159,4 @@ def test_clock_offset_network_cells_equal_clock_offset(step):
 
     module = ClockOffsetHead(Silent(), 0, 4)
     module.load_state_dict(ClockOffsetHead(Silent(), 0, 4, offset).state_dict())
-    np.testing.assert_array_equal(module(x_BTF).numpy(), offset.scores(asked))
+    np.testing.assert_array_equal(module(x_BTF).numpy(), offset.log_class_shares(asked))

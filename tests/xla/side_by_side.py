@@ -32,7 +32,7 @@ class Rows:
         draw = torch.Generator().manual_seed(1)
         self.inputs = {name: self.device.to_device(x) for name, x in self.case.inputs(self.rows).items()}
         task = self.case.task
-        shape = (self.rows, task.steps, task.count(6)) if isinstance(task, ForecastTask) else (self.rows,)
+        shape = (self.rows, task.steps, task.channel_count(6)) if isinstance(task, ForecastTask) else (self.rows,)
         target = torch.randn(shape, generator=draw)
         if not isinstance(task, ForecastTask):
             target = torch.randint(0, 3, shape, generator=draw)
