@@ -161,7 +161,7 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
     optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
 
     def bare() -> None:
-        with device.training():  # both sides keep their pages: what is compared is the loop
+        with device.keep_memory_in_training():  # both sides keep their pages: what is compared is the loop
             for batch in ready:
                 total, weight = loss(bare_network, batch)
                 (total / weight).backward()

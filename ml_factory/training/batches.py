@@ -32,7 +32,7 @@ class BatchBuffer:
         self._kept: list[tuple[Tensor, Callable[[], object]]] = []
         self._lock = Lock()  # the next batch is gathered on another thread
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty_tensor(self, *shape: int) -> Tensor:
         """Return an uninitialised float32 tensor of this shape."""
         with self._lock:
             # Memory of other shapes is dropped here; live tensors keep it themselves.
@@ -102,7 +102,7 @@ class BatchLoader:
     def _send(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
         """Gather on the host and start the copy; the returned function hands it out."""
         index_B = torch.from_numpy(np.ascontiguousarray(positions))
-        return self.device.send([take(index_B) for take in self._takes])
+        return self.device.start_copy_to_device([take(index_B) for take in self._takes])
 
 
 def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
@@ -110,7 +110,7 @@ def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
     if not isinstance(part, Windows):
         return lambda index_B: torch.from_numpy(part[index_B.numpy()])
     memory, (_, T, F) = BatchBuffer(), part.shape
-    return lambda index_B: part.gather(index_B, out=memory.empty(len(index_B), T, F))
+    return lambda index_B: part.gather(index_B, out=memory.empty_tensor(len(index_B), T, F))
 
 
 def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:

@@ -54,26 +54,26 @@ class Device:
     recompiles: RecompileMonitor = field(default_factory=RecompileMonitor, compare=False)
 
     @property
-    def target(self) -> str:
+    def torch_device(self) -> str:
         """Device name in torch."""
         return self.kind
 
     @property
-    def shares(self) -> int:
+    def batch_share_count(self) -> int:
         """Number of pieces that the rows of every batch must divide into."""
         return self.processes.world * self.chips
 
     def to_device(self, value):
         """Move a tensor, module or Windows to this device."""
-        return value.to(self.target)
+        return value.to(self.torch_device)
 
     def padded_row_count(self, rows: int) -> int:
         """Return the number of rows that a data set of so many rows is padded to."""
         return rows
 
-    def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+    def start_copy_to_device(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         """Start copying these tensors to the device, from any thread; the returned function waits for the copies."""
-        return lambda: tuple(part.to(self.target) for part in host)
+        return lambda: tuple(part.to(self.torch_device) for part in host)
 
     def shard(self, batch):
         """Shard the rows of a batch over the chips."""
@@ -112,7 +112,7 @@ class Device:
         On other devices only `torch.compile` builds programs, on their first call; here they are counted.
         """
         if self.recompiles.has_new_graphs(_graphs()):
-            self.recompiles.after(program, 1, inputs)
+            self.recompiles.record_compilations(program, 1, inputs)
 
     def free_bytes(self) -> int:
         """Return the device memory available for arrays; unlimited here, since the host's arrays are there already."""
@@ -137,10 +137,10 @@ class Device:
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
 
-    def release(self) -> None:
+    def release_freed_memory(self) -> None:
         """Return freed memory to the system."""
 
-    def training(self) -> AbstractContextManager:
+    def keep_memory_in_training(self) -> AbstractContextManager:
         """Return the context of a training: memory of one step is kept for the next."""
         return keep_freed_malloc_memory()
 
@@ -150,14 +150,14 @@ class Device:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
-    def facts(self) -> dict:
+    def environment_facts(self) -> dict:
         """Return the facts that the bits of a run depend on besides data and settings."""
         return fit_environment(
             device=self.kind,
             capability=self._capability(),
             threads=self.threads,
             precision=self.precision,
-            shares=self.shares,
+            shares=self.batch_share_count,
             torch=str(torch.__version__),
         )
 
@@ -169,7 +169,7 @@ class CudaDevice(Device):
     """One NVIDIA GPU a process."""
 
     @property
-    def target(self) -> str:
+    def torch_device(self) -> str:
         return f"cuda:{self.processes.local}"
 
     @cached_property
@@ -177,10 +177,10 @@ class CudaDevice(Device):
         """CUDA stream for copies, so that a copy does not wait for the steps queued before it."""
         return torch.cuda.Stream(self.processes.local)
 
-    def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+    def start_copy_to_device(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
         with torch.cuda.stream(self._copies):
             # Only pinned pages are copied while the device computes.
-            there = tuple(part.pin_memory().to(self.target, non_blocking=True) for part in host)
+            there = tuple(part.pin_memory().to(self.torch_device, non_blocking=True) for part in host)
             done = self._copies.record_event()
 
         def hand_out() -> tuple[Tensor, ...]:
@@ -208,10 +208,10 @@ class CudaDevice(Device):
     def reset_peak_memory(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.processes.local)
 
-    def release(self) -> None:
+    def release_freed_memory(self) -> None:
         torch.cuda.empty_cache()
 
-    def training(self) -> AbstractContextManager:
+    def keep_memory_in_training(self) -> AbstractContextManager:
         return nullcontext()
 
     def _capability(self) -> str:
@@ -253,15 +253,15 @@ class XlaDevice(Device):
         wanting = args[0].new_ones(1).requires_grad_()
         return _xla("utils.checkpoint").checkpoint(lambda _, *args: function(*args), wanting, *args, use_reentrant=True)
 
-    def training(self) -> AbstractContextManager:
+    def keep_memory_in_training(self) -> AbstractContextManager:
         return nullcontext()
 
     def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
-        self.recompiles.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
+        self.recompiles.record_program_text(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
         before = self._compiled()
         self.recompiles.announce_compilation(program)
         _xla().sync()
-        self.recompiles.after(program, self._compiled() - before, inputs)
+        self.recompiles.record_compilations(program, self._compiled() - before, inputs)
 
     def free_bytes(self) -> int:
         try:

@@ -25,7 +25,7 @@ class ProcessGroup:
     local: int = 0
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class ProcessGroup:
         """Return the state of rank 0 on all ranks: plain values and tensors, or None."""
         if self.world == 1:
             return state
-        payload = serialize_state({"state": state}) if self.first else b""
+        payload = serialize_state({"state": state}) if self.is_rank_zero else b""
         return deserialize_state(_broadcast_bytes(payload, self.rank))["state"]
 
 

@@ -87,7 +87,7 @@ def _as_large_as_fits(run_batches: Callable[[int], T], size: int, device: Device
             if not device.is_out_of_memory_error(error) or size < 2 or device.processes.world > 1:
                 raise
         # Here the error and the tensors of its frames are released.
-        device.release()
+        device.release_freed_memory()
         size = -(-size // 2)
         _log.warning("Out of memory while evaluating: trying again in batches of %d rows", size)
 

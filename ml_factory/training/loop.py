@@ -66,7 +66,7 @@ def run_training_loop(
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
-    with deterministic_device(device), device.training():
+    with deterministic_device(device), device.keep_memory_in_training():
         network.train()
         run, result = TrainingState(device.to_device(network), rows, spec, device, identity), ModelFitResult()
         saver = _start_or_resume(run, result, checkpoints, callbacks, validation)
@@ -144,7 +144,7 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
         if not last:
             run.device.mark_step("accumulate", data, (totals, *run.optimizer.gradients()))
     _descend(run, numbers, run.device.processes.all_reduce_sum(totals))
-    run.optimizer.clear()
+    run.optimizer.zero_grad()
     run.device.mark_step("train", data, (run.totals, *run.optimizer.parameters))
     run.step += 1
 
@@ -160,7 +160,7 @@ def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
     finite, loss_finite = torch.isfinite(norm), torch.isfinite(totals[0])
     ok = finite & loss_finite
     clip = (run.spec.clip / (norm + 1e-6)).clamp(max=1.0)
-    run.optimizer.update(numbers, torch.where(ok, to_mean * clip, torch.zeros_like(norm)), ok)
+    run.optimizer.step(numbers, torch.where(ok, to_mean * clip, torch.zeros_like(norm)), ok)
     if run.average is not None:
         run.average.update(torch.where(ok, numbers[4], torch.zeros_like(norm)))
     run.totals = run.totals + torch.where(ok, totals, torch.zeros_like(totals)).double()
@@ -247,7 +247,7 @@ def _fill_result(run: TrainingState, result: ModelFitResult, meter: TrainingProg
         "precision": device.precision,
         "parameters": sum(item.numel() for item in run.network.parameters()),
         "peak_bytes": device.peak_memory_bytes(),
-        "rows_per_second": meter.average(),
+        "rows_per_second": meter.rows_per_second(),
     }
     return result
 
@@ -280,7 +280,7 @@ class _Saver:
     def __init__(self, run: TrainingState, checkpoints: Any):
         self.run, self.last = run, time.monotonic()
         self._saved: dict | None = None
-        self.checkpoints = checkpoints if run.device.processes.first else None
+        self.checkpoints = checkpoints if run.device.processes.is_rank_zero else None
 
     def resume(self) -> bool:
         """Restore the last checkpoint, if there is one."""

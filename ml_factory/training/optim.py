@@ -61,13 +61,13 @@ class AdamW:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters]
 
-    def clear(self) -> None:
-        """Forget the gradients."""
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
-    def update(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:
+    def step(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:
         """Take one step along factor * gradient; where `ok` is false nothing changes, whatever the gradients hold.
 
         numbers : `optimizer_step_scalars` of the step, on the device.

@@ -30,11 +30,11 @@ class TrainingProgressLine:
             return None
         line = self.line(save_in)
         self.last_line, self.last_rows = self.clock(), self.rows
-        if self.run.device.processes.first:
+        if self.run.device.processes.is_rank_zero:
             _log.info(line)
         return line
 
-    def average(self) -> float:
+    def rows_per_second(self) -> float:
         """Return rows a second of this session."""
         return self.rows / max(self.clock() - self.began, 1e-9)
 
@@ -44,7 +44,7 @@ class TrainingProgressLine:
         total = run.order.steps_until_epoch(run.spec.epochs)
         loss_sum, weight = run.totals.tolist()
         spent = max(now - self.began, 1e-9)
-        average = self.average()
+        average = self.rows_per_second()
         at_once = (self.rows - self.last_rows) / max(now - self.last_line, 1e-9)
         left = (total - run.step) * run.order.batch / average if average else 0.0
         parts = [

@@ -27,9 +27,9 @@ class RecompileMonitor:
         self.counts, self.complaints = Counter(), []
         self._built: int | None = None
         self._announced: set[str] = set()
-        self.forget()
+        self.reset_programs()
 
-    def forget(self) -> None:
+    def reset_programs(self) -> None:
         """Reset after a change of the programs (another micro-batch): each may be compiled again."""
         self._seen, self._since, self._texts, self._alarmed, self.settled = {}, Counter(), {}, set(), False
         self._before = Counter(self.counts)
@@ -51,7 +51,7 @@ class RecompileMonitor:
         before, self._built = self._built, built
         return before is not None and built > before
 
-    def before(self, program: str, read: Callable[[], str]) -> None:
+    def record_program_text(self, program: str, read: Callable[[], str]) -> None:
         """Keep the text of a program in its steady form, once; after an alarm log how the next one differs from it."""
         if program in self._alarmed:
             self._alarmed.discard(program)
@@ -61,7 +61,7 @@ class RecompileMonitor:
         elif program not in self._texts and self._since[program] == 0 and program in self._seen:
             self._texts[program] = read()
 
-    def after(self, program: str, compiled: int, inputs: object = ()) -> None:
+    def record_compilations(self, program: str, compiled: int, inputs: object = ()) -> None:
         """Record that this call of `program`, with these `inputs`, built `compiled` programs."""
         now = tuple(_signature(inputs))
         first = self._seen.setdefault(program, now)

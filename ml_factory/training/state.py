@@ -60,9 +60,9 @@ class TrainingState:
 
     def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
         self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
-        self.order = BatchSampler(rows, spec.batch, spec.seed, device.shares)
+        self.order = BatchSampler(rows, spec.batch, spec.seed, device.batch_share_count)
         if not self.order.batch:
-            raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.shares}")
+            raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.batch_share_count}")
         self.micro = self._micro_batch_size(self.order.batch // device.processes.world // spec.accumulate)
         if spec.recompute and not recompute_blocks(network, device):
             _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
@@ -77,7 +77,7 @@ class TrainingState:
         self.snapshot()
 
     @property
-    def parts(self) -> int:
+    def micro_batch_count(self) -> int:
         """Number of micro-batches of a step."""
         return self.order.batch // self.device.processes.world // self.micro
 
@@ -125,7 +125,7 @@ class TrainingState:
         memory = {item.name: getattr(self.memory, item.name) for item in fields(self.memory)}
         return {
             **self.identity,
-            "environment": self.device.facts(),
+            "environment": self.device.environment_facts(),
             "step": self.step,
             "done": self.done,
             "batch": self.order.batch,
@@ -150,7 +150,7 @@ class TrainingState:
                 next_step="resume with a number of processes and chips that divides the batch",
             )
         self._load(state)
-        found = list(describe_differences(state["environment"], self.device.facts()))
+        found = list(describe_differences(state["environment"], self.device.environment_facts()))
         micro = min(self.micro, self._micro_batch_size(state["micro"]))
         if micro != state["micro"]:
             found.append(f"micro-batch: began with {state['micro']}, now {micro}")
@@ -209,7 +209,7 @@ class TrainingState:
         micro = self._micro_batch_size(self.micro // 2)
         if micro >= self.micro or self.device.processes.world > 1:
             return False
-        self.device.release()
+        self.device.release_freed_memory()
         self.rollback("Out of memory", micro=micro)
         return True
 
@@ -224,14 +224,14 @@ class TrainingState:
         self.reset_loss_totals()
         self.totals = self.device.to_device(state["totals"].clone())
         self.memory = EarlyStoppingState(**state["memory"])
-        self.optimizer.clear()
+        self.optimizer.zero_grad()
         self.device.mark_step("restore")
 
     def _set_micro_batch(self, micro: int) -> None:
         """Set the size of the micro-batches."""
         if micro != self.micro:
             self.micro = micro
-            self.device.recompiles.forget()
+            self.device.recompiles.reset_programs()
 
     def _micro_batch_size(self, most: int) -> int:
         return micro_batch_size(self.order.batch // self.device.processes.world, most, self.device.chips)
@@ -239,7 +239,7 @@ class TrainingState:
     def _describe_rollback(self, micro: int | None) -> str:
         if micro is None:
             return f"with {self.memory.slower:g} of the rate"
-        return f"in {self.parts} parts of {self.micro} rows, the same batch of {self.order.batch}"
+        return f"in {self.micro_batch_count} parts of {self.micro} rows, the same batch of {self.order.batch}"
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ class _MeasuredCosts:
             whole = full_fit_size(self.data, name, settings, self.seed, self.quick)
             device = accelerator_of_model(name, settings)
             if device is not None:
-                device.release()
+                device.release_freed_memory()
                 self.device_free = float(device.free_bytes())
             self._known[key] = whole, fit_cost_model(self.data, name, settings, self.seed, whole)
         return self._known[key]

@@ -15,7 +15,7 @@ class Foreign(Device):
     free = 10_000
 
     @property
-    def target(self):
+    def torch_device(self):
         return "cpu"
 
     def free_bytes(self):
@@ -117,22 +117,22 @@ def test_batch_loader_unreferenced_batch_memory_is_reused(parts):
 
 def test_batch_buffer_keeps_two_of_many_released_batches():
     memory = BatchBuffer()
-    many = [memory.empty(2, 3) for _ in range(9)]
+    many = [memory.empty_tensor(2, 3) for _ in range(9)]
     assert len({one.data_ptr() for one in many}) == 9
     del many
     for _ in range(3):
-        one = memory.empty(2, 3)
-        other = memory.empty(2, 3)
+        one = memory.empty_tensor(2, 3)
+        other = memory.empty_tensor(2, 3)
         assert one.data_ptr() != other.data_ptr() and len(memory._kept) == 2
         del one, other
 
 
 def test_batch_buffer_other_shape_releases_kept_memory():
     memory = BatchBuffer()
-    first = memory.empty(2, 3)
+    first = memory.empty_tensor(2, 3)
     first.fill_(7)
-    assert memory.empty(4, 3).shape == (4, 3) and len(memory._kept) == 1
-    assert (first == 7).all() and memory.empty(2, 3).data_ptr() != first.data_ptr()
+    assert memory.empty_tensor(4, 3).shape == (4, 3) and len(memory._kept) == 1
+    assert (first == 7).all() and memory.empty_tensor(2, 3).data_ptr() != first.data_ptr()
 
 
 class Queue:
@@ -167,7 +167,7 @@ def test_cuda_send_copies_pinned_memory_on_own_stream_and_compute_waits(parts, m
         torch.Tensor, "to", lambda part, target, non_blocking: log.append((target, non_blocking)) or part
     )
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, queue: log.append(("held", queue.name)))
-    handed = CudaDevice("cuda", 1).send([torch.arange(2), torch.arange(3)])
+    handed = CudaDevice("cuda", 1).start_copy_to_device([torch.arange(2), torch.arange(3)])
     copied = ["pinned", ("cuda:0", True)]
     assert log == [("copies", "begin"), *copied, *copied, ("copies", "record"), ("copies", "end")]
     log.clear()

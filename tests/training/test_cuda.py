@@ -36,7 +36,7 @@ def stand_in(monkeypatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: asked.append("held"))
-    monkeypatch.setattr(CudaDevice, "target", property(lambda self: "cpu"))
+    monkeypatch.setattr(CudaDevice, "torch_device", property(lambda self: "cpu"))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return asked
 

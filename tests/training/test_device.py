@@ -110,7 +110,7 @@ def test_seed_step_same_seed_repeats_random_numbers():
 
 
 def test_device_facts_are_plain_values_and_differ_by_threads():
-    one, two = Device("cpu", 1).facts(), Device("cpu", 2).facts()
+    one, two = Device("cpu", 1).environment_facts(), Device("cpu", 2).environment_facts()
     assert {name for name in one if one[name] != two[name]} == {"threads"}
     assert all(type(value) in (str, int) for value in one.values())
 

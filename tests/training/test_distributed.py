@@ -39,14 +39,14 @@ SECOND_EPOCH = 3  # its first step: the last line and the last look at the flag 
 
 def norms_of(work) -> list[float]:
     """Of the mean loss's gradient at every step that `work()` takes: Adam alone would not notice a wrong size."""
-    norms, update = [], AdamW.update
+    norms, step = [], AdamW.step
 
     def noting(optimizer, numbers, factor, ok):
         norms.append(float(factor * total_gradient_norm(optimizer.gradients())))
-        update(optimizer, numbers, factor, ok)
+        step(optimizer, numbers, factor, ok)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AdamW, "update", noting)
+        patch.setattr(AdamW, "step", noting)
         work()
     return norms
 
@@ -179,4 +179,4 @@ def test_fit_in_two_processes_rolls_back_together(pair):
 def test_processes_single_process_returns_values_unchanged():
     values = torch.ones(2)
     assert ProcessGroup().all_reduce_sum(values) is values and ProcessGroup().broadcast({"a": 1}) == {"a": 1}
-    assert ProcessGroup().broadcast(None) is None and ProcessGroup().first
+    assert ProcessGroup().broadcast(None) is None and ProcessGroup().is_rank_zero

@@ -82,5 +82,5 @@ def test_fit_on_cpu_keeps_freed_memory_until_end_or_error():
 
 @pytest.mark.parametrize("kind, inside", [(Device, 1), (CudaDevice, 0), (XlaDevice, 0)])
 def test_device_training_keeps_freed_memory_on_cpu_only(kind, inside):
-    with kind("any", 1).training():
+    with kind("any", 1).keep_memory_in_training():
         assert malloc_tuning._inside == inside

@@ -47,9 +47,9 @@ def test_adamw_over_whole_schedule_equals_torch_adamw(first):
             group["lr"] = lr
         for net in (ours, theirs):
             net(x).square().mean().backward()
-        optimizer.update(optimizer_step_scalars(first + step, lr, spec), ONE, YES)
+        optimizer.step(optimizer_step_scalars(first + step, lr, spec), ONE, YES)
         reference.step()
-        optimizer.clear()
+        optimizer.zero_grad()
         reference.zero_grad()
     for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-7)
@@ -69,11 +69,11 @@ def test_adamw_skipped_step_with_non_finite_gradients_changes_no_bit():
     net = network()
     optimizer = AdamW(net)
     net(torch.ones(4, 6)).square().sum().backward()
-    optimizer.update(optimizer_step_scalars(0, 0.1, TrainSpec()), ONE, YES)
+    optimizer.step(optimizer_step_scalars(0, 0.1, TrainSpec()), ONE, YES)
     before = [value.clone() for value in (*net.parameters(), *optimizer.means, *optimizer.squares)]
     for number, gradient in enumerate(optimizer.gradients()):
         gradient.fill_((float("nan"), float("inf"), 1e30)[number % 3])
-    optimizer.update(optimizer_step_scalars(1, 0.1, TrainSpec()), torch.tensor(0.0), torch.tensor(False))
+    optimizer.step(optimizer_step_scalars(1, 0.1, TrainSpec()), torch.tensor(0.0), torch.tensor(False))
     after = (*net.parameters(), *optimizer.means, *optimizer.squares)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
@@ -95,8 +95,8 @@ def test_adamw_state_loads_by_parameter_name():
 
     def step(which, count):
         nets[which](x).square().mean().backward()
-        optimizers[which].update(optimizer_step_scalars(count, 0.1, TrainSpec()), ONE, YES)
-        optimizers[which].clear()
+        optimizers[which].step(optimizer_step_scalars(count, 0.1, TrainSpec()), ONE, YES)
+        optimizers[which].zero_grad()
 
     step(0, 0)
     assert sorted(optimizers[0].state()) == sorted(name for name, _ in nets[0].named_parameters())

@@ -37,6 +37,6 @@ def test_progress_meter_line_shows_step_speed_and_time_left(caplog):
 
 def test_progress_meter_on_second_process_logs_nothing(caplog):
     caplog.set_level("INFO", "ml_factory.training")
-    device = Device("cpu", 1, processes=SimpleNamespace(first=False, world=1, rank=1))
+    device = Device("cpu", 1, processes=SimpleNamespace(is_rank_zero=False, world=1, rank=1))
     run = TrainingState(torch.nn.Linear(2, 1), 16, TrainSpec(batch=16), device, {"model": "line"})
     assert TrainingProgressLine(run).log_if_due(None, force=True) and not caplog.messages

@@ -7,8 +7,8 @@ BATCH = (torch.zeros(16, 3), torch.zeros(16, dtype=torch.int64))
 
 
 def call(dog: RecompileMonitor, compiled: int, inputs: object = BATCH, text: str = "IR {\n  %0 = f32[] x\n}"):
-    dog.before("train", lambda: text)
-    dog.after("train", compiled, inputs)
+    dog.record_program_text("train", lambda: text)
+    dog.record_compilations("train", compiled, inputs)
 
 
 def test_recompile_monitor_two_compiles_in_first_cycle_give_no_warning():
@@ -54,7 +54,7 @@ def test_recompile_monitor_forget_allows_two_new_compiles():
     dog = RecompileMonitor()
     call(dog, 2)
     dog.end_first_cycle()
-    dog.forget()
+    dog.reset_programs()
     call(dog, 2, (BATCH[0][:8],))
     assert dog.counts == {"train": 4} and dog.complaints == []
     call(dog, 1, (BATCH[0][:8],))

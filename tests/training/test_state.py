@@ -83,7 +83,7 @@ def test_take_step_with_accumulation_uses_weighted_mean_of_whole_batch():
     network, batch, loss = small()
     run = TrainingState(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
     seen = []
-    run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
+    run.optimizer.step = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
     take_training_step(run, batch, loss)
     total, weight = loss(network, batch(np.arange(ROWS)))
     expected = torch.autograd.grad(total / weight, run.optimizer.parameters)
@@ -103,7 +103,7 @@ def test_take_step_clips_gradient_of_weighted_mean_loss(accumulate, share):
     norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
     spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
     run, seen = TrainingState(network, ROWS, spec, CPU, IDENTITY), []
-    run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
+    run.optimizer.step = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
     take_training_step(run, batch, loss)
     found = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
     assert found == pytest.approx(min(share, 1.0) * norm, rel=1e-4)
@@ -233,7 +233,7 @@ def test_training_run_restore_keeps_halved_micro_batch():
     kept.save(run.state())
     again = TrainingState(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     again.restore(kept.load()["state"])
-    assert (again.micro, again.parts) == (8, 2) and len(again.memory.inexact) == 1
+    assert (again.micro, again.micro_batch_count) == (8, 2) and len(again.memory.inexact) == 1
     smaller = TrainingState(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
     smaller.restore(kept.load()["state"])
     assert smaller.micro == 4 and "micro-batch: began with 8, now 4" in smaller.memory.inexact
@@ -317,7 +317,7 @@ def test_take_step_fp16_gradient_norm_equals_fp32():
     for device in (CPU, HALF):
         network, batch, loss = small()
         run = TrainingState(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
-        run.optimizer.update = lambda numbers, factor, ok, run=run: norms.append(
+        run.optimizer.step = lambda numbers, factor, ok, run=run: norms.append(
             float(factor * total_gradient_norm(run.optimizer.gradients()))
         )
         take_training_step(run, batch, loss)

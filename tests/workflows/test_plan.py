@@ -203,7 +203,7 @@ def test_plan_marks_unit_exceeding_device_memory(prepared, data, monkeypatch):
         def peak_memory_bytes(self):
             return Gpu.peak
 
-        def release(self):
+        def release_freed_memory(self):
             pass
 
     chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
