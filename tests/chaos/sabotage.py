@@ -43,7 +43,7 @@ def schedule() -> None:
     """The learning rate goes on one step behind, as when a checkpoint is taken before the scheduler's step."""
     resumed = Resumed()
     wrap_everywhere(
-        "ml_factory.training.optim", "rate",
+        "ml_factory.training.optim", "warmup_cosine_learning_rate",
         lambda rate: lambda step, *rest: rate(max(step - resumed.yes, 0), *rest),
     )  # fmt: skip
 
