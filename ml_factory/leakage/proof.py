@@ -75,7 +75,7 @@ def prove_no_look_ahead(
     pipeline : the pipeline under test
     bars : checked bars
     spec : extent of the proof
-    facts : result of the pipeline's `facts` on the bars, where available
+    facts : result of `market_facts` on the bars, where available
     whole : returns the tables of all bars where some are stored; called after the prefixes were built
     since, history : bars before `since` are proved: only later ones are tested, by `ProofSpec.for_appended_bars`, with
         `history` bars of their past
