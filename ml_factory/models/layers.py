@@ -16,8 +16,8 @@ class InstanceNorm(nn.Module):
     """Remove each window's own mean and deviation per channel, and add them back to a forecast.
 
     Reversible instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and
-    iTransformer use it. A classifier reads the removed levels with the codes (`mean_and_log_deviation`): in features that are
-    scale-free already the level is information, not nuisance.
+    iTransformer use it. A classifier reads the removed levels with the codes (`mean_and_log_deviation`): in features
+    that are scale-free already the level is information, not nuisance.
     """
 
     def __init__(self, eps: float = 1e-5):
