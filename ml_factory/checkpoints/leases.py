@@ -150,6 +150,8 @@ class LeaseHolder:
         self.held, self._beat = False, 0
         self._lock: HeldLock | None = None
         self._tiers: list[_LeaseTier] = []
+        self._mount_checked = False
+        self._mount_watch: tuple[dict[str, dict], float] | None = None  # suspects, and when they are stale
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
 
@@ -157,11 +159,11 @@ class LeaseHolder:
         """Acquire the lease. Raises CheckpointError when a living session holds it; nothing was written then.
 
         query_mount : False in the middle of a training that never loaded, which must not wait; the mount's lease is
-            then checked with the first copy.
+            then checked before the first copy, as that of a mount that did not answer (`mount_fence`).
         lock : the unit's lock file, which this process holds; None without one.
         """
         self._tiers = [self._local, *([self._mount] if query_mount and self._mount is not None else [])]
-        self._lock = lock
+        self._lock, self._mount_checked, self._mount_watch = lock, query_mount, None
         records, saved = self._records(), self._saved()
         if suspects := self._suspects(records, saved):
             self._watch(suspects)
@@ -192,7 +194,34 @@ class LeaseHolder:
         """Write the latest record to the mount; while the mount hangs, records do not queue up."""
         self._write_queued = False
         if self._mount is not None:
-            self._write(self._mount, self._record)
+            with suppress(WorkspaceError, CheckpointError):  # not checked yet: the first copy tells it
+                self._write(self._mount, {**self._record, "fence": self.mount_fence()})
+
+    def mount_fence(self) -> int:
+        """Return this session's fence for a copy to the mount, after checking the mount's lease if `acquire` did not.
+
+        Raises WorkspaceError while another session's lease there is watched, LeaseTakenOverError when it is renewed.
+        """
+        if self._mount is None or self._mount_checked:
+            return self.lease.fence
+        lease, saved = self._mount.read_lease(self.unit), _sessions_that_saved(self._mount, self.unit)
+        records = [lease] if lease else []
+        if self._mount_watch is None:
+            suspects = self._suspects(records, saved)
+            remaining = max(map(self._seconds_until_stale, suspects.values()), default=0.0)
+            self._mount_watch = suspects, self._clock() + remaining
+        suspects, until = self._mount_watch
+        suspects = self._without_released(suspects, records, LeaseTakenOverError)
+        if suspects and (remaining := until - self._clock()) > 0:
+            raise WorkspaceError(
+                f"Another session may still work on run {self.unit.run}, phase {self.unit.phase}",
+                next_step=f"nothing is written there while its lease is watched, for {remaining:.0f} s more",
+            )
+        others = [fence for fence, session in (lease_fence_order(lease), *saved) if session != self.lease.session]
+        self.lease = replace(self.lease, fence=max([self.lease.fence, *(fence + 1 for fence in others)]))
+        self._mount_checked = True
+        self._write(self._mount, {**self._record, "fence": self.lease.fence})
+        return self.lease.fence
 
     def _write(self, tier: _LeaseTier, record: dict) -> None:
         """Write the record over an earlier one; over another session's of the same fence where only this one saved.
@@ -219,8 +248,10 @@ class LeaseHolder:
     def _query(self, ask: Callable[[_LeaseTier], Iterable[T]]) -> list[T]:
         answers: list[T] = []
         for tier in self._tiers:
-            with suppress(WorkspaceError):
+            try:
                 answers += ask(tier)
+            except WorkspaceError:
+                self._mount_checked = self._mount_checked and tier is not self._mount
         return answers
 
     def _suspects(self, records: list[dict], saved: set[tuple[int, str]]) -> dict[str, dict]:
@@ -257,17 +288,28 @@ class LeaseHolder:
         until = self._clock() + remaining
         while suspects and (remaining := until - self._clock()) > 0:
             self._sleep(min(POLL_SECONDS, remaining))
-            for record in self._records():  # none where it is torn, or the mount does not answer just now
-                session = str(record.get("session"))
-                if _record_order(record) <= _record_order(suspects.get(session, newest)):
-                    continue
-                if not self._has_ended(record):
-                    raise CheckpointError(
-                        f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
-                        where=f"on {record.get('host')}", got="a lease that is being renewed",
-                        next_step="wait for it or stop it, or open a new run with FRESH",
-                    )  # fmt: skip
-                suspects = {name: one for name, one in suspects.items() if name != session}
+            suspects = self._without_released(suspects, self._records())
+
+    def _without_released(
+        self, suspects: dict[str, dict], records: list[dict], error: type[CheckpointError] = CheckpointError
+    ) -> dict[str, dict]:
+        """Return the suspects without those that these later records show as ended. Raises `error` for one that lives.
+
+        records : none where the lease is torn, or the mount does not answer just now.
+        """
+        ended = set()
+        for record in records if suspects else ():
+            session, newest = str(record.get("session")), max(suspects.values(), key=_record_order)
+            if _record_order(record) <= _record_order(suspects.get(session, newest)):
+                continue
+            if not self._has_ended(record):
+                raise error(
+                    f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
+                    where=f"on {record.get('host')}", got="a lease that is being renewed",
+                    next_step="wait for it or stop it, or open a new run with FRESH",
+                )  # fmt: skip
+            ended.add(session)
+        return {session: record for session, record in suspects.items() if session not in ended}
 
     def _seconds_until_stale(self, lease: dict) -> float:
         """Return the seconds that a lease must stay unchanged; a clock that is ahead never extends EXPIRY_SECONDS."""

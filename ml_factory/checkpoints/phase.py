@@ -254,7 +254,7 @@ class PhaseCheckpoints:
                 store.uploader.discard(self.unit)
                 copied()
             elif store.uploader is not None:
-                store.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.lease.fence)
+                store.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.mount_fence)
             store.on_saved()
 
         def copied() -> None:

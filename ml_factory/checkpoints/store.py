@@ -217,7 +217,7 @@ class CheckpointStore:
             if remote and (local is None or slot_recency(remote[0]) > slot_recency(local)):
                 return self.mount.copy_to_pool(unit, self.keep_last, str(self.home_folder))
             if local is not None and local["hash"] not in {info["hash"] for info in remote}:
-                self.uploader.enqueue_upload(unit, fence=fence)  # an earlier session ended before this upload
+                self.uploader.enqueue_upload(unit, fence=lambda: fence)  # an earlier session ended before this upload
         except WorkspaceError as error:
             if local is None:
                 raise

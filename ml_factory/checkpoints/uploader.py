@@ -22,6 +22,7 @@ IN_MEMORY, REFUSED = "in memory", "not saved"
 SAVED, LOCAL = "saved", "saved locally"
 COPIED = "copied to the mount, upload unconfirmed"
 _log = logging.getLogger("ml_factory")
+_OnTakenOver = Callable[[LeaseTakenOverError], None]
 
 
 @dataclass
@@ -83,12 +84,12 @@ class CheckpointUploader:
     ):  # fmt: skip
         self._home, self._mount, self._keep, self.executor, self._retry = home, mount, keep, executor, retry_seconds
         self._target = target
-        self.pending: dict[CheckpointUnit, tuple[Callable[[], None], Callable[[LeaseTakenOverError], None], int]] = {}
+        self.pending: dict[CheckpointUnit, tuple[Callable[[], None], _OnTakenOver, Callable[[], int]]] = {}
         self._next_try, self.unresponsive = 0.0, False
 
     def enqueue_upload(
         self, unit: CheckpointUnit, on_uploaded: Callable[[], None] = lambda: None,
-        on_taken_over: Callable[[LeaseTakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
+        on_taken_over: _OnTakenOver = lambda error: _log.warning("%s", error), fence: Callable[[], int] = lambda: 0,
     ) -> None:  # fmt: skip
         """Upload the unit's newest checkpoint in the background.
 
@@ -97,7 +98,8 @@ class CheckpointUploader:
         unit : the unit of work.
         on_uploaded : called once the checkpoint is on the mount.
         on_taken_over : called when another session has taken the unit over; logs a warning by default.
-        fence : of this session; checkpoints that an earlier session of this machine left are uploaded under it.
+        fence : returns that of this session; checkpoints that an earlier session of this machine left are uploaded
+            under it. It may raise what a copy raises.
         """
         self.pending[unit] = on_uploaded, on_taken_over, fence
         if not self.unresponsive:
@@ -120,7 +122,7 @@ class CheckpointUploader:
         for unit, job in list(self.pending.items()):
             on_uploaded, on_taken_over, fence = job
             try:
-                self._copy(unit, fence)
+                self._copy(unit, fence())
             except LeaseTakenOverError as error:
                 self.pending.pop(unit, None)
                 on_taken_over(error)

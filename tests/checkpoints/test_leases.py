@@ -242,6 +242,86 @@ def test_lease_renewals_for_hanging_mount_are_merged_into_newest():
     assert mount.words[-1]["released"]
 
 
+@pytest.fixture
+def unqueried(machines, tmp_path):
+    """The lease of a session on machine two that never loaded; the mount's folder is machine one's."""
+    _, two = machines
+    mount, two.slots = two.slots, Slots(SlotPool(tmp_path / "local"), SlotWriterId("two"))
+    two.slots.renew(UNIT, {"session": "before", "fence": 5, "seen": two.now, "released": True})
+
+    def acquire() -> LeaseHolder:
+        two.sits_here()
+        clocks = {"now": lambda: two.now, "clock": lambda: two.waited}
+        holder = LeaseHolder(UNIT, "two", two.slots, mount, **clocks, sleep=lambda seconds: pytest.fail("waits"))
+        holder.acquire(query_mount=False)
+        return holder
+
+    return acquire
+
+
+def test_session_that_never_loaded_does_not_outrank_live_session_on_mount(machines, unqueried):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"1")
+    newcomer = unqueried()
+    assert newcomer.lease.fence == 6 and one.slots.read_lease(UNIT)["session"] == "one"
+    with pytest.raises(WorkspaceError, match="nothing is written there while its lease is watched, for 180 s more"):
+        newcomer.mount_fence()
+    one.sits_here()
+    held.renew()
+    two.sits_here()
+    for _ in range(2):
+        with pytest.raises(LeaseTakenOverError, match="Another session is working"):
+            newcomer.mount_fence()
+        newcomer.renew()
+    newcomer.renew(released=True)
+    assert one.slots.read_lease(UNIT)["session"] == "one"
+    one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"2")
+
+
+@pytest.mark.parametrize("end", ["released", "silent", "long ago"])
+def test_session_that_never_loaded_copies_to_mount_once_other_session_has_ended(machines, unqueried, end):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    held.lease = SlotWriterId("one", 8)
+    held.renew()
+    two.now += 7200 if end == "long ago" else 0
+    newcomer = unqueried()
+    if end != "long ago":
+        with pytest.raises(WorkspaceError):
+            newcomer.mount_fence()
+        if end == "released":
+            held.renew(released=True)
+        two.waited += EXPIRY_SECONDS if end == "silent" else 1.0
+    assert newcomer.mount_fence() == newcomer.lease.fence == 9
+    newcomer.renew()
+    assert one.slots.read_lease(UNIT)["session"] == "two"
+
+
+def test_mount_that_did_not_answer_is_checked_before_first_copy(machines, unqueried, monkeypatch):
+    one, _ = machines
+    one.lease_holder().acquire()
+    newcomer = unqueried()
+    newcomer.renew(released=True)
+    answers = Slots.list_unverified
+
+    def silent(slots, unit):
+        if slots is newcomer._mount:
+            raise WorkspaceError("does not answer")
+        return answers(slots, unit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "list_unverified", silent)
+        patch.setattr(Slots, "read_lease", lambda slots, unit: {})
+        newcomer.acquire()
+        with pytest.raises(WorkspaceError, match="does not answer"):
+            newcomer.mount_fence()
+    with pytest.raises(WorkspaceError, match="Another session may still work"):
+        newcomer.mount_fence()
+
+
 def test_heartbeat_restarts_after_stop():
     beats = threading.Semaphore(0)
     heart = LeaseHeartbeat(lambda: beats.release() or [], seconds=0.001)

@@ -6,6 +6,7 @@ each. Each session's clock is right, an hour ahead or an hour behind.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ UNSHARE = [
 ]
 HOUR = 3600
 EXPIRY = 2.5  # seconds that a lease must stay unchanged, in place of three minutes
-# A session: it loads, prints what it found or why it was refused, then saves each number that it reads.
+# A session: it loads, or begins without; prints what it found, or why it was refused; then saves each number it reads.
 SESSION = """
 import json, sys, time
 spec, clock = json.loads(sys.argv[1]), time.time
@@ -36,6 +37,7 @@ from ml_factory.checkpoints import leases
 leases.EXPIRY_SECONDS, leases.POLL_SECONDS = spec["expiry"], 0.1
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
+from ml_factory.storage.serialization import deserialize_state
 
 def report(**fields):
     print(json.dumps(fields), flush=True)
@@ -44,14 +46,14 @@ manager = CheckpointManager(spec["folder"], run="r")
 manager.store.heartbeat._seconds = 0.2
 phase, began = manager.phase("p"), time.monotonic()
 try:
-    found = phase.load()
+    found = phase.load() if spec["load"] else None
     report(found=found and found["state"]["value"], fence=phase.lease_holder.lease.fence,
            waited=time.monotonic() - began)
     for line in sys.stdin:
         saved = phase.save({"value": int(line)}, force=True)
         report(saved=int(line) if saved and manager.wait(60) else None)
 except CheckpointError as error:
-    report(refused=str(error))
+    report(refused=str(error), kept=manager.store.home.load_latest_valid(phase.unit, deserialize_state)[1])
     sys.stdin.read()
 """
 
@@ -69,15 +71,16 @@ def namespaces():
 
 @pytest.fixture
 def container(tmp_path):
-    """Start a session in a container: container(name, ahead=0, private=False, setup="", expiry=EXPIRY).
+    """Start a session in a container: container(name, ahead=0, private=False, setup="", expiry=EXPIRY, load=True).
 
     private : its local disk is its own, and the checkpoints are on a mount that it shares; else it shares both.
     setup : shell commands that run in the container before.
     """
     started = []
 
-    def start(name, ahead=0, private=False, setup="", expiry=EXPIRY) -> "Container":
-        started.append(Container(tmp_path, name, ahead, private, setup, expiry))
+    def start(name, ahead=0, private=False, setup="", expiry=EXPIRY, load=True) -> "Container":
+        spec = {"folder": str(tmp_path / "drive"), "ahead": ahead, "expiry": expiry, "load": load}
+        started.append(Container(tmp_path, name, private, setup, spec))
         return started[-1]
 
     yield start
@@ -88,16 +91,15 @@ def container(tmp_path):
 class Container:
     """One session in a container."""
 
-    def __init__(self, folder: Path, name: str, ahead: int, private: bool, setup: str, expiry: float):
-        local, drive = folder / "local", folder / "drive"
+    def __init__(self, folder: Path, name: str, private: bool, setup: str, spec: dict):
+        local = folder / "local"
         local.mkdir(exist_ok=True)
         disk = f"mount -t tmpfs none {local} && " if private else ""
-        spec = json.dumps({"folder": str(drive), "ahead": ahead, "expiry": expiry})
         script = f'{disk}hostname {name} && {setup or "true"} && exec "$0" -c "$1" "$2"'
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(local)}
-        environment["ML_FACTORY_MOUNTS"] = str(drive) if private else ""
+        environment["ML_FACTORY_MOUNTS"] = spec["folder"] if private else ""
         self.process = subprocess.Popen(
-            [*UNSHARE, "sh", "-c", script, sys.executable, SESSION, spec],
+            [*UNSHARE, "sh", "-c", script, sys.executable, SESSION, json.dumps(spec)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
 
@@ -110,6 +112,11 @@ class Container:
         self.process.stdin.write(f"{value}\n")
         self.process.stdin.flush()
         return self.answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the session, which is the first process in its container."""
+        parent = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        os.kill(int(parent.read_text().split()[0]), number)
 
     def kill(self) -> None:
         """End it as a machine ends: nothing is released."""
@@ -197,6 +204,45 @@ def test_container_that_sees_released_lease_of_earlier_session_is_refused_by_lat
     newcomer = container("three", private=True, setup=f"{late} true", expiry=8)
     assert "Another session is working" in newcomer.answer()["refused"]
     assert state_of(tmp_path / "drive") == before and first.save(3)["saved"] == 3
+
+
+@pytest.mark.soak
+def test_container_that_saves_without_loading_is_refused_and_first_goes_on(container, tmp_path):
+    """Its first save waits on its own disk until the mount's lease was checked."""
+    first = container("one", private=True)
+    assert first.answer()["found"] is None and first.save(1)["saved"] == 1
+    before = state_of(tmp_path / "drive")
+    newcomer = container("one", private=True, load=False)
+    assert newcomer.answer()["found"] is None
+    answer = newcomer.save(100)
+    assert answer == {"saved": None}
+    while "saved" in answer:  # until the first one has renewed its lease
+        answer = newcomer.save(101)
+    assert "Another session is working" in answer["refused"] and answer["kept"]["value"] >= 100
+    assert state_of(tmp_path / "drive") == before and first.save(2)["saved"] == 2
+    newcomer.kill()
+    first.kill()
+    later = container("one", private=True, load=False)
+    assert later.answer()["found"] is None and later.save(103) == {"saved": None}
+    time.sleep(EXPIRY)
+    assert later.save(104)["saved"] == 104
+    assert {(2, False)} == {(fence, released) for fence, _, released in state_of(tmp_path / "drive")[1]}
+
+
+@pytest.mark.soak
+def test_suspended_session_that_was_taken_over_keeps_its_save_and_harms_no_other(container, tmp_path):
+    """A container that stood still for longer than a lease lasts: its last state is saved on its own disk."""
+    first = container("one", private=True)
+    assert first.answer()["found"] is None and first.save(1)["saved"] == 1
+    first.signal(signal.SIGSTOP)
+    second = container("two", private=True)
+    assert second.answer()["found"] == 1 and second.save(2)["saved"] == 2
+    before = state_of(tmp_path / "drive")
+    first.signal(signal.SIGCONT)
+    answers = [first.save(value) for value in (100, 101)]
+    assert answers[0] == {"saved": 100} and "taken this work over" in answers[1]["refused"]
+    assert answers[1]["kept"] == {"value": 100}
+    assert state_of(tmp_path / "drive") == before and second.save(3)["saved"] == 3
 
 
 def test_session_of_same_disk_in_new_container_resumes_at_once(container):
