@@ -150,7 +150,7 @@ class LeaseHolder:
         self.held, self._beat = False, 0
         self._lock: HeldLock | None = None
         self._tiers: list[_LeaseTier] = []
-        self._mount_checked = False
+        self._mount_checked = True
         self._mount_watch: tuple[dict[str, dict], float] | None = None  # suspects, and when they are stale
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
@@ -193,18 +193,26 @@ class LeaseHolder:
     def _write_mount(self) -> None:
         """Write the latest record to the mount; while the mount hangs, records do not queue up."""
         self._write_queued = False
-        if self._mount is not None:
-            with suppress(WorkspaceError, CheckpointError):  # not checked yet: the first copy tells it
-                self._write(self._mount, {**self._record, "fence": self.mount_fence()})
+        with suppress(WorkspaceError, CheckpointError):  # the first copy reports it
+            if self._mount is not None:
+                self._check_mount(self._mount)
+                self._write(self._mount, {**self._record, "fence": self.lease.fence})
 
     def mount_fence(self) -> int:
         """Return this session's fence for a copy to the mount, after checking the mount's lease if `acquire` did not.
 
         Raises WorkspaceError while another session's lease there is watched, LeaseTakenOverError when it is renewed.
         """
-        if self._mount is None or self._mount_checked:
-            return self.lease.fence
-        lease, saved = self._mount.read_lease(self.unit), _sessions_that_saved(self._mount, self.unit)
+        if self._mount is not None and not self._mount_checked:
+            self._check_mount(self._mount)
+            self._write(self._mount, {**self._record, "fence": self.lease.fence})
+        return self.lease.fence
+
+    def _check_mount(self, mount: _LeaseTier) -> None:
+        """Take the unit over on the mount, once no session there may be alive; as `mount_fence`."""
+        if self._mount_checked:
+            return
+        lease, saved = mount.read_lease(self.unit), _sessions_that_saved(mount, self.unit)
         records = [lease] if lease else []
         if self._mount_watch is None:
             suspects = self._suspects(records, saved)
@@ -220,8 +228,6 @@ class LeaseHolder:
         others = [fence for fence, session in (lease_fence_order(lease), *saved) if session != self.lease.session]
         self.lease = replace(self.lease, fence=max([self.lease.fence, *(fence + 1 for fence in others)]))
         self._mount_checked = True
-        self._write(self._mount, {**self._record, "fence": self.lease.fence})
-        return self.lease.fence
 
     def _write(self, tier: _LeaseTier, record: dict) -> None:
         """Write the record over an earlier one; over another session's of the same fence where only this one saved.
