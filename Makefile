@@ -18,7 +18,7 @@ switch = $(if $(filter-out 0 false no,$(1)),$(2))
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export SEED SHARE COLAB OWNER ROWS BENCH
 
-.PHONY: fuzz kernels picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: lock sbom fuzz kernels picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,7 +26,7 @@ help:  ## this list
 
 setup:  ## the environment in .venv, from exact pins; at once when they have not changed
 	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py $(VENV) requirements/dev.txt
+	@$(PYTHON) .ci/environment.py $(VENV) requirements/locked/dev.txt
 
 run: export ML_RUN_WORKSPACE := $(WORKSPACE)
 run: export ML_RUN_DATA := $(DATA)
@@ -70,11 +70,21 @@ chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to 
 
 test-xla:  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
 	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
+	@$(PYTHON) .ci/environment.py .venv-xla requirements/locked/xla.txt
 	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+lock:  ## the closure of every environment with hashes, into requirements/locked; ARGS="dev" for one, ARGS=--upgrade
+	@$(PYTHON) .ci/environment.py .venv-tools requirements/locked/tools.txt
+	@.venv-tools/bin/python .ci/lock.py $(ARGS)
+
+sbom: setup  ## the packages of .venv: dist/sbom.json (CycloneDX) and dist/licenses.md
+	@$(PYTHON) .ci/environment.py .venv-tools requirements/locked/tools.txt
+	@mkdir -p dist
+	@.venv-tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/sbom.json $(PY)
+	@.venv-tools/bin/pip-licenses --python=$(PY) --format=markdown --with-urls --output-file=dist/licenses.md
+
 browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curves that move, Stop, Run all
-	@$(PYTHON) .ci/environment.py .venv-browser requirements/browser.txt
+	@$(PYTHON) .ci/environment.py .venv-browser requirements/locked/browser.txt
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
 
 lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
@@ -96,17 +106,17 @@ notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed a
 
 bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
 	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-bench requirements/bench.txt
+	@$(PYTHON) .ci/environment.py .venv-bench requirements/locked/bench.txt
 	@for name in $$BENCH; do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-training: setup  ## trainings beside their peers: steps, windows, the loop's share, compilers; 10 GB of packages the first time
-	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
-	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
+	@$(PYTHON) .ci/environment.py .venv-peers requirements/locked/peers.txt
+	@$(PYTHON) .ci/environment.py .venv-xla requirements/locked/xla.txt
 	@$(PY) -m benchmarks.training $(ARGS)
 
 peers:  ## the networks beside public implementations with the same weights, in an environment of its own
 	@test -n "$(PYTHON)" || { echo "make peers: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
+	@$(PYTHON) .ci/environment.py .venv-peers requirements/locked/peers.txt
 	@.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS)
 
 fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does; ARGS='--count 400'

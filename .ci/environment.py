@@ -1,7 +1,7 @@
 """Build the environment that the Makefile uses, from exact pins; reuse it while the pins have not changed.
 
 Standard library only: this runs before anything is installed.
-    python3 .ci/environment.py .venv requirements/dev.txt [--with pandas==2.2.3 ...]
+    python3 .ci/environment.py .venv requirements/locked/dev.txt [--with pandas==2.2.3 ...]
 """
 
 import argparse
@@ -23,7 +23,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build or reuse an environment of exact pins.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("pins", type=Path)
-    parser.add_argument("--with", dest="extra", nargs="*", default=[], metavar="PIN", help="pins laid over the file's")
+    parser.add_argument(
+        "--with", dest="extra", nargs="*", default=[], metavar="PIN", help="pins laid over the file's, without hashes"
+    )
     chosen = parser.parse_args()
     complaint = _complaint(chosen.pins)
     if complaint:
@@ -88,6 +90,12 @@ def _same_python(folder: Path) -> bool:
     return answer.returncode == 0 and answer.stdout.strip() == sys.version.split()[0]
 
 
+def _torch_is_for_cpu(folder: Path) -> bool:
+    """Whether the installed torch is a build for CPUs, which needs no packages of CUDA."""
+    ask = [_python(folder), "-c", "from importlib.metadata import version; print(version('torch'))"]
+    return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip().endswith("+cpu")
+
+
 def _link_checkout(folder: Path) -> None:
     """Make `import ml_factory` work in this environment from any folder: a .pth file names this checkout.
 
@@ -108,12 +116,19 @@ def _build(folder: Path, pins: Path, extra: list[str], wanted: str) -> int:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (folder / ".pins").unlink(missing_ok=True)
     install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    steps = [[*install, "-r", pins]] + ([[*install, *extra]] if extra else [])
-    for step in steps:
-        code = subprocess.run(step, check=False).returncode
-        if code:
-            print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
-            return code
+    locked = [*install, "--require-hashes", "--no-deps", "-r"]  # a lock file names the whole closure
+    cpu = pins.with_name(f"{pins.stem}-cpu.txt")
+    if cpu.is_file():  # torch's small build, where a local folder of wheels has it (PIP_FIND_LINKS)
+        subprocess.run([*locked, cpu, "--no-index"], capture_output=True, check=False)
+    code = subprocess.run([*locked, pins], check=False).returncode
+    cuda = pins.with_name(f"{pins.stem}-cuda.txt")
+    if not code and cuda.is_file() and not _torch_is_for_cpu(folder):
+        code = subprocess.run([*locked, cuda], check=False).returncode
+    if not code and extra:
+        code = subprocess.run([*install, *extra], check=False).returncode
+    if code:
+        print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
+        return code
     (folder / ".pins").write_text(wanted + "\n", encoding="utf-8")
     print(f"{folder} is ready after {time.monotonic() - began:.0f} s", flush=True)
     return 0

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import on_colab
+from utils.package_lock import LockedPackage, locked_closure, normalize_package_name, read_package_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERAL = ROOT / "requirements.txt"
+LOCKED = ROOT / "requirements" / "locked"
 KEEP = ROOT / "requirements" / "colab-constraints.txt"
 PIP_SECONDS = 1800
 BUCKETS = ROOT / "requirements" / "gs.txt"  # what a workspace gs://bucket/prefix needs; the TPU runtime lacks it
@@ -62,15 +64,24 @@ def requirements_for_runtime(colab: bool, tpu: str) -> Path:
     return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
 
 
-def install_missing_packages(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Install the packages of `requirements` and of the library that this runtime lacks; no installed package is
-    replaced.
+def lock_for_runtime(colab: bool) -> dict[str, LockedPackage]:
+    """Return the packages that may be installed, with versions and hashes; on Colab those that fit next to its own."""
+    lock = read_package_lock(LOCKED / "dev.txt")
+    return lock | read_package_lock(LOCKED / "colab.txt") if colab else lock
+
+
+def install_missing_packages(
+    requirements: Path, extra: tuple[str, ...] = (), lock: dict[str, LockedPackage] | None = None
+) -> tuple[str, ...]:
+    """Install the packages of `requirements` and of the library that this runtime lacks, from files whose hashes are
+    locked; no installed package is replaced.
 
     Parameters
     ----------
     requirements : its lines must be met; of the library's own list only absent packages are added, so that a runtime
         which drops a package heals itself.
     extra : further lines that must be met.
+    lock : as of `lock_for_runtime`, which is the default off Colab.
 
     Returns the names installed. Raises RuntimeMismatchError when pip fails.
     """
@@ -80,28 +91,41 @@ def install_missing_packages(requirements: Path, extra: tuple[str, ...] = ()) ->
     lines += [line for line in general if _name(line) not in listed and installed_version(_name(line)) is None]
     if not lines:
         return ()
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder) / "keep.txt"
-        requested = {_name(line) for line in lines}
-        keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
-        constraints.write_text("\n".join(keep) + "\n")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-        try:
-            result = subprocess.run(
-                [*command, "-c", str(constraints), *lines], capture_output=True, text=True, timeout=PIP_SECONDS
-            )
-            failed, output = result.returncode != 0, (result.stderr or result.stdout).strip().splitlines()[-3:]
-        except (subprocess.TimeoutExpired, OSError) as error:
-            failed, output = True, [str(error)]
+    requested = {_name(line) for line in lines}
+    keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
+    kept = {normalize_package_name(_name(line)) for line in keep}
+    lock = lock_for_runtime(False) if lock is None else lock
+    # Where an installed package is too old for a new one, the second attempt replaces it, unless it is kept.
+    for leave in (lambda name: installed_version(name) is not None, lambda name: name in kept):
+        output = _install_locked(locked_closure(lock, requested, leave), keep)
+        if not output:
+            break
     importlib.invalidate_caches()
-    if failed:
+    if output:
         raise RuntimeMismatchError(
             "Packages could not be installed",
             where=", ".join(lines),
-            got=" ".join(output) or "no message from pip",
+            got=output,
             next_step=f"check the network and run this again, or pip install -r {requirements.name} by hand",
         )
     return tuple(f"{_name(line)} {installed_version(_name(line))}" for line in lines)
+
+
+def _install_locked(packages: list[LockedPackage], keep: list[str]) -> str:
+    """Install locked packages next to the kept ones; return the end of pip's message where it fails, else ""."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    with tempfile.TemporaryDirectory() as folder:
+        constraints, chosen = Path(folder) / "keep.txt", Path(folder) / "locked.txt"
+        constraints.write_text("\n".join(keep) + "\n")
+        chosen.write_text("".join(package.text for package in packages))
+        command += ["--require-hashes", "-c", str(constraints), "-r", str(chosen)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=PIP_SECONDS)
+        except (subprocess.TimeoutExpired, OSError) as error:
+            return str(error)
+    if not result.returncode:
+        return ""
+    return " ".join((result.stderr or result.stdout).strip().splitlines()[-3:]) or "no message from pip"
 
 
 def read_requirement_lines(path: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """Packages and accelerators: what is there, what is missing, what cannot work together."""
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -76,8 +77,8 @@ def test_colab_constraints_accept_installed_versions():
 def test_dev_pins_are_exact_and_within_ranges_and_constraints():
     pins = {Requirement(line).name: Requirement(line) for line in
             runtime.read_requirement_lines(ROOT / "requirements/dev.txt")}  # fmt: skip
-    closure = {Requirement(line).name.lower().replace("_", "-"): Requirement(line)
-               for line in runtime.read_requirement_lines(ROOT / "requirements/constraints.txt")}  # fmt: skip
+    closure = {name: Requirement(package.text.split("\\")[0])
+               for name, package in runtime.read_package_lock(runtime.LOCKED / "dev.txt").items()}  # fmt: skip
     ranges = {Requirement(line).name: Requirement(line) for line in runtime.read_requirement_lines(runtime.GENERAL)}
     assert pins.keys() >= ranges.keys()
     for name, pin in pins.items():
@@ -130,6 +131,8 @@ def test_replaced_after_import_names_package_with_changed_version(monkeypatch):
 
 # ------------------------------------------------------------------ installing
 
+PINNED = re.compile(r"^([\w.-]+)==([\d.]+).*\\\n    --hash=sha256:", re.MULTILINE)
+
 
 @pytest.fixture
 def pip(monkeypatch, pretend):
@@ -137,11 +140,12 @@ def pip(monkeypatch, pretend):
     calls = []
 
     def run(command, **_):
+        assert "--require-hashes" in command
         constraints = Path(command[command.index("-c") + 1]).read_text().splitlines()
-        lines = command[command.index("-c") + 2 :]
-        calls.append((lines, constraints))
+        new = {one[1]: one[2] for one in PINNED.finditer(Path(command[command.index("-r") + 1]).read_text())}
+        calls.append((new, constraints))
         known = runtime.installed_version
-        new = {runtime._name(line): re.search(r">=([\d.]+)", line)[1] for line in lines}
+        new |= {name.replace("-", "_"): version for name, version in new.items()}
         monkeypatch.setattr(runtime, "installed_version", lambda name: known(name) or new.get(name))
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -165,24 +169,27 @@ def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip,
     others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "typer", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
     path = runtime.requirements_for_runtime(True, tpu)
-    installed = runtime.install_missing_packages(path)
-    lines, constraints = pip[0]
-    assert {runtime._name(line) for line in lines} == added == {name.split()[0] for name in installed}
+    installed = runtime.install_missing_packages(path, (), runtime.lock_for_runtime(True))
+    pins, constraints = pip[0]
+    assert added == {name.split()[0] for name in installed} and not pins.keys() & set(there)
+    assert {name.replace("_", "-") for name in added} | {"alembic", "pyluach"} <= pins.keys()
     assert {f"{name}=={there[name]}" for name in ("torch", "numpy", "pandas", "pyarrow")} <= set(constraints)
     assert runtime.install_missing_packages(path) == () and len(pip) == 1, "a second call has nothing to do"
 
 
 def test_install_missing_on_colab_reinstalls_lost_package(pip, pretend):
     pretend({name: version for name, version in COLAB_GPU.items() if name != "xgboost"} | {"catboost": "1.2.10"})
-    runtime.install_missing_packages(runtime.requirements_for_runtime(True, ""))
-    assert "xgboost>=3.0,<4" in pip[0][0] and "catboost" not in {runtime._name(line) for line in pip[0][0]}
+    runtime.install_missing_packages(runtime.requirements_for_runtime(True, ""), (), runtime.lock_for_runtime(True))
+    assert pip[0][0]["xgboost"] == "3.4.1" and "catboost" not in pip[0][0]
 
 
 def test_install_missing_off_colab_upgrades_package_out_of_range(pip, pretend):
     pretend({**COLAB_GPU, "pandas": "1.5.3"})
     runtime.install_missing_packages(runtime.requirements_for_runtime(False, ""))
-    lines, constraints = pip[0]
-    assert "pandas>=2.2,<4" in lines and not [line for line in constraints if line.startswith("pandas")]
+    pins, constraints = pip[0]
+    assert pins["pandas"] == importlib.metadata.version("pandas") and not [
+        line for line in constraints if line.startswith("pandas")
+    ]
 
 
 def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
@@ -198,14 +205,30 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
+def lock_of(wheels: Path, **required_by: str) -> str:
+    """A lock file of these wheels, one version of each; `required_by` names the package that requires another."""
+    text = ""
+    for path in sorted(wheels.glob("*.whl")):
+        name, version = path.name.split("-")[:2]
+        reason = f"    # via {required_by[name]}\n" if name in required_by else "    # via -r list.txt\n"
+        text += f"{name}=={version} \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n{reason}"
+    return text
+
+
 def test_install_missing_with_real_pip_refuses_replacing_kept_package(tmp_path):
-    """One package comes; another would replace a kept one, so pip refuses and the kept one is still there."""
+    """One package comes; another would replace a kept one, so pip refuses and the kept one is still there. A file of
+    another hash than the locked one is refused.
+    """
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
     wheel(wheels, "mlfnew", "1.0", "mlfkept>=1")
     wheel(wheels, "mlfgreedy", "1.0", "mlfkept>=2")
     wheel(wheels, "mlfkept", "1.0")
+    wheel(wheels, "mlfother", "1.0")
+    (tmp_path / "lock.txt").write_text(lock_of(wheels, mlfkept="mlfnew"))
     wheel(wheels, "mlfkept", "2.0")
+    wheel(wheels, "mlfother", "1.0", "mlfnew")
+    (tmp_path / "other.txt").write_text("mlfother\n")
     environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_TARGET": str(site),
                    "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PIP_CONFIG_FILE": os.devnull}  # fmt: skip
     (tmp_path / "keep.txt").write_text(runtime.KEEP.read_text() + "mlfkept==1.0\n")
@@ -217,19 +240,22 @@ from pathlib import Path
 from utils import runtime
 folder = Path({str(tmp_path)!r})
 runtime.KEEP, runtime.GENERAL = folder / "keep.txt", folder / "none.txt"
-print(runtime.install_missing_packages(folder / "new.txt"), runtime.install_missing_packages(folder / "new.txt"))
-try:
-    runtime.install_missing_packages(folder / "greedy.txt")
-except runtime.RuntimeMismatchError as error:
-    print(error)
+lock = runtime.read_package_lock(folder / "lock.txt")
+print(*[runtime.install_missing_packages(folder / "new.txt", (), lock) for _ in range(2)])
+for name in ("greedy.txt", "other.txt"):
+    try:
+        runtime.install_missing_packages(folder / name, (), lock)
+    except runtime.RuntimeMismatchError as error:
+        print(error)
 import mlfkept
 print(mlfkept.version)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    first, refusal, version = done.stdout.strip().splitlines()
+    first, refusal, changed, version = done.stdout.strip().splitlines()
     assert first == "('mlfnew 1.0',) ()"
     assert "could not be installed [mlfgreedy]" in refusal and "Next: check the network" in refusal
+    assert "could not be installed [mlfother]" in changed and "Got        " in changed
     assert version == "1.0"
 
 
