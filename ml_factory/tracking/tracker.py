@@ -109,7 +109,7 @@ class Tracker:
                 self._file.write(line)
             self._logged = True
         except WorkspaceError as error:
-            warn_wandb_once(f"A step of {self.run_id} is not in its log: {error}")
+            warn_wandb_once(f"A step of {self.run_id} is not in its log: {error}", f"step {self.run_id}")
         if self._mirror is not None:
             self._mirror.check()
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
+from ml_factory.storage.files import files
 from ml_factory.tracking import run_log, wandb_process
 from ml_factory.tracking import tracker as tracker_module
 from ml_factory.tracking.tracker import Tracker
@@ -174,7 +175,9 @@ def test_tracker_with_unwritable_workspace_uploads_segments_later(track, tmp_pat
     assert steps(tmp_path / "w") == [1, 2]
 
 
-def test_tracker_on_full_local_disk_warns_once_and_continues(track, tmp_path, disk_full_beyond, caplog):
+def test_tracker_on_full_local_disk_warns_once_and_continues(track, tmp_path, disk_full_beyond, caplog, monkeypatch):
+    left = iter(range(100))
+    monkeypatch.setattr(files, "free_bytes", lambda path: next(left))  # other programs write too: a message each time
     tracker = track()
     tracker.log(1, {"loss": 1.0})
     with disk_full_beyond(1):
