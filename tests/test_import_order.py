@@ -26,7 +26,7 @@ checkpoints.slot_pool
 checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.save_writer checkpoints.uploader
 checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
-tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot
+tracking.run_log tracking.log_merge tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.wandb_restore
 argument_checks code_fingerprint
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check

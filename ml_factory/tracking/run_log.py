@@ -4,6 +4,10 @@ An attempt is one process. It only appends, so a process killed anywhere leaves 
 resumes from a checkpoint: from the first step it logs on, everything that earlier attempts logged is void. Two machines
 that share a mount may not see each other's attempts and use the same number: the session keeps their files apart, and
 the one that began later is the later attempt.
+
+Segments of one attempt are merged into segment-{attempt}-{session}-{first}-{last}.jsonl (`log_merge`): before the lines
+of each segment stands its number and their size. So a reader knows what it reads twice, in whatever files it is, and
+takes it once.
 """
 
 import json
@@ -13,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
 # Segments of older versions, without a session, belong to the session "".
-_SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
+_FILE = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})(?:-(\d{4,}))?\.jsonl")
+_READS = 5  # listings, while another process merges segments between listing and reading
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -29,26 +34,116 @@ class RunLogAttempt(NamedTuple):
     session: str = ""
 
 
-def log_segment_name(attempt: RunLogAttempt, number: int) -> str:
-    """Return the file name of one segment; an attempt's names sort in the order of writing."""
-    return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
+class LogFile(NamedTuple):
+    """One file of the log: a segment, or several merged ones.
+
+    first, last : numbers of its segments.
+    """
+
+    attempt: RunLogAttempt
+    first: int
+    last: int
+    path: Path
+
+    @property
+    def is_merged(self) -> bool:
+        return self.first != self.last
+
+    def read_segments(self) -> dict[int, bytes]:
+        """Return {number: complete lines} of its segments. Raises FileError where the file is gone, WorkspaceError
+        where it is damaged.
+        """
+        data = files.read(self.path)
+        if not self.is_merged:
+            return {self.first: data[: data.rfind(b"\n") + 1]}
+        found, rest = {}, data
+        while rest:
+            header, _, rest = rest.partition(b"\n")
+            try:
+                described = parse_json(header)
+                number, size = described["segment"], described["bytes"]
+                if type(number) is not int or type(size) is not int or not 0 <= size <= len(rest):
+                    raise ValueError("it is cut off")
+            except (ValueError, KeyError, TypeError) as error:
+                raise _damaged_log_error(self.path, error) from error
+            found[number], rest = rest[:size], rest[size:]
+        if sorted(found) != list(range(self.first, self.last + 1)):
+            raise _damaged_log_error(self.path, f"segments {sorted(found)[:10]}")
+        return found
 
 
-def attempt_of_segment(name: str) -> RunLogAttempt:
-    """Return the attempt that wrote the segment with this file name."""
-    match = _SEGMENT.fullmatch(name)
-    return RunLogAttempt(int(match[1]), match[2] or "")
+def log_segment_name(attempt: RunLogAttempt, first: int, last: int | None = None) -> str:
+    """Return the file name of one segment, or of several merged ones; an attempt's names sort in the order of
+    writing.
+    """
+    session = f"{attempt.session}-" if attempt.session else ""
+    numbers = f"{first:04d}" if last in (None, first) else f"{first:04d}-{last:04d}"
+    return f"segment-{attempt.number:04d}-{session}{numbers}.jsonl"
 
 
-def list_log_segments(*folders: Path) -> dict[tuple[RunLogAttempt, int], Path]:
-    """Return {(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
-    found = {}
+def parse_log_file_name(path: Path) -> LogFile | None:
+    """Return the description of a file of the log; None for another file."""
+    match = _FILE.fullmatch(path.name)
+    if match is None:
+        return None
+    return LogFile(RunLogAttempt(int(match[1]), match[2] or ""), int(match[3]), int(match[4] or match[3]), path)
+
+
+def list_log_files(folder: Path) -> list[LogFile]:
+    """List the files of the log: by attempt, and in the order of their first segments; the longer of two before the
+    shorter.
+    """
+    found = [file for name in files.names(folder) if (file := parse_log_file_name(folder / name))]
+    return sorted(found, key=lambda file: (file.attempt, file.first, -file.last))
+
+
+def read_log_segments(
+    *folders: Path, attempt: RunLogAttempt | None = None, since: int = 0
+) -> dict[tuple[RunLogAttempt, int], bytes]:
+    """Read {(attempt, number): complete lines} of every segment in these folders, in order.
+
+    A segment in several folders is taken from the first that has it; of two copies in one folder the longer.
+
+    attempt, since : only this attempt, and its segments from this number on.
+
+    Raises WorkspaceError where a disk refuses, or a merged file is damaged whose segments are in no other file.
+    """
+    for left in range(_READS, 0, -1):
+        try:
+            return dict(sorted(_read_listed_segments(folders, attempt, since).items()))
+        except FileError:  # another process may have merged the file since it was listed
+            if left == 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _read_listed_segments(
+    folders: Sequence[Path], attempt: RunLogAttempt | None, since: int
+) -> dict[tuple[RunLogAttempt, int], bytes]:
+    """Read the segments in the files that are listed now. Raises FileError where one is gone."""
+    found: dict[tuple[RunLogAttempt, int], bytes] = {}
     for folder in folders:
-        for name in files.names(folder):
-            match = _SEGMENT.fullmatch(name)
-            if match:
-                found.setdefault((attempt_of_segment(name), int(match[3])), folder / name)
-    return dict(sorted(found.items()))
+        here: dict[tuple[RunLogAttempt, int], bytes] = {}
+        damaged: list[tuple[LogFile, WorkspaceError]] = []
+        for file in list_log_files(folder):
+            wanted = attempt in (None, file.attempt) and file.last >= since
+            if not wanted or all((file.attempt, number) in found for number in range(file.first, file.last + 1)):
+                continue
+            try:
+                segments = file.read_segments()
+            except FileError:
+                raise
+            except WorkspaceError as error:
+                damaged.append((file, error))
+                continue
+            for number, lines in segments.items():
+                if number >= since and len(lines) >= len(here.get((file.attempt, number), b"")):
+                    here[file.attempt, number] = lines
+        found = here | found
+        for file, error in damaged:
+            if any((file.attempt, number) not in found for number in range(max(since, file.first), file.last + 1)):
+                raise error
+    return found
 
 
 def format_log_line(step: int, time: float, metrics: dict) -> str:
@@ -73,13 +168,15 @@ def parse_log_lines(data: bytes, where: object) -> list[dict]:
             metrics = {name: _decode_metric(value) for name, value in record["metrics"].items()}
             records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WorkspaceError(
-                "A line of this run's log is damaged",
-                where=f"{where}, line {number}",
-                got=error,
-                next_step="restore the file from a copy, or move it away",
-            ) from error
+            raise _damaged_log_error(f"{where}, line {number}", error) from error
     return records
+
+
+def _damaged_log_error(where: object, got: object) -> WorkspaceError:
+    return WorkspaceError(
+        "A line of this run's log is damaged", where=where, got=got,
+        next_step="restore the file from a copy, or move it away",
+    )  # fmt: skip
 
 
 def sort_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[RunLogAttempt]:
@@ -113,8 +210,9 @@ def merge_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[dic
 def read_log_attempts(*folders: Path) -> dict[RunLogAttempt, list[dict]]:
     """Read the records of each attempt that these folders have segments of, in order of writing."""
     attempts: dict[RunLogAttempt, list[dict]] = {}
-    for (attempt, _), path in list_log_segments(*folders).items():
-        attempts.setdefault(attempt, []).extend(parse_log_lines(files.read(path), path))
+    for (attempt, number), lines in read_log_segments(*folders).items():
+        where = Path(folders[0]) / log_segment_name(attempt, number)
+        attempts.setdefault(attempt, []).extend(parse_log_lines(lines, where))
     return attempts
 
 

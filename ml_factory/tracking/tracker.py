@@ -25,12 +25,13 @@ from ml_factory.storage.json_values import LARGEST_JSON, fingerprint_json, parse
 from ml_factory.storage.regular_files import read_regular_file
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
+    LogFile,
     RunLogAttempt,
-    attempt_of_segment,
     count_run_log_steps,
     format_log_line,
-    list_log_segments,
+    list_log_files,
     log_segment_name,
+    parse_log_file_name,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import DeadlineWatchdog, WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
@@ -77,11 +78,11 @@ class Tracker:
         with disk_errors(self.local_folder):
             self.local_folder.mkdir(parents=True, exist_ok=True)
         self._log_uploader = LogUploader(self.local_folder, self.folder)
-        local = [attempt.number for attempt, _ in list_log_segments(self.local_folder)]
+        local = [file.attempt.number for file in list_log_files(self.local_folder)]
         self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), process_id()[:8]), 0
         uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
         self._attempt = RunLogAttempt(
-            1 + max([*local, *(attempt_of_segment(name).number for name in uploaded)], default=0),
+            1 + max([*local, *(file.attempt.number for file in uploaded)], default=0),
             process_id()[:8],
         )
         self._open_segment()
@@ -194,16 +195,15 @@ class Tracker:
         file.close()
         self._number, self._logged = self._number + 1, False
 
-    def _upload(self, patience: float = PATIENCE) -> list[str]:
-        """Upload closed segments to the workspace; return the segments' names there, none where it refuses."""
-        writing = log_segment_name(self._attempt, self._number) if self._file is not None else ""
+    def _upload(self, patience: float = PATIENCE) -> list[LogFile]:
+        """Upload closed segments to the workspace; return the log's files there, none where it refuses."""
         try:
-            names = self._log_uploader.upload(self._attempt, writing, self._texts, patience)
+            names = self._log_uploader.upload(self._attempt, self._number, self._texts, patience)
         except WorkspaceError as error:
             warn_wandb_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
             return []
         self._texts.clear()
-        return names
+        return [file for name in names if (file := parse_log_file_name(self.folder / name))]
 
     def _write_json(self, name: str, record: dict) -> None:
         self._texts[name] = json.dumps(redact_values(record), indent=2, allow_nan=False) + "\n"

@@ -12,8 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.storage.regular_files import open_regular_file
-from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, parse_log_lines, read_log_steps
+from ml_factory.tracking.run_log import (
+    RunLogAttempt,
+    log_segment_name,
+    parse_log_lines,
+    read_log_segments,
+    read_log_steps,
+)
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
@@ -43,7 +48,7 @@ class WandbSync:
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
         self._attempt, self._online = RunLogAttempt(*spec["attempt"]), spec["mode"] == "online"
         self._name = _wandb_name(spec["run_id"])
-        self._offsets: dict[Path, int] = {}
+        self._number, self._offset = 0, 0  # the segment that is read, and the bytes of it that were
         self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
         self._snapshot = RunSnapshot.from_dict(spec["snapshot"]) if spec["snapshot"] else None
         self._versions = _ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
@@ -155,15 +160,12 @@ class WandbSync:
 
     def _new_records(self) -> Iterator[dict]:
         """Yield the records of this attempt's segments that were not read yet, up to the last complete line."""
-        for (attempt, _), path in list_log_segments(self._local).items():
-            if attempt != self._attempt:
-                continue
-            with open(open_regular_file(path), "rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                data = file.read()
-            data = data[: data.rfind(b"\n") + 1]
-            self._offsets[path] = self._offsets.get(path, 0) + len(data)
-            yield from parse_log_lines(data, path)
+        segments = read_log_segments(self._local, attempt=self._attempt, since=self._number)
+        for (attempt, number), lines in segments.items():
+            if number > self._number:
+                self._number, self._offset = number, 0
+            new, self._offset = lines[self._offset :], len(lines)
+            yield from parse_log_lines(new, self._local / log_segment_name(attempt, number))
 
 
 class _ArtifactVersions:

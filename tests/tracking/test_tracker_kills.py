@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ml_factory.tracking import log_upload, wandb_process
-from ml_factory.tracking.run_log import RunLogAttempt, list_log_segments, log_segment_name
+from ml_factory.tracking.run_log import RunLogAttempt, list_log_files, log_segment_name, read_log_segments
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
 
@@ -54,8 +54,8 @@ def test_tracker_over_ten_kills_logs_each_step_once_in_order(tmp_path, spawn, lo
         if lost != "nothing" and dies:
             shutil.rmtree(tmp_path / "l")
         if lost.endswith("segments"):
-            for path in list(list_log_segments(tmp_path / "w").values())[-2:]:
-                path.unlink()
+            for file in list_log_files(tmp_path / "w")[-2:]:
+                file.path.unlink()
     # By hand from DEATHS: the last multiple of 4 before each.
     assert resumed == [0, 0, 4, 12, 12, 20, 20, 36, 36, 44, 56]
     if lost.endswith("segments"):  # the last life's two newest went after it: its history is told once more
@@ -96,7 +96,7 @@ def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, mon
     log = read_log(tmp_path / "w")
     assert log["step"].tolist() == [1, 2, 3, 4, 5, 6] and log["loss"].tolist() == [1, 2, 30, 40, 50, 60]
     assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"who": "new"}
-    found = [one for one, _ in list_log_segments(tmp_path / "w")]
+    found = [one for one, _ in read_log_segments(tmp_path / "w")]
     assert len(found) == 3 and {one.session for one in found} == {"a" * 8, "b" * 8}
 
 
