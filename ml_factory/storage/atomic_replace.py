@@ -70,7 +70,7 @@ def _file_system_time(path: Path) -> float:
     """Return the time that the file system gives a file written now, in the folder of `path`."""
     probe = temporary_path(path)
     try:
-        probe.touch()
+        os.close(open_temporary_file(probe))
         return probe.stat().st_mtime
     finally:
         probe.unlink(missing_ok=True)

@@ -97,6 +97,15 @@ def test_replace_whose_temporary_file_became_link_raises_and_keeps_file(tmp_path
     assert path.read_bytes() == b"before" and not path.is_symlink()
 
 
+def test_replace_beside_foreign_leftover_and_link_makes_no_target(tmp_path):
+    """The time of the file system is asked with a file at the temporary path."""
+    path = tmp_path / "a.json"
+    (tmp_path / ".a.json.elsewhere.tmp").write_bytes(b"of a process that is not seen from here")
+    temporary_path(path).symlink_to(tmp_path / "made by nobody")
+    files.write(path, b"ours")
+    assert path.read_bytes() == b"ours" and not (tmp_path / "made by nobody").exists()
+
+
 def test_upload_with_link_at_temporary_path_writes_new_file(tmp_path, victim):
     source, path = tmp_path / "source", tmp_path / "results" / "a.json"
     path.parent.mkdir()
