@@ -51,7 +51,7 @@ class MarketOptions(WorkspaceOptions):
     """Workspace, market and output"""
 
     symbol: Annotated[
-        str, Option("--symbol", help=f"MarketOptions, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
+        str, Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
     ] = DEMO
 
     def check(
