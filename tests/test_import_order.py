@@ -53,9 +53,9 @@ models.importances models.onednn_linear models.heads models.layers models.recurr
 models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks
 models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
-training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
-training.state training.evaluate training.progress_line training.loop training.estimator_base training.estimator
-training.export_state_dict
+training.distributed training.network_blocks training.malloc_tuning training.recompiles training.device
+training.recompute training.batches training.state training.evaluate training.progress_line training.loop
+training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.html_report

@@ -26,6 +26,7 @@ from ml_factory.models.base import fit_environment
 from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.malloc_tuning import keep_freed_malloc_memory
+from ml_factory.training.network_blocks import compile_network
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
@@ -89,10 +90,10 @@ class Device:
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
     def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        """Wrap the network as a step calls it: by `torch.compile` if asked for, gradients averaged over several
+        """Wrap the network as a step calls it: by `compile_network` if asked for, gradients averaged over several
         processes.
         """
-        network = torch.compile(network) if compiled else network
+        network = compile_network(network) if compiled else network
         if self.processes.world == 1:
             return network
         return nn.parallel.DistributedDataParallel(network, device_ids=self._own_chips())

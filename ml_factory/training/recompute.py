@@ -9,16 +9,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ml_factory.training.device import Device
+from ml_factory.training.network_blocks import list_network_blocks
 
 
 def recompute_blocks(network: nn.Module, device: Device) -> int:
     """Checkpoint each block of `network` in training; returns the number of blocks.
 
-    A block is a member, with submodules, of a Sequential or ModuleList: an encoder's layer. Names of parameters and
-    values of outputs stay the same.
+    Names of parameters and values of outputs stay the same.
     """
-    stacks = [module for module in network.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
-    blocks = [member for stack in stacks for member in stack if any(True for _ in member.children())]
+    blocks = list_network_blocks(network)
     for block in blocks:
         block.forward = partial(_forward, block, type(block).forward, device)
     return len(blocks)
