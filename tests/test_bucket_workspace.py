@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.checkpoints import leases
+from ml_factory.checkpoints.leases import LeaseTakenOverError
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import SlotWriterId
+from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import CheckpointError
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
@@ -85,3 +91,58 @@ def test_bucket_workspace_prepared_files_are_downloaded_once(machine, tmp_path):
     assert again.processed("DEMO") == folder and again == workspace
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == stamps
     assert pipeline.prepare(place, "DEMO", horizons=(5,)).reused
+
+
+@pytest.fixture
+def session(machine, monkeypatch):
+    """Open the checkpoints of a session on a machine; a lease is renewed each 0.2 s and stale after 2."""
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 2.0)
+    monkeypatch.setattr(leases, "POLL_SECONDS", 0.1)
+    opened = []
+
+    def start(name: str) -> CheckpointManager:
+        place = Workspace(machine(name))
+        manager = CheckpointManager(
+            place.checkpoints, run="r", tiers=StorageTiers(lease=SlotWriterId(name)),
+            on_saved=lambda: workspaces.push_workspace_checkpoints(place.root),
+        )  # fmt: skip
+        manager.store.heartbeat._seconds = 0.2
+        opened.append((manager, place))
+        return manager
+
+    yield start
+    for manager, place in opened:
+        manager.close()
+        workspaces._buckets[place.root]._background.close()
+
+
+def save(manager: CheckpointManager, value: int) -> None:
+    assert manager.save_checkpoint("p", {"value": value}, force=True)
+    manager.wait()
+    workspaces._buckets[manager.store.folder.parent]._background.wait(60)
+
+
+def lease_in_bucket(manager: CheckpointManager) -> dict:
+    phase = manager.phase("p")
+    return phase.lease_holder._local.read_lease(phase.unit)
+
+
+def test_second_session_in_bucket_is_refused_while_first_renews_its_lease(session):
+    first = session("one")
+    first.phase("p").load()
+    save(first, 1)
+    second = session("two")
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        second.phase("p").load()
+    save(first, 2)
+    assert lease_in_bucket(second)["session"] == "one"
+    first.store.heartbeat.stop()  # it is gone
+    found = second.phase("p").load()
+    assert found["state"] == {"value": 2}  # also what it saved after this machine first looked
+    save(second, 3)
+    with pytest.raises(LeaseTakenOverError):  # it was only away
+        lease_in_bucket(first)
+        first.save_checkpoint("p", {"value": 4}, force=True)
+        first.wait()
+        first.save_checkpoint("p", {"value": 5}, force=True)
+    assert lease_in_bucket(second)["fence"] == 2

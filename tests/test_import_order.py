@@ -23,8 +23,8 @@ storage.workspace storage.pending_uploads storage.artifact_registry
 checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
 checkpoints.session_planner checkpoints.compute_session checkpoints.slot_description checkpoints.file_format
 checkpoints.slot_pool
-checkpoints.leases checkpoints.slots checkpoints.child_slots checkpoints.save_writer checkpoints.uploader
-checkpoints.store
+checkpoints.leases checkpoints.slots checkpoints.mirrored_leases checkpoints.child_slots checkpoints.save_writer
+checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_merge tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.wandb_restore

@@ -22,6 +22,7 @@ from ml_factory.background_thread import BackgroundThread
 from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import LeaseHeartbeat, LeaseHolder
+from ml_factory.checkpoints.mirrored_leases import MirroredLeases
 from ml_factory.checkpoints.save_writer import SaveWriter
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotPool, SlotWriterId
@@ -33,6 +34,7 @@ from ml_factory.process_identity import process_id
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state
+from ml_factory.storage.workspace import is_bucket_mirror
 
 _LOCK_SECONDS = 2.0  # wait of a direct write for the mount's lock, which an upload holds or a local disk that hangs
 _EXIT_SECONDS = 10.0  # for a local save at interpreter exit
@@ -145,7 +147,9 @@ class CheckpointStore:
     def lease_holder(self, unit: CheckpointUnit) -> LeaseHolder:
         """Return the lease of this session on a unit, which the heartbeat renews while it is held."""
         executor = self.executor if self.uploader is None else self.uploader.executor
-        self._holders.append(LeaseHolder(unit, self.lease.session, self.home, self.mount, executor.submit))
+        root = self.folder.parent
+        local = MirroredLeases(self.home, root) if is_bucket_mirror(root) else self.home
+        self._holders.append(LeaseHolder(unit, self.lease.session, local, self.mount, executor.submit))
         return self._holders[-1]
 
     # ------------------------------------------------------------------ writing

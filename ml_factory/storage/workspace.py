@@ -199,11 +199,23 @@ def workspace_symbols(workspace: Workspace) -> list[str]:
     return sorted({found[0] for found in map(parse_raw_bars_name, workspace.files.names(workspace.raw)) if found})
 
 
-def push_workspace_checkpoints(root: Path) -> None:
-    """Upload the checkpoints of the workspace at `root` to its bucket in the background; no effect for a folder."""
+def is_bucket_mirror(root: Path) -> bool:
+    """Return True for the root of an opened workspace that is in a bucket."""
+    return _buckets.get(root) is not None
+
+
+def pull_workspace_checkpoints(root: Path, place: str = "checkpoints/") -> None:
+    """Download what other machines changed below `place` of the workspace at `root`; no effect for a folder."""
     bucket = _buckets.get(root)
     if bucket:
-        bucket.push_in_background("checkpoints/")
+        bucket.pull(place)
+
+
+def push_workspace_checkpoints(root: Path, place: str = "checkpoints/") -> None:
+    """Upload what changed below `place` of the workspace at `root` in the background; no effect for a folder."""
+    bucket = _buckets.get(root)
+    if bucket:
+        bucket.push_in_background(place)
 
 
 def push_workspace_on_exit(verb: Verb) -> Verb:
