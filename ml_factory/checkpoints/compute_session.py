@@ -13,6 +13,7 @@ from pathlib import Path
 from ml_factory.checkpoints.schedule import reserved_save_seconds
 from ml_factory.checkpoints.session_lifetimes import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLifetimeLog
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.process_identity import process_id
 from ml_factory.storage.workspace import on_colab
 
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
@@ -86,7 +87,7 @@ class ComputeSession:
 
     def __init__(self, records: Path):
         self.bounded = on_colab() or not math.isinf(configured_hours_remaining())
-        self._writer = _session_writer(Path(records).absolute(), os.getpid()) if self.bounded else None
+        self._writer = _session_writer(Path(records).absolute(), process_id()) if self.bounded else None
         self.mean_life = self._writer.mean_life if self.bounded else math.inf
 
     def ending(self, save_seconds: float) -> bool:
@@ -131,7 +132,7 @@ class _SessionWriter:
     """
 
     def __init__(self, folder: Path):
-        self._log, self._process = SessionLifetimeLog(folder), os.getpid()
+        self._log, self._process = SessionLifetimeLog(folder), process_id()
         self._default_life = default_session_life()
         self.mean_life = self._default_life
         self._has_record = False
@@ -148,7 +149,7 @@ class _SessionWriter:
             self._write(lambda: self._log.record_alive(hours_left))
 
     def _end(self) -> None:
-        if not self._has_record or self._process != os.getpid():
+        if not self._has_record or self._process != process_id():
             return
         self._thread.join(_END_SECONDS)
         if not self._thread.is_alive():
@@ -161,7 +162,7 @@ class _SessionWriter:
 
 
 @lru_cache(maxsize=8)
-def _session_writer(folder: Path, process: int) -> _SessionWriter:
+def _session_writer(folder: Path, process: str) -> _SessionWriter:
     """Return the writer of this process; a forked child has its own."""
     return _SessionWriter(folder)
 

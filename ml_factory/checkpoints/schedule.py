@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.errors import SettingsError
+from ml_factory.process_identity import process_id
 
 MAX_INTERVAL = 30 * 60.0  # seconds; the documented upper bound
 # Where saves are almost free Young's interval is seconds: the mount would be busy all the time for little gain.
@@ -150,14 +151,14 @@ class SaveDurations:
         return max(self.written, self.copied)
 
 
-_durations: dict[tuple[Path, int], SaveDurations] = {}
+_durations: dict[tuple[Path, str], SaveDurations] = {}
 
 
 def save_durations(folder: str | os.PathLike) -> SaveDurations:
     """Return the durations shared by all units of this process that save in `folder`, so that a unit that begins
     late in a session knows how long earlier saves took.
     """
-    return _durations.setdefault((Path(os.path.abspath(folder)), os.getpid()), SaveDurations())
+    return _durations.setdefault((Path(os.path.abspath(folder)), process_id()), SaveDurations())
 
 
 def reserved_save_seconds(save_seconds: float) -> float:

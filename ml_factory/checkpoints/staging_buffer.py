@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from ml_factory.process_identity import process_id
 from ml_factory.storage.safetensors_layout import SafetensorsLayout
 
 _INLINE_BYTES = 1 << 24  # bytes; pages for less are allocated by the copy itself
@@ -36,7 +37,7 @@ class StagingBuffer:
             with tempfile.TemporaryFile() as file:
                 self.file = os.dup(file.fileno())
         self._view, self._pinned, self.shared = memoryview(b""), False, True
-        self._process = os.getpid()
+        self._process = process_id()
         self._grow_lock, self._requested_bytes = threading.Lock(), _INLINE_BYTES
         self._allocator: threading.Thread | None = None
 
@@ -70,7 +71,7 @@ class StagingBuffer:
                 np.frombuffer(self._view, np.uint8)[::_PAGE] = 0  # NumPy lets the other threads run meanwhile
 
     def close(self) -> None:
-        if self._allocator is not None and self._process == os.getpid():
+        if self._allocator is not None and self._process == process_id():
             self._allocator.join()
         self._unpin()
         self._view = memoryview(b"")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.errors import FileError, WorkspaceError
+from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_values
 from ml_factory.storage.atomic_replace import (
     commit_atomic_replace,
@@ -320,7 +321,7 @@ files = Files()
 
 
 def _mount(top: str) -> Mount:
-    return mount_at(top, __name__, os.getpid())
+    return mount_at(top, __name__, process_id())
 
 
 def local_cache_folder(name: str) -> Path:

@@ -65,7 +65,7 @@ class Mount:
 
 
 @functools.lru_cache(maxsize=64)
-def mount_at(top: str, module: str, process: int) -> Mount:
+def mount_at(top: str, module: str, process: str) -> Mount:
     """Return the handle of the mount at `top`; a forked process has its own."""
     return Mount(top, module)
 

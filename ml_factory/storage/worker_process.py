@@ -21,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ml_factory.process_identity import process_id
+
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path[:0] = sys.argv[1].split('{sep}'); from {module} import serve; serve(*sys.argv[2:])"
 _ALIVE_INTERVAL = 0.2  # seconds
@@ -100,7 +102,7 @@ class WorkerProcess:
         self._paths = [_ROOT, *paths]
         self._process: subprocess.Popen | None = None
         self._channel: socket.socket | None = None
-        self._received, self._parent, self._closed = bytearray(), os.getpid(), False
+        self._received, self._parent, self._closed = bytearray(), process_id(), False
         self._one_call = threading.Lock()
 
     def call(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
@@ -114,7 +116,7 @@ class WorkerProcess:
         try:
             if self._closed:
                 raise WorkerUnavailableError("it was closed")
-            if self._process is None or self._process.poll() is not None or self._parent != os.getpid():
+            if self._process is None or self._process.poll() is not None or self._parent != process_id():
                 self._start()
             try:
                 self._channel.settimeout(deadline_seconds)
@@ -136,7 +138,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End the child; one that does not respond is killed, never waited for."""
-        if self._parent != os.getpid():  # made before a fork: the child is the parent's
+        if self._parent != process_id():  # made before a fork: the child is the parent's
             return
         self._closed = True
         if not self._one_call.acquire(timeout=0):  # a thread waits for its answer: the kill ends that wait
@@ -186,7 +188,7 @@ class WorkerProcess:
         if self._channel is not None:  # of a child that died between two requests, or of the process before a fork
             self._channel.close()
         self._channel, theirs = socket.socketpair()
-        self._received, self._parent = bytearray(), os.getpid()
+        self._received, self._parent = bytearray(), process_id()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))
         with theirs:
             self._process = start_python_process(
