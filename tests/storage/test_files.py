@@ -14,6 +14,7 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FileError, UnresponsiveMountError
+from ml_factory.process_identity import process_id
 from ml_factory.storage import mounts
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
@@ -162,6 +163,7 @@ def test_threads_query_one_mount_at_once(drive):
 ENDS = """
 import sys
 from ml_factory.errors import UnresponsiveMountError
+from ml_factory.process_identity import process_id
 from ml_factory.storage import mounts
 from ml_factory.storage.files import files
 mounts.DEADLINE = 1.0
@@ -185,7 +187,7 @@ def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
 def test_worker_process_that_died_between_requests_leaves_no_open_socket(drive):
     for content in ([1], [2]):
         files.write_json(drive / "a.json", content)
-        (worker,) = mounts.mount_at(str(drive), "ml_factory.storage.files", os.getpid())._idle
+        (worker,) = mounts.mount_at(str(drive), "ml_factory.storage.files", process_id())._idle
         channel, process = worker._channel, worker._process
         process.kill()
         process.wait()
