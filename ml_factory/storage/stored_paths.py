@@ -35,7 +35,7 @@ def stored_path(folder: str | os.PathLike, *names: object, inside: str | os.Path
                 next_step="restore the file that holds this name, or delete it",
             )  # fmt: skip
     path = Path(folder, *map(str, names))
-    if link := files.first_link(path, os.fspath(inside or folder)):
+    if link := files.first_link(os.path.abspath(path), os.path.abspath(inside or folder)):
         raise FileError(
             "A symbolic link is in the place of a file or folder of the workspace", where=link,
             next_step="remove the link",

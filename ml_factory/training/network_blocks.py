@@ -18,10 +18,12 @@ def compile_network(network: nn.Module) -> nn.Module:
     """Return the network, compiled as training calls it; what evaluates it calls it as it is.
 
     Only the blocks of a stack are compiled: equal ones share one program, so the compiler's time does not grow with
-    their number (docs/log.md). A network without a stack is compiled whole.
+    their number (docs/log.md). A network whose blocks hold less than half of its weights, as a TFT, is compiled whole.
     """
     blocks = list_network_blocks(network)
-    if len(blocks) < 2:
+    inside = {id(weight) for block in blocks for weight in block.parameters()}
+    sizes = [(weight.numel(), id(weight) in inside) for weight in network.parameters()]
+    if len(blocks) < 2 or 2 * sum(size for size, is_inside in sizes if is_inside) < sum(size for size, _ in sizes):
         return torch.compile(network)
     for block in blocks:
         block.forward = partial(_forward, block, block.forward, torch.compile(block.forward))

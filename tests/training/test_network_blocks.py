@@ -65,7 +65,19 @@ def test_compile_network_with_blocks_of_several_kinds_compiles_each_kind():
     assert 1 <= graphs() <= 3
 
 
-def test_compile_network_without_stack_compiles_it_whole():
-    network = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+def block(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(4, 2), nn.ReLU()),
+        nn.Sequential(nn.Sequential(nn.Linear(4, 2))),
+        nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 4), nn.Sequential(block(4), block(4)), nn.Linear(4, 2)),
+    ],
+    ids=["no block", "one block", "blocks with few of the weights"],
+)
+def test_compile_network_without_a_stack_of_most_weights_compiles_it_whole(network):
     compiled = compile_network(network)
     assert compiled is not network and compiled(X_BTF).shape == (8, 32, 2) and graphs() == 1
