@@ -1,7 +1,8 @@
 """Errors that state what went wrong, where, what was got and wanted, and the next step."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from ml_factory.redaction import redact_secrets
 
@@ -79,6 +80,23 @@ class LookAheadError(FactoryError):
 
 class SessionOverError(FactoryError):
     """The session ends; the work was saved and stopped before."""
+
+
+@contextmanager
+def refuse_damaged_content(kind: type[FactoryError], what: str, *, where: object = None, next_step: str) -> Iterator:
+    """Raise `kind` where the values of a file are not those that its reader expects: names that are missing, other
+    types or shapes, numbers out of range.
+    """
+    try:
+        yield
+    except FactoryError:
+        raise
+    except (
+        LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, AssertionError, MemoryError,
+        OSError,
+    ) as error:  # fmt: skip
+        got = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise kind(what, where=where, got=got, next_step=next_step) from error
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

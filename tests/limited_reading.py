@@ -49,22 +49,27 @@ def read_with_limits(reader: str, paths: Iterable[Path], **environment: str) -> 
 
 
 def _read(call, path: Path) -> ReadingOutcome:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is in memory now
-    began, idle, error, text = time.process_time(), _peak_megabytes(), "", ""
+    reset_peak_memory()
+    began, idle, error, text = time.process_time(), peak_megabytes(), "", ""
     resource.setrlimit(resource.RLIMIT_CPU, (int(began + _SLACK * SECONDS) + 1, resource.RLIM_INFINITY))
     try:
         call(path)
     except Exception as caught:  # noqa: BLE001 - the caller decides which is right
         error, text = type(caught).__name__, str(caught)
-    return ReadingOutcome(error, text, time.process_time() - began, _peak_megabytes() - idle)
+    return ReadingOutcome(error, text, time.process_time() - began, peak_megabytes() - idle)
 
 
-def _peak_megabytes() -> float:
-    return _status("VmHWM") / 1024
+def reset_peak_memory() -> None:
+    """Let the peak begin again at what is in memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
-def _status(field: str) -> int:
-    """Kilobytes."""
+def peak_megabytes() -> float:
+    return status_kilobytes("VmHWM") / 1024
+
+
+def status_kilobytes(field: str) -> int:
+    """Return a line of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(f"{field}:")).split()[1])
 
@@ -74,7 +79,7 @@ def _main(reader: str, *paths: str) -> None:
     call = importlib.import_module(module)
     for part in name.split("."):
         call = getattr(call, part)
-    most = _status("VmSize") * 1024 + int(_SLACK * MEGABYTES * (1 << 20))
+    most = status_kilobytes("VmSize") * 1024 + int(_SLACK * MEGABYTES * (1 << 20))
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for path in paths:
         print(json.dumps(asdict(_read(call, Path(path)))), flush=True)

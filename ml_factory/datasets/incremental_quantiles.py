@@ -20,6 +20,7 @@ from ml_factory.datasets.exact_quantiles import (
     quantile_buffer_size,
     quantiles_from_counts,
 )
+from ml_factory.errors import CheckpointError, refuse_damaged_content
 
 SHARE_KEPT, LEAST_KEPT = 1 / 200, 256
 """Share of the rows on each side of a rank that its bracket covers: the growth of a data set between two passes over
@@ -53,11 +54,33 @@ class IncrementalQuantileState:
         return packed | {"low": self.low, "high": self.high, "counts": self.counts}
 
     @classmethod
-    def from_state(cls, state: dict) -> "IncrementalQuantileState":
-        """Restore the result of `to_state`."""
-        rows = np.concatenate([np.arange(first, first + count) for first, count in state["runs"].T])
-        values = tuple(np.split(state["values"], state["ends"][:-1]))
-        return cls(rows, state["low"], state["high"], state["counts"], values)
+    def from_state(cls, state: dict, rows: int) -> "IncrementalQuantileState":
+        """Restore the result of `to_state`. rows : number of rows of the data. Raises CheckpointError."""
+        what = "This quantile state is damaged"
+        with refuse_damaged_content(CheckpointError, what, next_step="run prepare again"):
+            return cls._from_state(state, rows)
+
+    @classmethod
+    def _from_state(cls, state: dict, rows: int) -> "IncrementalQuantileState":
+        firsts, counts = state["runs"]
+        ends = firsts + counts
+        if firsts.dtype != np.int64 or (counts < 1).any() or firsts[0] < 0 or ends[-1] > rows:
+            raise ValueError("runs of rows that the data does not have")
+        if (firsts[1:] <= ends[:-1]).any() or ends.max() > rows:
+            raise ValueError("runs of rows that overlap")
+        kinds = {"low": "float32", "high": "float32", "values": "float32", "counts": "int64", "ends": "int64"}
+        if any(state[name].dtype != kind for name, kind in kinds.items()):
+            raise ValueError("numbers of another type")
+        quantiles, columns = state["low"].shape
+        bounds = state["ends"]
+        if state["high"].shape != (quantiles, columns) or state["counts"].shape != (columns, 1 + 2 * quantiles, 2):
+            raise ValueError("numbers of another shape")
+        if (np.diff(bounds, prepend=0) < 0).any() or len(bounds) != columns or bounds[-1] != len(state["values"]):
+            raise ValueError("values of another number")
+        positions = np.concatenate([np.arange(first, end) for first, end in zip(firsts, ends, strict=True)])
+        return cls(
+            positions, state["low"], state["high"], state["counts"], tuple(np.split(state["values"], bounds[:-1]))
+        )
 
 
 def update_incremental_quantiles(

@@ -13,25 +13,34 @@ without a valid manifest, or with a file that does not match the manifest, count
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ml_factory.datasets import memmap, store_parts
 from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
 from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
-from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.storage.files import files
+from ml_factory.errors import (
+    FileError,
+    NotPreparedError,
+    SettingsError,
+    WorkspaceError,
+    did_you_mean,
+    refuse_damaged_content,
+)
+from ml_factory.storage.files import disk_errors, files
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.regular_files import check_regular_file
 from ml_factory.storage.serialization import deserialize_state
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
 FORMAT = 2
 MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
+_MOST_LABEL_COLUMNS = 100
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
@@ -167,12 +176,20 @@ class DatasetStore:
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
-        return store_parts.labels_from_arrow(self._table(self._horizon_file("labels", horizon, "parquet")))
+        path = self._valid_path(self._horizon_file("labels", horizon, "parquet"))
+        with self._refuse_damage(path):
+            facts = pq.read_metadata(path)
+            # Before it is read: repeated values take no space in the file.
+            if facts.num_rows > self.rows or facts.num_columns > _MOST_LABEL_COLUMNS:
+                raise ValueError(f"{facts.num_rows:,} rows of {facts.num_columns:,} columns")
+            return store_parts.labels_from_arrow(pq.read_table(path))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
-        stored = files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
-        return {name: store_parts.decode_position_runs(runs) for name, runs in stored.items()}
+        path = self._valid_path(self._horizon_file("splits", horizon, "json"))
+        with self._refuse_damage(path):
+            stored = files.read_json(path)
+            return {name: store_parts.decode_position_runs(runs, self.rows) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> FittedStep:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
@@ -182,7 +199,7 @@ class DatasetStore:
         """Return the quantile state of this horizon's training rows; None where none was stored."""
         name = f"ranks_h{horizon}.state"
         return (
-            IncrementalQuantileState.from_state(deserialize_state(self._valid_path(name).read_bytes()))
+            IncrementalQuantileState.from_state(deserialize_state(self._valid_path(name).read_bytes()), self.rows)
             if name in self.files
             else None
         )
@@ -209,6 +226,9 @@ class DatasetStore:
         path, wanted = _part_path(self.folder, name), self._readable[name]
         try:
             size = files.size(path)
+            if not files.is_remote(path):
+                with disk_errors(path):
+                    check_regular_file(path)
         except FileError as error:
             return path, f"{path.name}: {error.got}"
         if size != wanted["bytes"]:
@@ -220,10 +240,19 @@ class DatasetStore:
     def map_part(self, *names: str) -> np.ndarray:
         """Map one part file, or several as one array, read-only."""
         paths = [self._valid_path(name) for name in names]
-        return memmap.memmap_joined_parts(paths, [self._readable[name]["hash"] for name in names])
+        with self._refuse_damage(self.folder):
+            return memmap.memmap_joined_parts(paths, [self._readable[name]["hash"] for name in names])
 
     def _array(self, key: str) -> np.ndarray:
-        return self.map_part(*(part[key] for part in self.parts))
+        array = self.map_part(*(part[key] for part in self.parts))
+        with self._refuse_damage(self.folder):
+            columns = (len(self.feature_names),) if key == "features" else ()
+            if array.shape != (self.rows, *columns):
+                raise ValueError(f"{key} of the shape {array.shape}, not {(self.rows, *columns)}")
+        return array
+
+    def _refuse_damage(self, where: Path) -> AbstractContextManager:
+        return refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=where, next_step=REBUILD)
 
     def _valid_path(self, name: str) -> Path:
         """Return the local path of an intact file. Raises WorkspaceError."""
@@ -245,9 +274,6 @@ class DatasetStore:
                 next_step=f"run prepare with horizon {horizon}, or use one that is there",
             )
         return name
-
-    def _table(self, name: str) -> pa.Table:
-        return pq.read_table(self._valid_path(name))
 
     def _known_columns(self, columns: Iterable[str] | None) -> list[str]:
         names = self.feature_names
@@ -291,9 +317,29 @@ def read_dataset_manifest(folder: Path) -> dict | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    if manifest.get("hash") != fingerprint_json(content):
+    if manifest.get("hash") != fingerprint_json(content) or not _has_known_form(manifest):
         return None
     return manifest if all(is_plain_name(_plain_part_name(name)) for name in manifest["files"]) else None
+
+
+def _has_known_form(manifest: dict) -> bool:
+    """Return True where every field of a manifest has the type that its readers expect."""
+    try:
+        stored, names, parts = manifest["files"], manifest["features"]["names"], manifest["features"]["parts"]
+        whole = all(
+            isinstance(one["hash"], str) and len(one["hash"]) == 64 and type(one["bytes"]) is int and one["bytes"] >= 0
+            for one in stored.values()
+        )
+        whole &= all(type(part["rows"]) is int and {part["features"], part["facts"]} <= set(stored) for part in parts)
+        whole &= all(isinstance(name, str) for name in names) and len(set(names)) == len(names) > 0
+        return (
+            whole
+            and len(parts) > 0
+            and isinstance(manifest["facts"], dict)
+            and _is_fingerprint(manifest["fingerprint"])
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _parse_time_bound(text: object, where: str) -> pd.Timestamp:

@@ -48,6 +48,7 @@ def _read(path: Path) -> dict | None:
     stored = files.read_json_or_none(path)
     try:
         content = {name: stored[name] for name in ("proof", "horizons", "record")}
-        return content if stored["hash"] == fingerprint_json(content) else None
+        whole = isinstance(content["record"], dict) and all(type(one) is int for one in content["horizons"])
+        return content if whole and stored["hash"] == fingerprint_json(content) else None
     except (KeyError, TypeError):
         return None

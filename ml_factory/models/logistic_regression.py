@@ -202,8 +202,13 @@ class _Trainer(TabularBlockTrainer):
         return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty, **scale}
 
     def restore(self, part: Mapping, rounds):
-        self.path = list(np.array(part["path"], dtype=np.float64))
-        self.pairs = [(pair[0], pair[1]) for pair in np.array(part["pairs"], dtype=np.float64)]
+        path, pairs = (np.array(part[name], dtype=np.float64) for name in ("path", "pairs"))
+        shape = self.path[0].shape
+        if path.shape != (rounds + 1, *shape) or pairs.shape[1:] != (2, *shape) or len(pairs) > _MEMORY:
+            raise ValueError(f"weights of the shape {path.shape}, pairs of the shape {pairs.shape}")
+        if not np.isfinite(path).all() or not np.isfinite(pairs).all():
+            raise ValueError("weights that are not finite")
+        self.path, self.pairs = list(path), [(pair[0], pair[1]) for pair in pairs]
 
     def model(self, rounds):
         return {"mean": self.scale.mean_F, "deviation": self.scale.deviation_F, "weights": self.path[rounds]}

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_factory.code_fingerprint import user_code_hash
-from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, SettingsError, did_you_mean
+from ml_factory.errors import (
+    CheckpointError,
+    MissingPackageError,
+    SettingsError,
+    did_you_mean,
+    refuse_damaged_content,
+)
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase
 from ml_factory.models.setting_names import rename_network_settings, rename_tabular_settings
@@ -146,15 +152,9 @@ def build_model_from_state(state: Mapping) -> ModelBase:
     """Build the fitted model of a `get_state()`."""
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
-    try:
+    what, where = "This model's state is damaged, or of another version", str(state["model"])[:40]
+    with refuse_damaged_content(CheckpointError, what, where=where, next_step="train again with fresh=True"):
         return build_model(state["model"]).load_state(state)
-    except FactoryError:
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(
-            "This model's state is damaged, or of another version", where=str(state["model"])[:40],
-            got=f"{type(error).__name__}: {error}"[:200], next_step="train again with fresh=True",
-        ) from error  # fmt: skip
 
 
 def model_state_from_checkpoint(saved: Mapping, trained_on: Mapping) -> dict:

@@ -39,6 +39,8 @@ from ml_factory.models.tabular_data import (
     TabularRows,
     apply_tabular_class_weights,
     check_tabular_class_weight,
+    check_tabular_progress,
+    refuse_damaged_training,
     to_tabular_matrix,
     to_tabular_rows,
     training_data_checksum,
@@ -191,13 +193,13 @@ class TabularModel(ModelBase, ABC):
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
         check_checkpoint_of_same_fit(progress, run)
+        check_tabular_progress(progress, spec.rounds)
         # Nondeterminism is permanent: its reasons are stored with the run.
         reasons = [*describe_differences(progress["environment"], here), *self._promises(spec)]
         progress["inexact"] = merge_inexact_reasons(progress["inexact"], reasons)
         progress["environment"] = here
-        result = ModelFitResult(
-            exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]), limited=limited
-        )
+        reasons = tuple(progress["inexact"])
+        result = ModelFitResult(exact=not reasons, nondeterminism=reasons, limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
         callbacks = bind_model_to_callbacks(callbacks, self)
         replay_history_to_callbacks(callbacks, progress["history"])
@@ -210,7 +212,8 @@ class TabularModel(ModelBase, ABC):
                 finally:
                     self._growing = None
                     trainer.close()
-        self.load_state(progress["finished"])
+        with refuse_damaged_training():
+            self.load_state(progress["finished"])
         result.history, result.best_round = list(progress["history"]), self.best_round
         result.best_epoch = -(-self.best_round // spec.block)
         result.stopped_early = progress["rounds"] < spec.rounds
@@ -218,11 +221,8 @@ class TabularModel(ModelBase, ABC):
 
     def _identity(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> tuple[dict, dict]:
         arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
-        run = {
-            "model": self.name,
-            "settings": spec.identity(),
-            "data": training_data_checksum(train.x.shape[1], *arrays),
-        }
+        data = training_data_checksum(train.x.shape[1], *arrays)
+        run = {"model": self.name, "settings": spec.identity(), "data": data}
         device = "cuda" if self._on_gpu(spec) else "cpu"
         return run, fit_environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
 
@@ -254,7 +254,8 @@ class TabularModel(ModelBase, ABC):
         self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float
     ) -> None:
         if progress["rounds"]:
-            trainer.restore(progress["part"], progress["rounds"])
+            with refuse_damaged_training():
+                trainer.restore(progress["part"], progress["rounds"])
         with progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
             self._grow(spec, trainer, progress, callbacks, checkpoints, start, moved)
         losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
@@ -368,13 +369,9 @@ class TabularModel(ModelBase, ABC):
 
     def _state(self, fitted: Any, best: int, n_features: int) -> dict:
         return self._with_trained_on({
-            "model": self.name,
-            "settings": asdict(self.settings),
+            "model": self.name, "settings": asdict(self.settings),
             "library": f"{self.library} {version(self.library)}",
-            "n_features": n_features,
-            "best_round": best,
-            "fitted": fitted,
-            "offset": self._offset_state(),
+            "n_features": n_features, "best_round": best, "fitted": fitted, "offset": self._offset_state(),
         })  # fmt: skip
 
     def load_state(self, state):

@@ -6,6 +6,7 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import catboost
 import numpy as np
 
 from ml_factory.errors import CheckpointError
+from ml_factory.limited_fork import signal_ending_fork
 from ml_factory.models.base import CLASSES
 from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
@@ -20,6 +22,8 @@ from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
+# Limits of a first reading of a snapshot: far above those of a whole one.
+_TRIAL_BYTES, _TRIAL_CPU_SECONDS, _TRIAL_SECONDS = 16 << 30, 3600, 600.0
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
@@ -140,8 +144,11 @@ class _Trainer(TabularBlockTrainer):
             self.params["rsm"] = spec.column_sample
         self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
         self.booster: catboost.CatBoost | None = None
+        self.untried = False  # a snapshot of a file, which CatBoost has not read yet
 
     def grow(self, first, until, seed):
+        if self.untried:
+            self._try_snapshot(first)
         # The seed of a block is not used: the snapshot carries the generator itself.
         # No callbacks on a GPU: there a block is a training with more rounds.
         self.booster = catboost.CatBoost({**self.params, "iterations": until if self.on_gpu else self.rounds})
@@ -164,7 +171,24 @@ class _Trainer(TabularBlockTrainer):
         return {"snapshot": self.snapshot.read_bytes(), "model": self.model(self.booster.tree_count_)}
 
     def restore(self, part, rounds):
-        self.snapshot.write_bytes(bytes(part["snapshot"]))
+        self.snapshot.write_bytes(part["snapshot"])
+        self.untried = not self.on_gpu  # a fork cannot use the GPU of its parent
+
+    def _try_snapshot(self, first: int) -> None:
+        """Let a fork of this process read the snapshot: changed bytes end the process that CatBoost runs in."""
+        self.untried = False
+        with scratch_folder("catboost-") as folder:
+            copy = shutil.copy(self.snapshot, folder)
+            params = {**self.params, "iterations": self.rounds, "train_dir": str(folder), "snapshot_file": str(copy)}
+            ended = signal_ending_fork(
+                lambda: catboost.CatBoost(params).fit(self.train, eval_set=self.valid, callbacks=[_Until(first)]),
+                memory=_TRIAL_BYTES, cpu_seconds=_TRIAL_CPU_SECONDS, seconds=_TRIAL_SECONDS,
+            )  # fmt: skip
+        if ended:
+            raise CheckpointError(
+                "CatBoost cannot read the snapshot in this checkpoint", got=f"its process ended with {ended}",
+                next_step="start a new run (FRESH=True, --fresh)",
+            )  # fmt: skip
 
     def model(self, rounds):
         if self.booster is None:  # restored where nothing is left to train: at most one round more, cut off below

@@ -3,17 +3,18 @@
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.models.base import CLASSES
 
 CLASS_WEIGHTS = ("none", "balanced")
+_DAMAGED, _TRAIN_ANEW = "This training's checkpoint is damaged", "start a new run (FRESH=True, --fresh)"
 
 
 @dataclass
@@ -169,3 +170,31 @@ def training_data_checksum(n_features: int, *arrays: np.ndarray) -> dict:
     for array in arrays:
         checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
     return {"features": int(n_features), "rows": [len(array) for array in arrays], "checksum": checksum}
+
+
+def refuse_damaged_training() -> AbstractContextManager:
+    """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
+    return refuse_damaged_content(CheckpointError, _DAMAGED, next_step=_TRAIN_ANEW)
+
+
+def check_tabular_progress(progress: Mapping, rounds: int) -> None:
+    """Raise CheckpointError where the progress of a training is not of the types and sizes that it is saved with.
+
+    rounds : of the training in all.
+    """
+    with refuse_damaged_training():
+        done, train, valid = progress["rounds"], progress["train"], progress["val"]
+        if type(done) is not int or not 0 <= done <= rounds or not isinstance(progress["environment"], dict):
+            raise ValueError(f"{done!r} rounds of {rounds}, or no environment")
+        if not all(isinstance(reason, str) for reason in progress["inexact"]):
+            raise ValueError("reasons that are no texts")
+        if len(train) != done or len(valid) not in (0, done) or not all(map(_is_loss, [*train, *valid])):
+            raise ValueError(f"{len(train)} and {len(valid)} losses of {done} rounds, or no numbers")
+        for number, one in enumerate(progress["history"], start=1):
+            losses = [one["train_loss"], *([] if one["val_loss"] is None else [one["val_loss"]]), one["seconds"]]
+            if one["epoch"] != number or not all(map(_is_loss, losses)):
+                raise ValueError(f"block {number} in the history is {str(one)[:60]}")
+
+
+def _is_loss(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -36,7 +36,7 @@ class LightGBM(TabularModel):
         return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        return compile_lightgbm_trees(LightGBMModelText.split(bytes(fitted).decode(errors="replace")).trees, classes=3)
+        return compile_lightgbm_trees(LightGBMModelText.split(fitted.decode(errors="replace")).trees, classes=3)
 
     def _predict(self, x):
         return self._predictor.probabilities(x, self.settings.thread_count)
@@ -50,7 +50,7 @@ class LightGBM(TabularModel):
         return self._own_booster().feature_importance("gain")
 
     def _own_booster(self) -> lgb.Booster:
-        return lgb.Booster(model_str=bytes(self._fitted).decode())
+        return lgb.Booster(model_str=self._fitted.decode())
 
 
 class _Trainer(TabularBlockTrainer):
@@ -129,8 +129,11 @@ class _Trainer(TabularBlockTrainer):
         return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):
-        self.text = LightGBMModelText.split(bytes(part["text"]).decode())
+        self.text = LightGBMModelText.split(part["text"].decode())
         self.rounds = [int(number) for number in part["rounds"]]
+        ends = [0, *self.rounds, len(self.text.trees)]
+        if len(self.rounds) != rounds or sorted(ends) != ends or not self.text.trees:
+            raise ValueError(f"{len(self.rounds)} rounds, not {rounds}, of {len(self.text.trees)} trees")
         self._add(self.text.trees)
 
     def model(self, rounds):

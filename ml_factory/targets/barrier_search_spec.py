@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ml_factory.errors import SettingsError, wrong_field_error
+from ml_factory.errors import SettingsError, refuse_damaged_content, wrong_field_error
 from ml_factory.storage.json_values import parse_json
 from ml_factory.targets.labels import LabelSpec
 
@@ -107,8 +107,12 @@ class SearchedLabelSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "SearchedLabelSpec":
-        """Parse a label spec; raise SettingsError for another version."""
-        stored = parse_json(text)
+        """Parse a label spec; raise SettingsError for another version, or a damaged one."""
+        with refuse_damaged_content(SettingsError, "This label spec is damaged", next_step="search again"):
+            return cls._from_stored(parse_json(text))
+
+    @classmethod
+    def _from_stored(cls, stored: dict) -> "SearchedLabelSpec":
         if stored.get("version") != VERSION:
             raise SettingsError(
                 "A searched label spec of another version", where="version", got=stored.get("version"), wanted=VERSION,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
 from ml_factory.models.base import check_checkpoint_of_same_fit, describe_differences, merge_inexact_reasons
 from ml_factory.training.averaging import WeightAverage
 from ml_factory.training.device import Device
@@ -37,6 +37,22 @@ class EarlyStoppingState:
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None
     slower: float = 1.0
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where a field is not of its type, or the best weights are not those of this network."""
+        numbers = (self.best_loss, self.slower, *(one["seconds"] for one in self.history))
+        losses = [one[name] for one in self.history for name in ("train_loss", "val_loss") if one[name] is not None]
+        if not all(isinstance(number, int | float) for number in (*numbers, *losses)) or not 0 < self.slower <= 1:
+            raise ValueError("a loss or a time that is no number")
+        if type(self.best_epoch) is not int or not 0 <= self.best_epoch <= len(self.history):
+            raise ValueError(f"best epoch {self.best_epoch!r} of {len(self.history)}")
+        if not all(isinstance(reason, str) for reason in self.inexact):
+            raise ValueError("reasons that are no texts")
+        best = self.best_weights
+        if best is not None and {name: one.shape for name, one in best.items()} != {
+            name: one.shape for name, one in weights.items()
+        }:
+            raise ValueError("best weights of another network")
 
     def last_metrics(self) -> dict | None:
         """Return the metrics of the last finished epoch, which rank a checkpoint taken since; None in the first
@@ -139,8 +155,13 @@ class TrainingState:
         }
 
     def restore(self, state: Mapping) -> None:
-        """Restore a checkpoint on this run's device."""
+        """Restore a checkpoint on this run's device. Raises CheckpointError."""
         check_checkpoint_of_same_fit(state, self.identity)
+        step = "start a new run (FRESH=True, --fresh)"
+        with refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step):
+            self._restore(state)
+
+    def _restore(self, state: Mapping) -> None:
         if state["batch"] != self.order.batch:
             raise CheckpointError(
                 "The checkpoint's steps hold another number of rows",
@@ -220,10 +241,15 @@ class TrainingState:
             self.average.load(state["average"])
         if self.scale and state["scale"]:
             self.scale.load(state["scale"], self.device.to_device)
-        self.step, self.done = int(state["step"]), bool(state["done"])
+        self.step, self.done = state["step"], bool(state["done"])
+        if type(self.step) is not int or not 0 <= self.step <= self.order.steps_until_epoch(self.spec.epochs):
+            raise ValueError(f"step {self.step!r}")
         self.reset_loss_totals()
         self.totals = self.device.to_device(state["totals"].clone())
+        if self.totals.shape != (2,) or self.totals.dtype != torch.float64:
+            raise ValueError(f"sums of the shape {tuple(self.totals.shape)}")
         self.memory = EarlyStoppingState(**state["memory"])
+        self.memory.check(self.network.state_dict())
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
 

@@ -8,8 +8,8 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.datasets.store import DatasetStore, open_current_store
-from ml_factory.errors import NotPreparedError
+from ml_factory.datasets.store import REBUILD, DatasetStore, open_current_store
+from ml_factory.errors import NotPreparedError, WorkspaceError, refuse_damaged_content
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -31,8 +31,11 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
     store = DatasetStore.current(workspace.processed(symbol))
-    settings = store.facts["settings"]
-    raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
+    with refuse_damaged_content(
+        NotPreparedError, "The prepared data is damaged", where=store.folder, next_step=REBUILD
+    ):
+        settings, prepared = store.facts["settings"], store.facts["raw"]["hash"]
+    raw = workspace.raw_bars(symbol)
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
     if files.is_file(raw) and files.sha256(raw) != prepared:
         raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=prepare_again)
@@ -47,6 +50,16 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
 
 def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
+    with refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=store.folder, next_step=REBUILD):
+        data = _dataset_of_store(store, horizon)
+        if (data.row < 0).any() or any(
+            len(positions) and positions.max() >= len(data.labels) for positions in data.splits.values()
+        ):
+            raise ValueError("labels or splits of rows that the features do not have")
+        return data
+
+
+def _dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     rows, settings = store.load_row_facts(), store.facts["settings"]
     return PreparedDataset(
         symbol=store.facts["symbol"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
@@ -21,6 +22,8 @@ from ml_factory.errors import (
     FileError,
     NotPreparedError,
     SettingsError,
+    WorkspaceError,
+    refuse_damaged_content,
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -49,6 +52,7 @@ from ml_factory.workflows.prepared_dataset import (
 )
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
+_MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte
 _log = logging.getLogger("ml_factory")
 
 
@@ -352,7 +356,13 @@ def _bundle(artifact: Artifact) -> Bundle:
 
 def read_prediction_frame(path: Path) -> pd.DataFrame:
     """Read the DataFrame that `write_prediction_frame` wrote. Raises WorkspaceError."""
-    return pd.read_parquet(io.BytesIO(files.read(path)))
+    data = files.read(path)
+    step = "predict again: it makes what is missing or damaged"
+    with refuse_damaged_content(WorkspaceError, "These predictions are damaged", where=path, next_step=step):
+        facts = pyarrow.parquet.read_metadata(io.BytesIO(data))
+        if facts.num_rows * facts.num_columns > _MOST_VALUES + len(data):  # repeated values take no space in a file
+            raise ValueError(f"{facts.num_rows:,} rows of {facts.num_columns:,} columns in {len(data):,} bytes")
+        return pd.read_parquet(io.BytesIO(data))
 
 
 def write_prediction_frame(path: Path, frame: pd.DataFrame) -> None:

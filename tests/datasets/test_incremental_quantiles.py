@@ -39,7 +39,7 @@ def wanted(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def through_a_file(kept: IncrementalQuantileState) -> IncrementalQuantileState:
-    return IncrementalQuantileState.from_state(deserialize_state(serialize_state(kept.to_state())))
+    return IncrementalQuantileState.from_state(deserialize_state(serialize_state(kept.to_state())), 1 << 40)
 
 
 @pytest.mark.parametrize(("step", "most_alone"), [(1, 0), (7, 8), (150, 60)])
