@@ -30,6 +30,16 @@ _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 _MOST_FEATURES = 2**24
 _damaged = partial(damaged_model_state_error, "LightGBM")
 _NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
+_HEAD = re.compile(
+    r"tree\nversion=v\d\nnum_class=3\nnum_tree_per_iteration=3\nlabel_index=0\nmax_feature_idx=(\d{1,7})\n"
+    r"objective=multiclass num_class:3\nfeature_names=((?:Column_\d+ ?)+)\nfeature_infos=([-+.:\[\]\da-z ]+)\n"
+    r"tree_sizes=[\d ]*\n\n"
+)
+_SECTION = re.compile(r"Tree=\d+\n(?:\w+=[-+.\da-z ]*\n)+\n*")
+_TAIL = re.compile(
+    r"end of trees\n\n(?:feature_importances:\n(?:Column_\d+=[-+.\de]+\n)*\n)?"
+    r"parameters:\n(?:\[\w+: [^\x00-\x1f\x7f-\uffff]*\]\n)*\nend of parameters\n\npandas_categorical:null\n?"
+)
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
 
@@ -57,8 +67,7 @@ class CompiledLightGBMTrees:
 
         Raises CheckpointError where a tree splits on a column that the rows do not have.
         """
-        if len(self.code_M) and self.code_M.max() >> 1 >= max(x_NF.shape[1], 1):
-            raise _damaged("a split on a column beyond the last", int(self.code_M.max() >> 1), x_NF.shape[1] - 1)
+        self.check_columns(x_NF.shape[1])
         trees = (self.code_M, self.threshold_M, self.child_M, self.value_M, self.root_T, self.depth_T)
         parts = min(threads, len(x_NF) // SHARE)
         if parts <= 1:
@@ -68,6 +77,11 @@ class CompiledLightGBMTrees:
         with ThreadPoolExecutor(parts) as pool:
             for _ in pool.map(lambda a, b: _walk(x_NF[a:b], *trees, score_NK[a:b]), edges[:-1], edges[1:]):
                 pass
+
+    def check_columns(self, count: int) -> None:
+        """Raise CheckpointError where a tree splits on a column beyond the first `count`."""
+        if len(self.code_M) and self.code_M.max() >> 1 >= max(count, 1):
+            raise _damaged("a split on a column beyond the last", int(self.code_M.max() >> 1), count - 1)
 
     def probabilities(self, x_NF: np.ndarray, threads: int = 1) -> np.ndarray:
         """Return the softmax of the scores, float64 (N, K)."""
@@ -225,6 +239,25 @@ class LightGBMModelText:
         body, end, tail = text.partition(_END)
         head, *trees = _TREE.split(body)
         return cls(head, tuple(trees), end + tail)
+
+    @classmethod
+    def checked(cls, data: object) -> "LightGBMModelText":
+        """Split the text of a file. Raises CheckpointError where LightGBM, which reads it unchecked, could stumble."""
+        if not isinstance(data, bytes):
+            raise _damaged("no text in it", type(data).__name__, "bytes")
+        text = cls.split(data.decode("ascii", "replace"))
+        head = _HEAD.fullmatch(text.head)
+        if head is None or {len(head[2].split()), len(head[3].split())} != {int(head[1]) + 1}:
+            raise _damaged("its head", text.head[:40], "that of a classifier of three classes")
+        if not _TAIL.fullmatch(text.tail):
+            raise _damaged("its end", text.tail[-40:], "importances and parameters")
+        for tree in text.trees:
+            fields = dict(_FIELD.findall(tree))
+            leaves = len(fields.get("leaf_value", "").split())
+            if not _SECTION.fullmatch(tree) or fields.get("num_leaves") != str(leaves):
+                raise _damaged("a tree", tree[:40], "names with numbers")
+        compile_lightgbm_trees(text.trees, classes=3).check_columns(int(head[1]) + 1)
+        return text
 
     def join(self) -> str:
         """Return the text that LightGBM reads: trees counted from 0, their sizes in the head."""

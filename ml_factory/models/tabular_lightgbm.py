@@ -33,10 +33,11 @@ class LightGBM(TabularModel):
         return _Trainer(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
 
     def _grown(self, part, rounds):
-        return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
+        text = LightGBMModelText.checked(part["text"]).join()
+        return lgb.Booster(model_str=text).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        return compile_lightgbm_trees(LightGBMModelText.split(fitted.decode(errors="replace")).trees, classes=3)
+        return compile_lightgbm_trees(LightGBMModelText.checked(fitted).trees, classes=3)
 
     def _predict(self, x):
         return self._predictor.probabilities(x, self.settings.thread_count)
@@ -129,7 +130,7 @@ class _Trainer(TabularBlockTrainer):
         return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):
-        self.text = LightGBMModelText.split(part["text"].decode())
+        self.text = LightGBMModelText.checked(part["text"])
         self.rounds = [int(number) for number in part["rounds"]]
         ends = [0, *self.rounds, len(self.text.trees)]
         if len(self.rounds) != rounds or sorted(ends) != ends or not self.text.trees:
