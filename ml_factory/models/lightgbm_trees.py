@@ -248,14 +248,14 @@ class LightGBMModelText:
         text = cls.split(data.decode("ascii", "replace"))
         head = _HEAD.fullmatch(text.head)
         if head is None or {len(head[2].split()), len(head[3].split())} != {int(head[1]) + 1}:
-            raise _damaged("its head", text.head[:40], "that of a classifier of three classes")
+            raise _damaged("its head", repr(text.head[:40]), "that of a classifier of three classes")
         if not _TAIL.fullmatch(text.tail):
-            raise _damaged("its end", text.tail[-40:], "importances and parameters")
+            raise _damaged("its end", repr(text.tail[-40:]), "importances and parameters")
         for tree in text.trees:
             fields = dict(_FIELD.findall(tree))
             leaves = len(fields.get("leaf_value", "").split())
             if not _SECTION.fullmatch(tree) or fields.get("num_leaves") != str(leaves):
-                raise _damaged("a tree", tree[:40], "names with numbers")
+                raise _damaged("a tree", repr(tree[:40]), "names with numbers")
         compile_lightgbm_trees(text.trees, classes=3).check_columns(int(head[1]) + 1)
         return text
 

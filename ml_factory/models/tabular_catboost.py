@@ -144,7 +144,7 @@ class _Trainer(TabularBlockTrainer):
             self.params["rsm"] = spec.column_sample
         self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
         self.booster: catboost.CatBoost | None = None
-        self.untried = False  # a snapshot of a file, which CatBoost has not read yet
+        self.restored = self.untried = False  # the snapshot is that of a file; CatBoost has not read it yet
 
     def grow(self, first, until, seed):
         if self.untried:
@@ -156,7 +156,7 @@ class _Trainer(TabularBlockTrainer):
         try:
             self.booster.fit(self.train, eval_set=self.valid, callbacks=callbacks)
         except catboost.CatBoostError as error:
-            if "snapshot" not in str(error):
+            if "snapshot" not in str(error).lower() and not self.restored:
                 raise
             raise CheckpointError(
                 "CatBoost cannot go on from the snapshot in this checkpoint",
@@ -172,7 +172,7 @@ class _Trainer(TabularBlockTrainer):
 
     def restore(self, part, rounds):
         self.snapshot.write_bytes(part["snapshot"])
-        self.untried = not self.on_gpu  # a fork cannot use the GPU of its parent
+        self.restored, self.untried = True, not self.on_gpu  # a fork cannot use the GPU of its parent
 
     def _try_snapshot(self, first: int) -> None:
         """Let a fork of this process read the snapshot: changed bytes end the process that CatBoost runs in."""
