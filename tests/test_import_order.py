@@ -28,7 +28,7 @@ checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_merge tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.wandb_restore
-argument_checks code_fingerprint
+argument_checks code_fingerprint limited_fork
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
 data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars

@@ -32,7 +32,10 @@ def catboost_tree_arrays(model: catboost.CatBoost) -> dict[str, np.ndarray]:
     """
     with scratch_folder("catboost-") as folder:
         path = folder / "model.json"
-        model.save_model(str(path), format="json")
+        try:
+            model.save_model(str(path), format="json")
+        except catboost.CatBoostError as error:  # a number that is not finite, of a changed snapshot
+            raise _damaged("its numbers", " ".join(str(error).split())) from error
         stored = json.loads(path.read_bytes())
     scale, bias = stored["scale_and_bias"]
     if scale != 1 or any(bias):

@@ -186,6 +186,8 @@ def check_tabular_progress(progress: Mapping, rounds: int) -> None:
         done, train, valid = progress["rounds"], progress["train"], progress["val"]
         if type(done) is not int or not 0 <= done <= rounds or not isinstance(progress["environment"], dict):
             raise ValueError(f"{done!r} rounds of {rounds}, or no environment")
+        if not all(isinstance(progress[name], list) for name in ("train", "val", "history", "inexact")):
+            raise ValueError("losses, blocks or reasons that are no lists")
         if not all(isinstance(reason, str) for reason in progress["inexact"]):
             raise ValueError("reasons that are no texts")
         if len(train) != done or len(valid) not in (0, done) or not all(map(_is_loss, [*train, *valid])):

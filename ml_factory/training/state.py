@@ -46,7 +46,7 @@ class EarlyStoppingState:
             raise ValueError("a loss or a time that is no number")
         if type(self.best_epoch) is not int or not 0 <= self.best_epoch <= len(self.history):
             raise ValueError(f"best epoch {self.best_epoch!r} of {len(self.history)}")
-        if not all(isinstance(reason, str) for reason in self.inexact):
+        if not isinstance(self.inexact, list) or not all(isinstance(reason, str) for reason in self.inexact):
             raise ValueError("reasons that are no texts")
         best = self.best_weights
         if best is not None and {name: one.shape for name, one in best.items()} != {

@@ -1,0 +1,47 @@
+"""A library's call is tried in a fork: a signal there is told, and nothing else changes here."""
+
+import ctypes
+import os
+import time
+
+import pytest
+
+from ml_factory.limited_fork import signal_ending_fork
+
+LIMITS = {"memory": 1 << 30, "cpu_seconds": 60, "seconds": 60.0}
+
+
+def read_null():
+    ctypes.string_at(0)
+
+
+def raise_error():
+    raise ValueError("the caller meets this itself")
+
+
+def burn():
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "limits", "name"),
+    [
+        (lambda: None, {}, ""),
+        (raise_error, {}, ""),
+        (lambda: bytearray(2 << 30), {}, ""),  # a MemoryError, not the machine's memory
+        (read_null, {}, "SIGSEGV"),
+        (os.abort, {}, "SIGABRT"),
+        (burn, {"cpu_seconds": 1}, "SIGXCPU"),
+        (lambda: time.sleep(60), {"seconds": 0.2}, ""),  # a lock of another thread: nothing is known
+    ],
+)
+def test_signal_ending_fork_names_the_signal_alone(call, limits, name, capfd):
+    assert signal_ending_fork(call, **{**LIMITS, **limits}) == name
+    assert capfd.readouterr() == ("", "")
+
+
+def test_signal_ending_fork_leaves_no_child_behind():
+    signal_ending_fork(read_null, **LIMITS)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
