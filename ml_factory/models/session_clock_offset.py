@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.base import CLASSES
 
 PROGRESS_CELLS = 48  # equal parts of the session, as in the clock baseline
 PSEUDO_COUNT = 20.0  # rows with the overall class shares, added to each cell
@@ -84,7 +85,12 @@ class ClockOffset:
     def from_dict(cls, stored: Mapping) -> "ClockOffset":
         numbers = {name: float(stored[name]) for name in ("low", "high", "step")}
         whole = {name: int(stored[name]) for name in ("column", "ending")}
-        return cls(**whole, **numbers, log_shares_C3=np.array(stored["log_shares_C3"], dtype=np.float64))
+        shares = np.array(stored["log_shares_C3"], dtype=np.float64)
+        if whole["ending"] < 0 or shares.shape != (PROGRESS_CELLS + whole["ending"], len(CLASSES)):
+            raise ValueError(f"shares of the shape {shares.shape}")
+        if not np.isfinite([*numbers.values()]).all() or not numbers["low"] <= numbers["high"] or whole["column"] < 0:
+            raise ValueError("a session that does not begin and end")
+        return cls(**whole, **numbers, log_shares_C3=shares)
 
 
 def check_clock_offset_settings(column: object, bars: object, features: int | None = None) -> None:

@@ -171,6 +171,8 @@ class TrainingState:
                 next_step="resume with a number of processes and chips that divides the batch",
             )
         self._load(state)
+        if type(state["micro"]) is not int or not 1 <= state["micro"] <= self.order.batch:
+            raise ValueError(f"micro-batches of {state['micro']!r} rows")
         found = list(describe_differences(state["environment"], self.device.environment_facts()))
         micro = min(self.micro, self._micro_batch_size(state["micro"]))
         if micro != state["micro"]:

@@ -52,6 +52,8 @@ def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
     with refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=store.folder, next_step=REBUILD):
         data = _dataset_of_store(store, horizon)
+        if not data.features.index.is_unique:
+            raise ValueError("two rows of one time")
         if (data.row < 0).any() or any(
             len(positions) and positions.max() >= len(data.labels) for positions in data.splits.values()
         ):
