@@ -14,7 +14,7 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refu
 from ml_factory.models.base import CLASSES
 
 CLASS_WEIGHTS = ("none", "balanced")
-_DAMAGED, _TRAIN_ANEW = "This training's checkpoint is damaged", "start a new run (FRESH=True, --fresh)"
+_DAMAGED, _NEXT_STEP = "This training's checkpoint is damaged", "start a new run (FRESH=True, --fresh)"
 
 
 @dataclass
@@ -174,7 +174,7 @@ def training_data_checksum(n_features: int, *arrays: np.ndarray) -> dict:
 
 def refuse_damaged_training() -> AbstractContextManager:
     """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
-    return refuse_damaged_content(CheckpointError, _DAMAGED, next_step=_TRAIN_ANEW)
+    return refuse_damaged_content(CheckpointError, _DAMAGED, next_step=_NEXT_STEP)
 
 
 def check_tabular_progress(progress: Mapping, rounds: int) -> None:

@@ -218,8 +218,10 @@ class BucketMirror:
     # ------------------------------------------------------------------ ledger of synchronized versions
 
     def _ledger(self) -> dict[str, dict]:
-        path = self.folder / _LEDGER
-        return dict(files.read_json(path)) if path.exists() else {}
+        """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""
+        stored = files.read_json_or_none(self.folder / _LEDGER)
+        entries = stored.items() if isinstance(stored, dict) else ()
+        return {name: one for name, one in entries if _is_ledger_entry(one) and self._is_usable(name)}
 
     def _write_ledger(self, ledger: dict, *changes: list) -> None:
         if any(changes):
@@ -238,6 +240,10 @@ class BucketMirror:
                 got=f"{type(error).__name__}: {error}"[:300],
                 next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",
             ) from error  # fmt: skip
+
+
+def _is_ledger_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"version", "local"} <= set(entry)
 
 
 def download_bucket_file(address: str) -> Path:

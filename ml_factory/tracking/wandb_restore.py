@@ -91,13 +91,19 @@ def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") ->
     rows = read_log_steps(folder)
     if not rows:
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
-    run_file = files.read_json_or_none(folder / "run.json") or {}
-    summary = (files.read_json_or_none(folder / "summary.json") or {}).get("summary", {})
+    run_file, end = (_read_object(folder / name) for name in ("run.json", "summary.json"))
+    summary = end.get("summary", {})
     spec = {"run_id": run_id or run_file.get("run_id") or folder.parent.name, "settings": run_file.get("settings", {})}
     spec |= {"folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""], "mode": mode}
     spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "snapshot": None}
     answer = run_wandb_query(_REPLAY, spec, folder, INIT_SECONDS + FINISH_SECONDS, mode)
     return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
+
+
+def _read_object(path: Path) -> dict:
+    """Read a JSON object; {} where there is none."""
+    stored = files.read_json_or_none(path)
+    return stored if isinstance(stored, dict) else {}
 
 
 def try_restore_from_wandb(manager: CheckpointManager, snapshot: RunSnapshot, *rest) -> str:

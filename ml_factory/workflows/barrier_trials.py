@@ -13,7 +13,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import WorkspaceError, refuse_damaged_content
 from ml_factory.run_folder import machine_and_library_versions
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
@@ -63,11 +63,13 @@ def run_barrier_trials(
         the checkpoints are released then.
     """
     if files.is_file(results_path):
-        stored = files.read_json(results_path)
-        record, count = stored["record"], len(stored["record"]["trials"])
-        done(count)
-        found = search_barriers_on_training_rows(*frames, train, spec, evaluated=evaluated, record=record)
-        return _BarrierTrialsOutcome(found, record, count, stored["elsewhere"])
+        what, step = "This record of a search is damaged", "delete it and search again"
+        with refuse_damaged_content(WorkspaceError, what, where=results_path, next_step=step):
+            stored = files.read_json(results_path)
+            record, count = stored["record"], len(stored["record"]["trials"])
+            done(count)
+            found = search_barriers_on_training_rows(*frames, train, spec, evaluated=evaluated, record=record)
+            return _BarrierTrialsOutcome(found, record, count, [str(one) for one in stored["elsewhere"]])
     machine = machine_and_library_versions(("optuna",), 1)
     checkpoint = UnitCheckpoints(
         checkpoints, machine, lambda record: format_trial_progress(len(record["trials"]), spec)

@@ -179,6 +179,16 @@ def test_bucket_mirror_pull_skips_names_that_are_one_file_where_case_is_ignored(
     assert two.pull().pulled == ("results/A.npy", "results/a.npy")
 
 
+@pytest.mark.parametrize("text", ["[]", '{"a.txt": 5, "../x": {"version": 1, "local": 2}}', "{", '{"a": NaN}'])
+def test_bucket_mirror_with_damaged_ledger_compares_all_objects_again(machines, text):
+    one, two = machines
+    write(one, "models/a.txt", b"a")
+    one.push()
+    (two.folder / bucket_sync._LEDGER).write_text(text)
+    assert two.pull().pulled == ("models/a.txt",)
+    assert (two.folder / "models" / "a.txt").read_bytes() == b"a"
+
+
 def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, monkeypatch, caplog):
     one, two = machines
     write(one, "checkpoints/slot-1.ckpt", b"first")
