@@ -460,6 +460,38 @@ def test_session_that_has_saved_keeps_unit_from_newcomer_of_equal_fence(machines
         first.slots.write(UNIT, 3, {"lease": incumbent.lease.to_dict(), "metrics": {}}, b"3")
 
 
+@pytest.mark.parametrize("newcomer", ["a", "z"])
+def test_newcomer_of_equal_fence_is_refused_by_checkpoints_alone(machines, newcomer):
+    one, two = machines
+    one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"1")
+    with pytest.raises(LeaseTakenOverError):
+        two.slots.write(UNIT, 3, {"lease": {"session": newcomer, "fence": 1}, "metrics": {}}, b"2")
+    one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"3")
+
+
+@pytest.mark.parametrize("appears", [True, False])
+def test_checkpoint_with_higher_fence_than_released_lease_is_watched_for(machines, appears):
+    """The mount still shows the lease of an earlier session: the one that saved since may be alive."""
+    one, two = machines
+    one.slots.renew(UNIT, {"session": "before", "fence": 1, "seen": 900.0, "released": True})
+    stale = next((one.folder / "leases").iterdir())
+    shown = stale.read_bytes()
+    held = one.lease_holder()
+    held.acquire()
+    one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"1")
+    late = stale.read_bytes()
+    stale.write_bytes(shown)
+    holder = two.lease_holder()
+    two.while_waiting = lambda: stale.write_bytes(late) if appears and two.waited >= 60 else None
+    if appears:
+        with pytest.raises(CheckpointError, match="Another session is working"):
+            holder.acquire()
+        assert one.slots.read_lease(UNIT)["session"] == "one"
+    else:
+        holder.acquire()
+        assert holder.lease.fence == 3 and two.waited == pytest.approx(EXPIRY_SECONDS)
+
+
 def test_slots_of_two_sessions_that_saved_with_equal_fence_accept_only_one(machines, tmp_path):
     """Each saved before it saw the other."""
     one, two = machines

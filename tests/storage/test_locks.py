@@ -5,11 +5,13 @@ import fcntl
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from ml_factory import process_identity
 from ml_factory.checkpoints import leases
+from ml_factory.checkpoints.leases import LeaseHolder
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import process_id
@@ -151,29 +153,30 @@ def test_lock_of_killed_owner_is_free_though_its_forked_child_lives(path):
         os.close(read), os.close(write)
 
 
-@pytest.mark.parametrize("how", [file_lock, None])
-def test_lock_released_while_forked_child_lives_is_free(path, how):
-    path.parent.mkdir()
-    if how is None:
-        acquire_lock_file(path, "the work")
-    else:
-        held = file_lock(path)
-        held.__enter__()
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        if how is None:
-            release_lock_file(path)
-        else:
-            held.__exit__(None, None, None)
+@pytest.mark.parametrize("waiting", [True, False])
+def test_lock_released_while_a_copy_of_its_descriptor_is_open_is_free(path, waiting):
+    """As after a fork by a library, which runs no hook of Python."""
+    with file_lock(path) if waiting else nullcontext():
+        if not waiting:
+            acquire_lock_file(path, "the work")
+        [file] = locks._LockFile.open_files
+        copy = os.dup(file.descriptor)
+    release_lock_file(path)
+    descriptor = os.open(path, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor), os.close(copy)
+
+
+def test_file_lock_is_left_by_forked_child_at_once(path):
+    with file_lock(path):
+        child = os.fork()
+        if child == 0:
+            os._exit(len(locks._LockFile.open_files))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         descriptor = os.open(path, os.O_RDWR)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_acquired_lock_file_proves_end_of_earlier_holders_alone(path):
@@ -185,6 +188,15 @@ def test_acquired_lock_file_proves_end_of_earlier_holders_alone(path):
     for other in (None, "", 7, dead[:-1] + "?", line.split()[0], f"another disk {line.split()[0]}"):
         assert not held.proves_end_of(other)
     assert acquire_lock_file(path, "the work") is held  # nested
+
+
+def test_acquired_lock_file_proves_end_of_all_earlier_holders(path):
+    """The last one may have died before it wrote its lease: the lease then names the one before."""
+    for _ in range(3):
+        assert in_child(lambda: acquire_lock_file(path, "the work").holder != "") == 1
+    ids = [line.split()[0] for line in path.read_text().splitlines()]
+    held = acquire_lock_file(path, "the work")
+    assert len(set(ids)) == 3 and all(held.proves_end_of(f"{lock_file_identity(path)} {name}") for name in ids)
 
 
 def test_copied_lock_file_proves_nothing(path, tmp_path):
@@ -205,6 +217,20 @@ def test_lock_file_deleted_while_held_proves_nothing_to_next_holder(path):
     assert in_child(lambda: not acquire_lock_file(path, "the work").proves_end_of(holder)) == 1
 
 
+def test_lock_file_replaced_between_open_and_lock_is_locked_at_its_path(path, monkeypatch):
+    try_lock = locks._LockFile.try_lock
+
+    def replaced_meanwhile(file, how):
+        monkeypatch.setattr(locks._LockFile, "try_lock", try_lock)
+        path.unlink()
+        path.touch()
+        return try_lock(file, how)
+
+    monkeypatch.setattr(locks._LockFile, "try_lock", replaced_meanwhile)
+    acquire_lock_file(path, "the work")
+    assert in_child(lambda: is_refused(path)) == 1
+
+
 def test_lock_file_with_many_holders_stays_small_and_keeps_the_newest(path):
     path.parent.mkdir()
     path.write_text("".join(f"{number:016x} 12 host\n" for number in range(5000)))
@@ -216,6 +242,21 @@ def test_lock_file_with_many_holders_stays_small_and_keeps_the_newest(path):
         acquire_lock_file(path, "the work")
         release_lock_file(path)
     assert path.stat().st_size <= locks._LARGEST_TEXT and acquire_lock_file(path, "the work").proves_end_of(held.holder)
+
+
+def test_phase_refused_by_lease_frees_its_lock_file(tmp_path, monkeypatch):
+    def refuse(*given, **named):
+        raise CheckpointError("Another session is working")
+
+    with CheckpointManager(tmp_path, run="r", background=False) as manager:
+        phase = manager.phase("p")
+        with monkeypatch.context() as patch:
+            patch.setattr(LeaseHolder, "acquire", refuse)
+            for attempt in (phase.load, lambda: phase.save({"value": 1}, force=True)):
+                with pytest.raises(CheckpointError, match="Another session"):
+                    attempt()
+                assert not locks._held and not list(tmp_path.glob("slot-*")) and not (tmp_path / "leases").exists()
+        assert phase.load() is None and list(locks._held)
 
 
 def test_lock_on_full_disk_is_held_and_not_signed(path, monkeypatch):
