@@ -34,6 +34,7 @@ _TEXTS = ("format", "run", "phase", "saved_at")  # other values of the metadata 
 _SEAL = struct.Struct("<16sQQ8s")
 _END = b"mlfcend\n"
 _CHUNK = 1 << 22
+_FLUSH_BYTES = 1 << 26  # flushed at once: no single call waits long for a slow disk, which would count as a dead one
 _LARGEST_HEADER = 1 << 24
 _EARLIER = b"mlfckpt\n"  # first bytes of a checkpoint before version 4
 # First bytes of files that are mistaken for checkpoints and must never be opened as one.
@@ -90,10 +91,13 @@ def _write_sealed(disk: Disk, path: Path, chunks: Iterable[memoryview], size: in
     """Overwrite the slot with the chunks and their seal; return the hash. The slot is empty after an error."""
     with disk_errors(path, lambda: size), _opened(disk, path, write=True) as file:
         try:
-            hasher, offset = xxh3_128(), 0
+            hasher, offset, flushed = xxh3_128(), 0, 0
             for chunk in chunks:
                 hasher.update(chunk)
                 offset += _write(disk, file, chunk, offset)
+                if offset - flushed >= _FLUSH_BYTES:
+                    disk.fsync(file)
+                    flushed = offset
             _write(disk, file, _SEAL.pack(hasher.digest(), sequence, size, _END), offset)
             disk.truncate(file, size)
             disk.fsync(file)

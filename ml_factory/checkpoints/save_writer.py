@@ -21,7 +21,7 @@ from ml_factory.errors import CheckpointError, UnresponsiveMountError, Workspace
 _INLINE_BYTES = 1 << 22  # bytes; a thread of this process writes less, because starting a child would take longer
 # Seconds without a sign of life after which the other disk is tried: of a disk that has answered so far, of one that
 # has not. Two of each and the longest retry delay of `SaveTimer` are less than a minute.
-_ANSWER_SECONDS, _RETRY_ANSWER_SECONDS = 15.0, 5.0
+_ANSWER_SECONDS, _RETRY_ANSWER_SECONDS = 15.0, 8.0
 _AVOID_SECONDS = 300.0  # so long the other disk is tried before one that did not answer
 _RESTARTS = 3  # of a writing process that is killed again and again, for each attempt
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0)  # seconds between the attempts of a forced save

@@ -138,7 +138,7 @@ class CheckpointUploader:
                 clear_pending_upload((self._target, unit))
             on_uploaded()
         if self.unresponsive:
-            _log.warning("The mount answers again: it holds every newest checkpoint now")
+            _log.warning("Uploads work again: the mount holds every newest checkpoint now")
         self.unresponsive = False
 
     def discard(self, unit: CheckpointUnit) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import save_writer
+from ml_factory.checkpoints import file_format, save_writer
 from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
+from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, REFUSED, SAVED
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import SessionOverError, WorkspaceError
 from ml_factory.storage.worker_process import abandon_worker_process, start_python_process
 
 UNIT = CheckpointUnit("r", "p")
@@ -177,3 +179,35 @@ def test_manager_syncs_folder_of_each_new_slot_and_its_parents_once(tmp_path, mo
     assert synced[:2] == [first, str(folder)]  # the file, then its name, then the names of the folders above it
     assert [synced.count(str(one)) for one in folder.parents] == [1] * len(folder.parents)
     assert not [path for path in synced if path.endswith("leases")]
+
+
+def test_write_flushes_large_state_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_format, "_FLUSH_BYTES", 1 << 23)
+    calls, fsync = [], Disk.fsync
+    monkeypatch.setattr(Disk, "fsync", lambda disk, file: calls.append(os.fstat(file).st_size) or fsync(disk, file))
+    with CheckpointManager(tmp_path, run="r", background=False) as manager:
+        saved = manager.save_checkpoint("p", STATE, force=True)
+    assert len(calls) == 4 and calls[-1] == saved["bytes"] and max(np.diff([0, *calls])) <= (1 << 23) + (1 << 22)
+
+
+def test_last_save_of_session_is_repeated_while_disk_refuses(tmp_path, monkeypatch):
+    """No later save comes: it is tried as long as the deadline allows, not only as often as another forced one."""
+    monkeypatch.setattr(save_writer, "_PAUSES", (0.2,))
+    over: list[bool] = []
+    schedule = SaveSchedule(ending=lambda seconds: bool(over))
+    with CheckpointManager(tmp_path, run="r", schedule=schedule) as manager:
+        manager.save_checkpoint("p", {"value": 1}, force=True)
+        assert manager.wait(60)
+        write, refusals = manager.store.home.write, iter([True] * 5)
+
+        def refusing(*given):
+            if next(refusals, False):
+                raise WorkspaceError("refused")
+            return write(*given)
+
+        monkeypatch.setattr(manager.store.home, "write", refusing)
+        over.append(True)
+        with pytest.raises(SessionOverError, match="saved and stopped here"):
+            manager.save_checkpoint("p", {"value": 2})
+        over.clear()
+        assert manager.load_latest_checkpoint("p")["state"] == {"value": 2}
