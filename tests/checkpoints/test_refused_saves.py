@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import file_format, save_writer
+from ml_factory.checkpoints import file_format, save_writer, store
 from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
@@ -105,14 +105,16 @@ def test_abandoned_process_that_ends_later_leaves_no_zombie():
 @pytest.mark.parametrize("size", [10, 2_000_000], ids=["small", "large"])
 @pytest.mark.parametrize("fault", ["refuses", "hangs"])
 def test_manager_writes_directly_to_mount_while_local_disk_refuses(tmp_path, monkeypatch, caplog, size, fault):
-    monkeypatch.setattr(save_writer, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(save_writer, "_ANSWER_SECONDS", 1.5)
+    monkeypatch.setattr(store, "_LOCK_SECONDS", 0.2)
     here, state = tmp_path / "here", {"a": np.arange(size)}
     with two_disks(tmp_path) as manager:
         manager.save_checkpoint("p", {**state, "value": 0}, force=True)
         assert manager.wait(60)
-        if fault == "hangs":  # no write gets further than the pool's lock
-            lock = os.open(here / "locks" / "pool.lock", os.O_RDWR)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if fault == "hangs":  # no call gets further than the locks
+            locks = [os.open(here / "locks" / name, os.O_RDWR) for name in ("pool.lock", "mount.lock")]
+            for lock in locks:
+                fcntl.flock(lock, fcntl.LOCK_EX)
         else:
             here.rename(tmp_path / "away")
             here.write_text("no folder")
@@ -123,7 +125,8 @@ def test_manager_writes_directly_to_mount_while_local_disk_refuses(tmp_path, mon
         assert caplog.text.count("written to the mount itself for now: ") == 1
         assert ("The local disk does not answer" in caplog.text) == (fault == "hangs")
         if fault == "hangs":
-            os.close(lock)
+            for lock in locks:
+                os.close(lock)
         else:
             here.unlink()
             (tmp_path / "away").rename(here)
@@ -160,7 +163,7 @@ def test_forced_save_is_repeated_with_pauses_and_given_up_for_newer_one(tmp_path
         monkeypatch.setattr(save_writer, "_PAUSES", (0.01, 0.02, 0.03))
         assert manager.save_checkpoint("p", {"value": 1}, force=True) and manager.wait(60)
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 1}
-        monkeypatch.setattr(save_writer, "_PAUSES", (600.0,))
+        monkeypatch.setattr(save_writer, "_PAUSES", (40.0,))
         refusals[0] = 1
         first = manager.save_checkpoint("p", {"value": 2}, force=True)
         second = manager.save_checkpoint("p", {"value": 3}, force=True)

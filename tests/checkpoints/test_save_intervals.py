@@ -53,12 +53,15 @@ def test_manager_after_twenty_seconds_of_faults_saves_within_a_minute(tmp_path, 
 def test_manager_writes_to_mount_while_local_disk_refuses_and_locally_again_after_recovery(
     tmp_path, monkeypatch, caplog, kind
 ):
-    outages = {LOCAL_DISK: [Outage(100.0, 2000.0, kind)]}
+    outages = {LOCAL_DISK: [Outage(100.0, 2000.0, kind)], MOUNT: [Outage(50.0, 99.0, "EIO")]}
     simulation, reached = Simulation(tmp_path, monkeypatch, outages, 1), set()
     while simulation.clock.now < 2700:
         simulation.step(1.0)
         assert simulation.overdue() <= 0
-        reached.add((simulation.clock.now > 2650, simulation.manager.phase("p").last_save.where))
+        # What could not be uploaded a minute ago is older than what the mount has.
+        assert not 160 < simulation.clock.now < 1999 or not simulation.manager.store.uploader.pending
+        if simulation.clock.now > 160:
+            reached.add((simulation.clock.now > 2650, simulation.manager.phase("p").last_save.where))
     assert reached == {(False, COPIED), (True, COPIED)}
     infos = simulation.manager.list_checkpoints("p")
     assert {Path(info["path"]).parent.name for info in infos} == {"here"}  # the last three, above those on the mount
@@ -114,3 +117,13 @@ def test_save_timer_of_run_without_accepted_save_stays_young():
     timer.record_save()
     timer.record_accepted()
     assert timer.interval == 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_manager_refused_for_an_hour_makes_few_slots(tmp_path, monkeypatch, caplog, kind):
+    caplog.set_level(logging.CRITICAL, "ml_factory")
+    simulation = Simulation(tmp_path, monkeypatch, {LOCAL_DISK: [Outage(0.0, 3600.0, kind)]}, 1, mounted=False)
+    while simulation.clock.now < 3700:
+        simulation.step(3.0)
+    assert simulation.newest() > 3600 and len(list(tmp_path.rglob("slot-*.ckpt"))) <= 3
+    simulation.manager.close()
