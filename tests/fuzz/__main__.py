@@ -8,7 +8,7 @@
 --known FOLDER  the workspace to damage, kept from an earlier call; made where it is missing
 A child process reads the files. A reading may raise a FactoryError of one line, or return what the undamaged file gives
 (where a hash protects the file; elsewhere anything). Counted as failures: code that ran, an end by a signal, another
-exception, more than 5 s, more than 500 MB above the idle process, another result.
+exception, more than 5 s of CPU or 60 s in all, more than 500 MB above the idle process, another result.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.fuzz.kinds import KINDS, Kind
 from tests.fuzz.workspace import ROOT, build_workspace
 from tests.limited_reading import peak_megabytes, reset_peak_memory, status_kilobytes
 
-SECONDS, MEGABYTES = 5, 500
+SECONDS, WAITING_SECONDS, MEGABYTES = 5, 60, 500
 _MOST_MEMORY = 6 << 30  # bytes above the idle process, where a runaway child is stopped
 REFUSED = {"refused", "same", "read"}  # outcomes that are no failure
 
@@ -60,7 +60,8 @@ def cases(count: int, seed: str, only: str) -> list[tuple[str, int]]:
 def read_all(root: Path, todo: Sequence[tuple[str, int]]) -> None:
     """Damage, read and restore file after file, in the child; a line before and after each reading."""
     known: dict[str, str] = {}
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, also inside a library
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)  # ends the process, also inside a library
     for position, (name, number) in enumerate(todo):
         kind, generator = KINDS[name], np.random.default_rng(number)
         if name not in known:
@@ -76,10 +77,12 @@ def read_all(root: Path, todo: Sequence[tuple[str, int]]) -> None:
         idle = peak_megabytes()
         most = status_kilobytes("VmSize") * 1024 + _MOST_MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of this process alone, however busy the machine is
+        signal.alarm(WAITING_SECONDS)
         try:
             outcome = outcome_of(kind, root, known[name])
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             for one, whole in before.items():
                 one.write_bytes(whole)
@@ -129,7 +132,7 @@ def run(root: Path, todo: list[tuple[str, int]]) -> list[tuple[str, str, str]]:
         if not begun or (done.returncode > 0 and len(begun) == len(ends)):
             raise SystemExit(done.stderr[-3000:])
         last = max(begun)
-        died = "hang" if done.returncode == -signal.SIGALRM else f"signal {-done.returncode}"
+        died = "hang" if done.returncode in (-signal.SIGALRM, -signal.SIGPROF) else f"signal {-done.returncode}"
         for position in range(last + 1):
             name = todo[start + position][0]
             results.append((name, ends.get(position, died), begun[position].removeprefix(f"{name} ")))

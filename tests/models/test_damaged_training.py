@@ -106,3 +106,10 @@ def test_catboost_snapshot_with_changed_bytes_is_refused_or_read(states):
             resume("catboost", {**states["catboost"], "part": {**part, "snapshot": bytes(data)}})
         except CheckpointError as error:
             assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("odd", [-1, 0, 41, 10**18, "x", 4.0])
+def test_resume_of_network_with_another_micro_batch_is_refused(states, odd):
+    """10^18 took as many steps of a loop."""
+    with pytest.raises(CheckpointError, match="damaged"):
+        resume("gru", {**states["gru"], "micro": odd})

@@ -67,7 +67,7 @@ def test_parse_json_limits_are_those_of_the_caller():
         parse_json("[[[[]]]]", deepest=3)
     with pytest.raises(ValueError, match="5 bytes, more than 4"):
         parse_json("[1,2]", largest=4)
-    assert len(parse_json("[" + "[]," * 2_500_000 + "1]", largest=None)) == 2_500_001
+    assert len(parse_json("[" + '"",' * 2_500_000 + "1]", largest=None)) == 2_500_001
     with pytest.raises(ValueError, match="nested deeper than 100"):
         parse_json_start("[" * 10_000)
     deep: dict = {}

@@ -238,7 +238,7 @@ def test_decode_state_of_later_version_raises_with_version():
         deserialize_state(with_tree('{"version":2,"state":{"dict":{}}}'))
 
 
-def test_decode_state_of_small_hostile_states_raises_within_limits(tmp_path):
+def test_deserialize_state_of_small_hostile_states_raises_within_limits(tmp_path):
     """A file of 2 MB that names one array 20,000 times took 8 GB."""
     blob, tags = np.zeros(400_000, np.uint8), ",".join(['{"bytes":"0"}'] * 20_000)
     trees = {
