@@ -270,7 +270,8 @@ class PhaseCheckpoints:
     def _write_or_warn(self, info: dict, staged: memoryview, force: bool) -> tuple[dict | None, bool]:
         """Return as `CheckpointStore.write`; (None, False) where it was refused."""
         try:
-            written = self.store.write(self.unit, info, staged, force=force, last=self._is_stopping())
+            fence, last = self.lease_holder.mount_fence, self._is_stopping()
+            written = self.store.write(self.unit, info, staged, mount_fence=fence, force=force, last=last)
         except LeaseTakenOverError as error:
             self._mark_taken_over(error)
             return None, False

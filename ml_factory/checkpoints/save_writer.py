@@ -56,21 +56,22 @@ class SaveWriter:
         self._local_refuses = False
 
     def write(
-        self, unit: CheckpointUnit, info: dict, state: memoryview, *, shared: bool, force: bool = False,
-        last: bool = False,
+        self, unit: CheckpointUnit, info: dict, state: memoryview, *, shared: bool, mount_fence: Callable[[], int],
+        force: bool = False, last: bool = False,
     ) -> tuple[dict, str]:  # fmt: skip
         """Write a staged state, as `Slots.write`; return (its info, LOCAL_DISK or MOUNT).
 
         Parameters
         ----------
         shared : a child process can see the staged bytes.
+        mount_fence : returns the session's fence on the mount, as `LeaseHolder.mount_fence`.
         force : repeat a refused write at once, then with growing pauses, until a newer save waits.
         last : no later save will come: repeat it as long as the deadline allows.
         """
         ends, pauses = time.monotonic() + self._deadline, self._pauses(force, last)
         while True:
             try:
-                return self._write_once(unit, info, state, shared)
+                return self._write_once(unit, info, state, shared, mount_fence)
             except LeaseTakenOverError:
                 raise
             except (WorkspaceError, CheckpointError):
@@ -85,7 +86,9 @@ class SaveWriter:
             return iter(_PAUSES if self._background else (0.0, 0.0))
         return iter(())
 
-    def _write_once(self, unit: CheckpointUnit, info: dict, state: memoryview, shared: bool) -> tuple[dict, str]:
+    def _write_once(
+        self, unit: CheckpointUnit, info: dict, state: memoryview, shared: bool, mount_fence: Callable[[], int]
+    ) -> tuple[dict, str]:
         """Try each disk once."""
         disks, refused = [LOCAL_DISK], {}
         if self.direct is not None and (shared or isinstance(self.direct, Slots)):
@@ -93,6 +96,8 @@ class SaveWriter:
         for disk in sorted(disks, key=self._is_avoided):
             deadline = self._answer_seconds(disk) if len(disks) > 1 else None
             try:
+                if disk == MOUNT:
+                    info = {**info, "lease": {**info["lease"], "fence": mount_fence()}}
                 saved = self._write_to(disk, unit, info, state, shared, deadline)
             except LeaseTakenOverError:
                 raise

@@ -172,12 +172,16 @@ class CheckpointStore:
         finally:
             self._save_lock.release()
 
-    def write(self, unit: CheckpointUnit, info: dict, state: memoryview, force: bool, last: bool) -> tuple[dict, bool]:
+    def write(
+        self, unit: CheckpointUnit, info: dict, state: memoryview, *, mount_fence: Callable[[], int], force: bool,
+        last: bool,
+    ) -> tuple[dict, bool]:  # fmt: skip
         """Write a staged state, as `SaveWriter.write`; return (its info, True when it is on the mount)."""
         metrics = {key: _encode_metric(value) for key, value in info["metrics"].items()}
         saved, disk = self.writer.write(
-            unit, {**info, "metrics": metrics}, state, shared=self.staging.shared, force=force, last=last
-        )
+            unit, {**info, "metrics": metrics}, state, shared=self.staging.shared, mount_fence=mount_fence, force=force,
+            last=last,
+        )  # fmt: skip
         return _with_metrics(saved), disk != LOCAL_DISK
 
     def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import file_format, save_writer, store
+from ml_factory.checkpoints import file_format, leases, save_writer, store
 from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
-from ml_factory.checkpoints.slot_pool import CheckpointUnit
+from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, REFUSED, SAVED
 from ml_factory.errors import SessionOverError, WorkspaceError
@@ -214,3 +214,22 @@ def test_last_save_of_session_is_repeated_while_disk_refuses(tmp_path, monkeypat
             manager.save_checkpoint("p", {"value": 2})
         over.clear()
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 2}
+
+
+def test_save_on_mount_alone_waits_until_lease_of_earlier_session_there_is_stale(tmp_path, monkeypatch):
+    """The local disk takes nothing, and the session never loaded: the mount's lease may be a living session's."""
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 1.0)
+    (tmp_path / "full").write_text("no folder can be made here")
+    with two_disks(tmp_path) as earlier:
+        assert earlier.save_checkpoint("p", {"value": 1}, force=True) and earlier.wait(30)
+        earlier.store.heartbeat.stop()  # it is gone
+        slots = {path: path.read_bytes() for path in (tmp_path / "there").glob("slot-*")}
+        tiers = StorageTiers(tmp_path / "full", lease=SlotWriterId("later"))
+        with CheckpointManager(tmp_path / "there", run="r", tiers=tiers) as later:
+            later.save_checkpoint("p", {"value": 2})
+            later.store.wait_home(30)
+            assert later.phase("p").last_save.where == REFUSED
+            assert {path: path.read_bytes() for path in (tmp_path / "there").glob("slot-*")} == slots
+            later.save_checkpoint("p", {"value": 3}, force=True)  # repeated until the lease is stale
+            assert later.store.wait_home(30) and later.phase("p").last_save.where == COPIED
+            assert later.phase("p").latest_info()["lease"] == {"session": "later", "fence": 2}
