@@ -22,7 +22,7 @@ from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import TabularModel
-from ml_factory.models.tabular_data import BinnedData, to_tabular_rows
+from ml_factory.models.tabular_data import BinnedData, check_tabular_rows
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.serialization import serialize_state
 
@@ -84,7 +84,7 @@ def blockwise(name: str, rows: int, columns: int, rounds: int) -> None:
     """Compare blocks of ten with one training of as many rounds."""
     x, y, w = market(rows, columns)
     cut = rows * 5 // 6
-    train, valid = to_tabular_rows(x[:cut], y[:cut], w[:cut]), to_tabular_rows(x[cut:], y[cut:], w[cut:])
+    train, valid = check_tabular_rows(x[:cut], y[:cut], w[:cut]), check_tabular_rows(x[cut:], y[cut:], w[cut:])
     model = build_model(name, rounds=rounds, patience=0, threads=1)
     # Each its own matrices: a block sets scores in them.
     ours, theirs = (model._bin(model.settings, train, valid) for _ in range(2))

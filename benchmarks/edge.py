@@ -27,7 +27,7 @@ from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory.code_fingerprint import import_closure, source_hashes
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.windows import Windows
 from ml_factory.evaluation.baselines import prior_baseline_probabilities

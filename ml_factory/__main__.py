@@ -10,7 +10,7 @@ import typer
 
 from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, training
-from ml_factory.commands.expand_options import expand_options
+from ml_factory.commands.dataclass_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 from ml_factory.redaction import RedactedStream

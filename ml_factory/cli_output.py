@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ml_factory.heartbeat import Heartbeat
 from ml_factory.models.registry import find_model_spec
-from ml_factory.progress import ProgressPhase, format_duration, watch_progress
+from ml_factory.progress import ProgressPhase, format_duration, report_progress_to
 
 stderr_console = Console(stderr=True, highlight=False)
 
@@ -46,7 +46,7 @@ def cli_progress_bars(as_json: bool, console: Console = stderr_console, *, what:
             if one.over:
                 bars.stop_task(tasks[one.name])
 
-        with watch_progress(draw):
+        with report_progress_to(draw):
             yield
         bars.remove_task(tasks[None])
 

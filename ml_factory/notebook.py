@@ -142,7 +142,7 @@ def _holds(folder: Path, start: str, file: str) -> bool:
     return any(name.startswith(start) and files.is_file(folder / name / file) for name in files.names(folder))
 
 
-def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
+def draw_finished_notebooks(done: Mapping[str, list[str]], symbol: str) -> Figure:
     """Draw the notebooks as a row of stations: filled when their output for `symbol` exists."""
     figure = Figure(figsize=(9, 1.7), layout="constrained")
     axes = figure.subplots()

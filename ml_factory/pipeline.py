@@ -230,7 +230,7 @@ def train(
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
-        **report.report_model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
+        **report.write_model_report(workspace, opened, data, artifact, verdict, reused=reused), found=found,
         model=model, history=history, best_epoch=facts["best_epoch"], artifact_hash=artifact.hash,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), seconds=time.perf_counter() - started,
@@ -341,7 +341,7 @@ def stack(
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
     return StackResult(
-        **report.report_model_facts(workspace, opened, data, artifact, verdict, reused=reused), found=found,
+        **report.write_model_report(workspace, opened, data, artifact, verdict, reused=reused), found=found,
         base_models=list(base_models), weights=weights, reached="" if reused else artifact.facts["reached"],
         lineage=pd.DataFrame(ArtifactRegistry(workspace.models).lineage(artifact)),
         comparison=tuple(

@@ -77,7 +77,7 @@ def format_duration(seconds: float) -> str:
 
 
 @contextmanager
-def watch_progress(watcher: Watcher) -> Iterator[None]:
+def report_progress_to(watcher: Watcher) -> Iterator[None]:
     """Report every phase to `watcher` until the block ends."""
     add_progress_watcher(watcher)
     try:
@@ -100,7 +100,7 @@ def remove_progress_watcher(watcher: Watcher) -> None:
 def record_progress() -> Iterator[list[ProgressPhase]]:
     """Yield the list of phases that end inside the block, in order."""
     ended = []
-    with watch_progress(lambda one: ended.append(one) if one.over else None):
+    with report_progress_to(lambda one: ended.append(one) if one.over else None):
         yield ended
 
 

@@ -29,7 +29,8 @@ checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.lat
 tracking.run_log tracking.log_merge tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.wandb_restore
 argument_checks code_fingerprint limited_fork
-data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
+data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.price_anomalies data.gaps
+data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
 data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
@@ -41,7 +42,7 @@ targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_sea
 targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
 datasets.exact_quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
-datasets.feature_selection datasets.preprocessing datasets.row_sampling datasets.store_parts datasets.memmap
+datasets.feature_selection datasets.preprocessing datasets.row_selection datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
@@ -70,7 +71,7 @@ workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds 
 workflows.cross_validate workflows.predictions workflows.explain workflows.export workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
-commands.expand_options commands.options commands.data commands.training commands.notebooks commands.machine
+commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """
 MAP = MAP_TEXT.split()

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError
-from ml_factory.notebook import EpochLine, LiveCurves, draw_progress, finish, markets, progress, show
+from ml_factory.notebook import EpochLine, LiveCurves, draw_finished_notebooks, finish, markets, progress, show
 from ml_factory.storage.workspace import Workspace
 
 
@@ -27,7 +27,7 @@ def test_notebook_progress_and_markets_list_workspace_contents(tmp_path):
     assert markets(workspace).to_dict("records") == [{"symbol": "ES", "minutes": 1, "MB": 2.0}]
     done = progress(workspace, "ES")
     assert [name[:2] for name, things in done.items() if things] == ["01", "03", "05", "06", "07"]
-    texts = [item.get_text() for item in draw_progress(done, "ES").axes[0].texts]
+    texts = [item.get_text() for item in draw_finished_notebooks(done, "ES").axes[0].texts]
     assert "train sequence\nlstm" in texts and "train advanced" in texts
 
 
@@ -122,6 +122,6 @@ def test_notebook_show_prints_text_and_displays_tables_and_pictures(capsys, monk
     from ml_factory.notebook import show
 
     table = pd.DataFrame({"a": [1]})
-    show("words", table, draw_progress({"01_x": []}, "ES"), table[:0])
+    show("words", table, draw_finished_notebooks({"01_x": []}, "ES"), table[:0])
     assert capsys.readouterr().out == "words\n(nothing to list)\n"
     assert shown[0].equals(table) and shown[1].data.startswith(b"\x89PNG")

@@ -3,12 +3,12 @@
 import numba
 import pytest
 
-from ml_factory.progress import progress_phase, record_progress, watch_progress
+from ml_factory.progress import progress_phase, record_progress, report_progress_to
 
 
 def test_watch_reports_phase_begin_steps_and_end_only_inside_block():
     received = []
-    with watch_progress(lambda one: received.append((one.name, one.done, one.over))):
+    with report_progress_to(lambda one: received.append((one.name, one.done, one.over))):
         with progress_phase("features", 100) as done:
             done(40)
             done(40)
@@ -24,7 +24,7 @@ def test_watch_reports_phase_begin_steps_and_end_only_inside_block():
 
 def test_phase_after_exception_ends_at_last_step_and_removes_watcher():
     received = []
-    with pytest.raises(ZeroDivisionError), watch_progress(received.append), progress_phase("labels", 10) as done:
+    with pytest.raises(ZeroDivisionError), report_progress_to(received.append), progress_phase("labels", 10) as done:
         done(3)
         raise ZeroDivisionError
     assert (received[-1].done, received[-1].over) == (3, True)
@@ -36,7 +36,7 @@ def test_phase_after_exception_ends_at_last_step_and_removes_watcher():
 
 def test_phase_rate_is_rows_per_second_capped_at_total_rows():
     seen = []
-    with watch_progress(seen.append), progress_phase("frames", 7) as done:
+    with report_progress_to(seen.append), progress_phase("frames", 7) as done:
         done(50)
         assert seen[-1].done == 7
     assert seen[-1].rate == pytest.approx(7 / seen[-1].seconds)
@@ -54,7 +54,7 @@ def test_record_of_nested_phases_lists_outer_phase_only():
 
 
 def test_phase_without_total_reports_rows_at_end():
-    with record_progress() as ended, watch_progress(lambda one: seen.append(one.rows)):
+    with record_progress() as ended, report_progress_to(lambda one: seen.append(one.rows)):
         seen = []
         with progress_phase("reading") as done:
             done(12)
@@ -71,7 +71,7 @@ def test_phase_records_compile_time_of_first_kernel_call():
         return inner(x) * 2.0
 
     seen = []
-    with record_progress() as ended, watch_progress(lambda one: seen.append(one.compiling)):
+    with record_progress() as ended, report_progress_to(lambda one: seen.append(one.compiling)):
         for _ in range(2):
             with progress_phase("features", 1):
                 outer(1.0)

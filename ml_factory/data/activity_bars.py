@@ -202,11 +202,11 @@ def build_base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> 
 def build_base_and_minute_bars(
     bars: pd.DataFrame, market: MarketSpec, base: int | str
 ) -> tuple[ResampledBars, ResampledBars | None]:
-    """Return the base bars, and the raw bars as in `minute_bars_inside_base_bars`."""
-    return build_base_bars(bars, market, base), minute_bars_inside_base_bars(bars, market, base)
+    """Return the base bars, and the raw bars as in `build_minute_bars_for_labels`."""
+    return build_base_bars(bars, market, base), build_minute_bars_for_labels(bars, market, base)
 
 
-def minute_bars_inside_base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> ResampledBars | None:
+def build_minute_bars_for_labels(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> ResampledBars | None:
     """Return the raw bars inside the base bars, which labels are resolved with; None where both are equal."""
     return None if base == market.bar_minutes else resample_bars(bars, market, market.bar_minutes)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import BarFinding, pluralize_count
-from ml_factory.data.outliers import run_length_surprisal
+from ml_factory.data.price_anomalies import run_length_surprisal
 from ml_factory.data.sessions import (
     DAY_NS,
     MINUTE_NS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.data.bar_report import BarFinding, pluralize_count
-from ml_factory.data.outliers import outlier_robust_move_size, price_move_persists
+from ml_factory.data.price_anomalies import outlier_robust_move_size, price_move_persists
 
 CALM_TIMES = 5.0  # a jump this many times the largest of the bars around it; clean markets 1.9, real rolls 15
 JUMP_TIMES = 20.0  # and this many times the usual move; real rolls 37

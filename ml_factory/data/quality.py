@@ -15,7 +15,7 @@ import numpy as np
 from ml_factory.data.bar_report import BarFinding
 from ml_factory.data.gaps import LEGAL, Gaps, find_gaps, gap_findings
 from ml_factory.data.level_shifts import find_level_shifts, level_shift_findings
-from ml_factory.data.outliers import find_off_tick_prices, find_price_spikes, find_stale_prices
+from ml_factory.data.price_anomalies import find_off_tick_prices, find_price_spikes, find_stale_prices
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.data.time_zone_check import infer_time_zone_shifts, time_zone_findings
 

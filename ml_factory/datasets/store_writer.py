@@ -117,7 +117,7 @@ class DatasetStoreWriter(DatasetStore):
             f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(serialize_state(ranks.to_state()))
         )
 
-    def allow_horizon_rewrite(self, horizon: int) -> None:
+    def discard_horizon_files(self, horizon: int) -> None:
         """Allow the files of an incomplete horizon to be written again."""
         for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
             self.files.pop(name.format(horizon), None)

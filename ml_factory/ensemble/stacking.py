@@ -125,7 +125,7 @@ class Stack:
         return cls(tuple(facts["names"]), **numbers, note=str(facts["note"]), rows=int(facts["rows"]))
 
 
-def equal_weight_stack(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+def equal_weight_probabilities(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the plain mean of the models' probabilities, (N, 3): the reference of a stack."""
     return np.mean([np.asarray(p_N3, dtype=np.float64) for p_N3 in predictions.values()], axis=0)
 

@@ -56,7 +56,7 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return y.astype(np.int64) + 1, p_N3, w
 
 
-def log_loss_by_class(p_N3) -> np.ndarray:
+def negative_log_probabilities(p_N3) -> np.ndarray:
     """Return -log of the probability of each class, float64 (N, 3): `row_log_loss` under each outcome; nats."""
     return -np.log(np.clip(np.asarray(p_N3, dtype=np.float64), FLOOR, 1.0))
 
@@ -172,12 +172,19 @@ def compute_forecast_metrics(
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
     if effective_rows is None:
         effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
-    base, base_side = log_loss_by_class(probabilities[reference]), direction_loss_by_class(probabilities[reference])
-    best_loss, table, options = log_loss_by_class(probabilities[best]), {}, {"horizon": horizon, "times_N": times}
+    base, base_side = (
+        negative_log_probabilities(probabilities[reference]),
+        direction_loss_by_class(probabilities[reference]),
+    )
+    best_loss, table, options = (
+        negative_log_probabilities(probabilities[best]),
+        {},
+        {"horizon": horizon, "times_N": times},
+    )
     for name, p_N3 in probabilities.items():
         row = dict(classification_metrics(y, p_N3, weights))
         row["ece_debiased"] = debiased_calibration_error(y, p_N3, weights, horizon=horizon)
-        loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
+        loss, side_loss = negative_log_probabilities(p_N3), direction_loss_by_class(p_N3)
         gain = gain_interval_by_class(base - loss, y, weights, **options)
         row |= {"log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low}
         row["gain_high"] = gain.high

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.intervals import ConfidenceInterval, fold_gain_interval, gain_interval_by_class
-from ml_factory.evaluation.metrics import direction_loss_by_class, log_loss_by_class
+from ml_factory.evaluation.metrics import direction_loss_by_class, negative_log_probabilities
 
 BEATS, DOES_NOT_BEAT, NOT_ENOUGH = ("beats", "does not beat", "not enough data")
 ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
@@ -119,10 +119,10 @@ def verdict_gains_of_rows(
     baselines : name -> (N, 3).
     w, horizon, times_N : as of `intervals.gain_interval`.
     """
-    loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
+    loss, side_loss = negative_log_probabilities(p_N3), direction_loss_by_class(p_N3)
     found: dict[str, dict[str, ConfidenceInterval]] = {"whole": {}, "touch": {}, "side": {}}
     for name, other in baselines.items():
-        whole, side = log_loss_by_class(other) - loss, direction_loss_by_class(other) - side_loss
+        whole, side = negative_log_probabilities(other) - loss, direction_loss_by_class(other) - side_loss
         for part, gain_N3 in {"whole": whole, "touch": whole - side, "side": side}.items():
             found[part][name] = gain_interval_by_class(gain_N3, y, w, horizon=horizon, times_N=times_N)
     return VerdictGains(**found)

@@ -5,7 +5,7 @@ import pandas as pd
 
 from ml_factory.datasets.covariates import compute_covariates
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES

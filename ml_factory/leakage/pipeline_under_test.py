@@ -14,7 +14,7 @@ from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.multi_timeframe import timeframe_name
 from ml_factory.leakage.streaming_check import stream_feature_table
-from ml_factory.leakage.timed_tables import TimedTable, timed_table_of_frame, timed_table_of_labels
+from ml_factory.leakage.timed_tables import TimedTable, timed_table_of_coarse_bars, timed_table_of_labels
 from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels
@@ -83,7 +83,7 @@ def run_pipeline_under_test(pipeline: PipelineUnderTest, bars: pd.DataFrame, fac
     known_at, values, names = pipeline.features(bars, facts)
     tables = {"features": TimedTable(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
     for name, frame in pipeline.coarse_frames(bars, facts).items():
-        tables[f"frame {name}"] = timed_table_of_frame(frame)
+        tables[f"frame {name}"] = timed_table_of_coarse_bars(frame)
     for name, labels in pipeline.labels(bars, facts).items():
         tables[f"labels {name}"] = timed_table_of_labels(labels)
     return tables

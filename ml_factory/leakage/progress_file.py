@@ -37,7 +37,7 @@ class ProofProgressFile:
         files.remove(self.path)
 
 
-def horizons_in_progress_file(path: Path) -> tuple[int, ...]:
+def unfinished_proof_horizons(path: Path) -> tuple[int, ...]:
     """Return the horizons of the saved proof; () where there is none."""
     stored = _read(path)
     return tuple(stored["horizons"]) if stored else ()

@@ -100,7 +100,7 @@ def timed_table_of_labels(labels: pd.DataFrame) -> TimedTable:
     return TimedTable(at, columns["label_end"], columns)
 
 
-def timed_table_of_frame(frame: Mapping[str, np.ndarray]) -> TimedTable:
+def timed_table_of_coarse_bars(frame: Mapping[str, np.ndarray]) -> TimedTable:
     """Return a table of coarse bars: arrays under their names, `known_at` among them."""
     columns = {name: np.asarray(values) for name, values in frame.items() if isinstance(values, np.ndarray)}
     return TimedTable(columns["known_at"], columns["known_at"], columns)

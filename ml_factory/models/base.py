@@ -224,7 +224,7 @@ def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
             )
 
 
-def replay_history_to_callbacks(callbacks: Iterable, history: Iterable[Mapping]) -> None:
+def restore_callback_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     """Pass the epochs before this session, as in `FitResult.history`, to callbacks that have `remember`."""
     past = [dict(epoch) for epoch in history]
     for callback in callbacks if past else ():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.onednn_linear import OneDNNLinear
-from ml_factory.models.session_clock_offset import PROGRESS_CELLS, ClockOffset
+from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ def zero_output_head(network: nn.Module, outputs: int) -> None:
         nn.init.zeros_(parameter)
 
 
-class ClockOffsetHead(nn.Module):
-    """A network and the `ClockOffset` added to its logits, as one module for export.
+class NetworkWithClockOffset(nn.Module):
+    """A network and the `SessionClockOffset` added to its logits, as one module for export.
 
     column, ending : those of the offset. Its tables are buffers, so that a state dict holds all.
     """
 
-    def __init__(self, network: nn.Module, column: int, ending: int, offset: ClockOffset | None = None):
+    def __init__(self, network: nn.Module, column: int, ending: int, offset: SessionClockOffset | None = None):
         super().__init__()
         self.network, self.column, self.ending = network, column, ending
         bounds_3, shares_C3 = torch.zeros(3, dtype=torch.float64), torch.zeros(PROGRESS_CELLS + ending, 3).double()
@@ -129,7 +129,7 @@ class ClockOffsetHead(nn.Module):
         return logits_BC + self.log_shares_C3[self._cells(x_BTF[:, -1, self.column].double())].to(logits_BC.dtype)
 
     def _cells(self, value_B: Tensor) -> Tensor:
-        """int64 (B,), as of `ClockOffset`."""
+        """int64 (B,), as of `SessionClockOffset`."""
         low, high, step = self.low_high_step_3.unbind()
         value_B = torch.minimum(torch.maximum(torch.where(value_B.isnan(), low, value_B), low), high)
         span, one = high - low, torch.ones_like(low)

@@ -79,7 +79,7 @@ class TimeframeSplitter(nn.Module):
         ]
 
 
-def build_multi_timeframe_network(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
+def multi_timeframe_network_class(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
     """Return a network class with one network per frame, same settings, and one head that reads all their codes.
 
     Settings that count steps are cut to the steps of a frame where the network's Spec defines `within`: in a window of

@@ -18,7 +18,7 @@ TIMES = ("clock", "none")
 
 
 @dataclass(frozen=True)
-class ClockOffset:
+class SessionClockOffset:
     """Log class shares of the training rows by a column that grows evenly through the session.
 
     The scale of the column does not matter: cells lie between the smallest and the largest value of the training rows.
@@ -41,13 +41,13 @@ class ClockOffset:
     @classmethod
     def fit_rows_with_weight(
         cls, column_N: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray, *, column: int, ending: int
-    ) -> "ClockOffset":
+    ) -> "SessionClockOffset":
         """Run `fit` on the rows of positive weight."""
         taken = weight_N > 0
         return cls.fit(column_N[taken], target_N[taken], column=column, ending=ending)
 
     @classmethod
-    def fit(cls, column_N: np.ndarray, target_N: np.ndarray, *, column: int, ending: int) -> "ClockOffset":
+    def fit(cls, column_N: np.ndarray, target_N: np.ndarray, *, column: int, ending: int) -> "SessionClockOffset":
         """Count training rows, each once.
 
         column_N : the column of these rows.
@@ -82,7 +82,7 @@ class ClockOffset:
         return {**vars(self)}
 
     @classmethod
-    def from_dict(cls, stored: Mapping) -> "ClockOffset":
+    def from_dict(cls, stored: Mapping) -> "SessionClockOffset":
         numbers = {name: float(stored[name]) for name in ("low", "high", "step")}
         whole = {name: int(stored[name]) for name in ("column", "ending")}
         shares = np.array(stored["log_shares_C3"], dtype=np.float64)

@@ -30,19 +30,19 @@ from ml_factory.models.base import (
     log_flat_training_loss,
     mean_log_loss,
     merge_inexact_reasons,
-    replay_history_to_callbacks,
+    restore_callback_history,
     softmax,
 )
-from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import (
     BinnedData,
     TabularRows,
     apply_tabular_class_weights,
     check_tabular_class_weight,
     check_tabular_progress,
+    check_tabular_rows,
     refuse_damaged_training,
     to_tabular_matrix,
-    to_tabular_rows,
     training_data_checksum,
 )
 from ml_factory.progress import progress_phase
@@ -59,8 +59,8 @@ class TabularSpec:
     rounds : trees per class, or steps of the linear fit, at most.
     block : rounds between two possible checkpoints.
     patience : rounds without a better validation loss before stopping, counted across blocks; 0 for never.
-    offset_column : input that grows evenly through the session, of the `ClockOffset` the model starts from; -1 for
-        none.
+    offset_column : input that grows evenly through the session, of the `SessionClockOffset` the model starts from;
+        -1 for none.
     offset_bars : bars before the session's end with cells of their own in the offset.
     class_weight : none, or balanced (see `apply_tabular_class_weights`).
     threads : number of threads; 0 for every core.
@@ -173,7 +173,7 @@ class TabularModel(ModelBase, ABC):
         self._fitted: Any = None
         self._predictor: Any = None
         self._growing: tuple[TabularBlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
-        self._offset: ClockOffset | None = None
+        self._offset: SessionClockOffset | None = None
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None, binned=None
@@ -183,9 +183,9 @@ class TabularModel(ModelBase, ABC):
         binned : a `BinnedData` shared by fits on the same rows, with other seeds and settings.
         """
         spec, limited = apply_fit_limits(self.settings, limits)
-        valid = None if validation is None else to_tabular_rows(*validation)
+        valid = None if validation is None else check_tabular_rows(*validation)
         train, valid = apply_tabular_class_weights(
-            to_tabular_rows(x, y, sample_weight, where="training"), valid, spec.class_weight
+            check_tabular_rows(x, y, sample_weight, where="training"), valid, spec.class_weight
         )
         run, here = self._identity(spec, train, valid)
         start = self._start_from_offset(spec, train, valid)
@@ -202,7 +202,7 @@ class TabularModel(ModelBase, ABC):
         result = ModelFitResult(exact=not reasons, nondeterminism=reasons, limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
         callbacks = bind_model_to_callbacks(callbacks, self)
-        replay_history_to_callbacks(callbacks, progress["history"])
+        restore_callback_history(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
@@ -236,7 +236,7 @@ class TabularModel(ModelBase, ABC):
             return np.inf
         check_clock_offset_settings(spec.offset_column, spec.offset_bars, train.x.shape[1])
         clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
-        self._offset = ClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
+        self._offset = SessionClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
         for part in (train, valid):
             if part is not None:
                 part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
@@ -380,7 +380,7 @@ class TabularModel(ModelBase, ABC):
         self.n_features, self.best_round = int(state["n_features"]), int(state["best_round"])
         self._fitted = state["fitted"]
         offset = state.get("offset")  # models of before 2026-11-22 have none
-        self._offset = None if offset is None else ClockOffset.from_dict(offset)
+        self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
         self._predictor = None if self._fitted is None else self._read(self._fitted)
         return self
 

@@ -44,7 +44,7 @@ def to_tabular_matrix(x, where: str) -> np.ndarray:
     return x
 
 
-def to_tabular_rows(x, y, weight=None, where: str = "validation") -> TabularRows:
+def check_tabular_rows(x, y, weight=None, where: str = "validation") -> TabularRows:
     """Check rows and convert labels -1, 0, +1 to classes 0..2 in `target`."""
     x = to_tabular_matrix(x, f"{where} x")
     return TabularRows(x, *check_training_rows(len(x), y, weight, where=where))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ml_factory.errors import FileError
 from ml_factory.storage.files import files
-from ml_factory.tracking.run_log import LogFile, RunLogAttempt, list_log_files, log_segment_name
+from ml_factory.tracking.run_log import RunLogAttempt, RunLogFile, list_log_files, log_segment_name
 
 FAN_IN = 16  # files of one size that are merged into one
 SECONDS = 5.0  # after which a call leaves the rest to the next one
@@ -39,9 +39,9 @@ def merge_log_segments(folder: Path, attempt: RunLogAttempt, open_number: int) -
         _remove_merged(list_log_files(folder), until)
 
 
-def _groups_to_merge(listed: list[LogFile], attempt: RunLogAttempt, open_number: int) -> Iterator[list[LogFile]]:
+def _groups_to_merge(listed: list[RunLogFile], attempt: RunLogAttempt, open_number: int) -> Iterator[list[RunLogFile]]:
     """Yield lists of files to merge, each of segments of one attempt that follow one another without a gap."""
-    run: list[LogFile] = []
+    run: list[RunLogFile] = []
     for file in [*_outermost(listed), None]:
         if file is not None and file.attempt == attempt and file.last >= open_number:
             continue
@@ -58,16 +58,16 @@ def _groups_to_merge(listed: list[LogFile], attempt: RunLogAttempt, open_number:
             run = []
 
 
-def _outermost(listed: list[LogFile]) -> Iterator[LogFile]:
+def _outermost(listed: list[RunLogFile]) -> Iterator[RunLogFile]:
     """Yield the files without those whose segments the one before has too."""
-    before: LogFile | None = None
+    before: RunLogFile | None = None
     for file in listed:
         if before is None or file.attempt != before.attempt or file.last > before.last:
             before = file
             yield file
 
 
-def _size_class(file: LogFile) -> int:
+def _size_class(file: RunLogFile) -> int:
     """Return how often segments were merged to make this file."""
     count, size_class = file.last - file.first + 1, 0
     while count >= FAN_IN:
@@ -75,7 +75,7 @@ def _size_class(file: LogFile) -> int:
     return size_class
 
 
-def _write_merged(folder: Path, group: list[LogFile]) -> None:
+def _write_merged(folder: Path, group: list[RunLogFile]) -> None:
     pieces = []
     for file in group:
         for number, lines in sorted(file.read_segments().items()):
@@ -83,7 +83,7 @@ def _write_merged(folder: Path, group: list[LogFile]) -> None:
     files.write(folder / log_segment_name(group[0].attempt, group[0].first, group[-1].last), b"".join(pieces))
 
 
-def _remove_merged(listed: list[LogFile], until: float) -> None:
+def _remove_merged(listed: list[RunLogFile], until: float) -> None:
     """Remove the files of which a merged file holds every byte."""
     for merged in [file for file in listed if file.is_merged]:
         inner = [file for file in listed if file != merged and _covers(merged, file)]
@@ -98,5 +98,5 @@ def _remove_merged(listed: list[LogFile], until: float) -> None:
                 continue
 
 
-def _covers(merged: LogFile, file: LogFile) -> bool:
+def _covers(merged: RunLogFile, file: RunLogFile) -> bool:
     return file.attempt == merged.attempt and merged.first <= file.first <= file.last <= merged.last

@@ -34,7 +34,7 @@ class RunLogAttempt(NamedTuple):
     session: str = ""
 
 
-class LogFile(NamedTuple):
+class RunLogFile(NamedTuple):
     """One file of the log: a segment, or several merged ones.
 
     first, last : numbers of its segments.
@@ -81,15 +81,15 @@ def log_segment_name(attempt: RunLogAttempt, first: int, last: int | None = None
     return f"segment-{attempt.number:04d}-{session}{numbers}.jsonl"
 
 
-def parse_log_file_name(path: Path) -> LogFile | None:
+def parse_log_file_name(path: Path) -> RunLogFile | None:
     """Return the description of a file of the log; None for another file."""
     match = _FILE.fullmatch(path.name)
     if match is None:
         return None
-    return LogFile(RunLogAttempt(int(match[1]), match[2] or ""), int(match[3]), int(match[4] or match[3]), path)
+    return RunLogFile(RunLogAttempt(int(match[1]), match[2] or ""), int(match[3]), int(match[4] or match[3]), path)
 
 
-def list_log_files(folder: Path) -> list[LogFile]:
+def list_log_files(folder: Path) -> list[RunLogFile]:
     """List the files of the log: by attempt, and in the order of their first segments; the longer of two before the
     shorter.
     """
@@ -124,7 +124,7 @@ def _read_listed_segments(
     found: dict[tuple[RunLogAttempt, int], bytes] = {}
     for folder in folders:
         here: dict[tuple[RunLogAttempt, int], bytes] = {}
-        damaged: list[tuple[LogFile, WorkspaceError]] = []
+        damaged: list[tuple[RunLogFile, WorkspaceError]] = []
         for file in list_log_files(folder):
             wanted = attempt in (None, file.attempt) and file.last >= since
             if not wanted or all((file.attempt, number) in found for number in range(file.first, file.last + 1)):

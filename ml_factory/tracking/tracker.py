@@ -25,8 +25,8 @@ from ml_factory.storage.json_values import LARGEST_JSON, fingerprint_json, parse
 from ml_factory.storage.regular_files import read_regular_file
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
-    LogFile,
     RunLogAttempt,
+    RunLogFile,
     count_run_log_steps,
     format_log_line,
     list_log_files,
@@ -195,7 +195,7 @@ class Tracker:
         file.close()
         self._number, self._logged = self._number + 1, False
 
-    def _upload(self, patience: float = PATIENCE) -> list[LogFile]:
+    def _upload(self, patience: float = PATIENCE) -> list[RunLogFile]:
         """Upload closed segments to the workspace; return the log's files there, none where it refuses."""
         try:
             names = self._log_uploader.upload(self._attempt, self._number, self._texts, patience)

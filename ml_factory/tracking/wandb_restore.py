@@ -144,7 +144,7 @@ def _replay_in_child(spec: dict) -> dict:
     """Log the whole record to W&B."""
     wandb = import_wandb()
     sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named))
-    sync.sync_earlier(sys.maxsize)
+    sync.sync_earlier_steps(sys.maxsize)
     sync.run.summary.update(spec["summary"])
     where = str(Path(sync.run.dir).parent)
     sync.run.finish()

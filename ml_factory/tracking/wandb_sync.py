@@ -66,7 +66,7 @@ class WandbSync:
             for record in self._new_records():
                 waiting.setdefault(record["step"], {}).update(record["metrics"])
             if last_step is None and (waiting or ended):
-                last_step = self.sync_earlier(min(waiting, default=sys.maxsize))
+                last_step = self.sync_earlier_steps(min(waiting, default=sys.maxsize))
             for step in sorted(waiting)[: None if ended else -1]:
                 metrics = waiting.pop(step)
                 if step > last_step:
@@ -80,7 +80,7 @@ class WandbSync:
                 self._set_deadline(None, "")
             time.sleep(POLL_SECONDS)
 
-    def sync_earlier(self, first: int) -> int:
+    def sync_earlier_steps(self, first: int) -> int:
         """Log the valid steps below `first` that the service lacks; return the last step logged.
 
         A service that is ahead of `first` holds steps that became void when the run resumed from an older checkpoint:

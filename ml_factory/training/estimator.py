@@ -15,8 +15,8 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
 from ml_factory.models.heads import zero_output_head
-from ml_factory.models.multi_timeframe_network import Strides, build_multi_timeframe_network, parse_timeframe_strides
-from ml_factory.models.session_clock_offset import ClockOffset, check_clock_offset_settings
+from ml_factory.models.multi_timeframe_network import Strides, multi_timeframe_network_class, parse_timeframe_strides
+from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
@@ -49,10 +49,10 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
     ):  # fmt: skip
         check_clock_offset_settings(offset_column, offset_bars)
         self.offset_column, self.offset_bars = offset_column, offset_bars if offset_column >= 0 else 0
-        self.offset: ClockOffset | None = None
+        self.offset: SessionClockOffset | None = None
         self.frames = parse_timeframe_strides(frames) if frames else None
         self.name, self.network_kind, self.lookback = name, network, lookback
-        self.kind = build_multi_timeframe_network(network, self.frames) if self.frames else network
+        self.kind = multi_timeframe_network_class(network, self.frames) if self.frames else network
         self.settings, self.network_spec = split_neural_settings(name, network, lookback, settings)
         self.covariates = network_covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
         if self.frames and self.covariates:
@@ -125,7 +125,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
         if (offset := state.get("offset")) is not None:  # networks of before 2026-11-23 have none
-            self.offset = ClockOffset.from_dict(offset)
+            self.offset = SessionClockOffset.from_dict(offset)
         return self
 
     def _shape(self) -> dict:
@@ -158,7 +158,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         windows, *_, target, weight = parts
         check_clock_offset_settings(self.offset_column, self.offset_bars, windows.shape[2])
         given = {"column": self.offset_column, "ending": self.offset_bars}
-        self.offset = ClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
+        self.offset = SessionClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
 
         def with_scores(part: tuple) -> tuple:
             scores = self.offset.log_class_shares(self._clock(part[0])).astype(np.float32)

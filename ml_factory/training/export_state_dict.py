@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.heads import ClockOffsetHead
+from ml_factory.models.heads import NetworkWithClockOffset
 from ml_factory.training.estimator import NeuralClassifier
 
 
@@ -29,7 +29,7 @@ def _network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network
-    return ClockOffsetHead(model.network, model.offset.column, model.offset.ending, model.offset)
+    return NetworkWithClockOffset(model.network, model.offset.column, model.offset.ending, model.offset)
 
 
 def state_dict_module_source(model: NeuralClassifier) -> str:
@@ -40,10 +40,10 @@ def state_dict_module_source(model: NeuralClassifier) -> str:
     )
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
     if model.frames:
-        imports.append("from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network")
-        made = f"build_multi_timeframe_network({kind.__name__}, {model.frames!r})"
+        imports.append("from ml_factory.models.multi_timeframe_network import multi_timeframe_network_class")
+        made = f"multi_timeframe_network_class({kind.__name__}, {model.frames!r})"
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
-        imports.append("from ml_factory.models.heads import ClockOffsetHead")
-        made = f"ClockOffsetHead({made}, {model.offset.column}, {model.offset.ending})"
+        imports.append("from ml_factory.models.heads import NetworkWithClockOffset")
+        made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.ending})"
     return "; ".join([*imports, f"module = {made}"])

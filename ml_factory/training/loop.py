@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.checkpoints.uploader import REFUSED
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import ModelFitResult, log_flat_training_loss, replay_history_to_callbacks
+from ml_factory.models.base import ModelFitResult, log_flat_training_loss, restore_callback_history
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 from ml_factory.training.device import Device, deterministic_device
@@ -109,7 +109,7 @@ def _start_or_resume(
     saver = _Saver(run, checkpoints)
     if saver.resume():
         result.resumed_from, result.resumed_step = len(run.memory.history), run.step
-        replay_history_to_callbacks(callbacks, run.memory.history)
+        restore_callback_history(callbacks, run.memory.history)
     elif validation is not None and validation.from_start:
         _evaluate_untrained(run, validation)
     return saver

@@ -44,7 +44,7 @@ from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.audit_artifacts import AuditFindings
 from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fold_scores import UNCALIBRATED, score_folds
-from ml_factory.workflows.folds import FoldModel, forecast_folds
+from ml_factory.workflows.folds import FoldModel, fit_and_forecast_folds
 from ml_factory.workflows.predictions import predict_and_evaluate_artifact, read_prediction_frame
 from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
 from ml_factory.workflows.train import train_with_holdout
@@ -183,7 +183,7 @@ def record_fold_training(data: PreparedDataset, plan: FoldPlan, model: str) -> d
     with temporary_audit_workspace() as workspace:
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         with open_run_checkpoints(workspace.checkpoints, run) as manager:
-            outcome = forecast_folds(manager, data, one, tracked)
+            outcome = fit_and_forecast_folds(manager, data, one, tracked)
     (evaluated,), seen = score_folds(data, outcome, model), tracked.record
     train_rows = one.folds[0][0][plan.usable[one.folds[0][0]]]
     _, validation = inner_validation_split(one.labels, train_rows, 0.15)

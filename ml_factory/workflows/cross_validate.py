@@ -42,7 +42,12 @@ from ml_factory.workflows.fold_scores import (
     score_folds,
     verdict_of_fold_scores,
 )
-from ml_factory.workflows.folds import FoldModel, check_any_fold_fitted, forecast_folds, forecast_folds_or_raise
+from ml_factory.workflows.folds import (
+    FoldModel,
+    check_any_fold_fitted,
+    fit_and_forecast_folds,
+    fit_and_forecast_folds_or_raise,
+)
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.restore_run import restorable_snapshot, tracked_run
 from ml_factory.workflows.unit_checkpoints import (
@@ -87,7 +92,7 @@ def cross_validate_plain(
     """Fit and evaluate every fold on the prepared labels."""
     with _open_unit(workspace, run, model.spec, mirror) as (manager, finish):
         results_path = fold_forecasts_path(run, model.name)
-        outcome = forecast_folds_or_raise(manager, data, plan, model, results_path)
+        outcome = fit_and_forecast_folds_or_raise(manager, data, plan, model, results_path)
         evaluated = score_folds(data, outcome, model.name)
         scores = fold_score_table(data, evaluated)
         gains = _gains(scores, model.name, finish)
@@ -188,7 +193,9 @@ def _nested_fold(
         part = _nested_fold_plan(relabelled, moments, number, plan)
         seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
         fold_model = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
-        outcome = forecast_folds(manager, relabelled, part, fold_model, fold_forecasts_path(run, model.name, number))
+        outcome = fit_and_forecast_folds(
+            manager, relabelled, part, fold_model, fold_forecasts_path(run, model.name, number)
+        )
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
     table = part.table().assign(fold=number, **_fold_calibration_columns(outcome.calibrations), **barriers)
     scores = labels = None

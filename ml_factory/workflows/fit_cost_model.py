@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory.checkpoints.session_planner import WorkCost, WorkCostModel
-from ml_factory.datasets.row_sampling import sample_contiguous_blocks
+from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.storage.serialization import plan_state_layout, serialize_state
 from ml_factory.workflows.prepared_dataset import (

@@ -95,15 +95,15 @@ class FoldModel:
         return fit_dataset_preprocessing(data, rows)
 
 
-def forecast_folds_or_raise(
+def fit_and_forecast_folds_or_raise(
     manager: CheckpointManager,
     data: PreparedDataset,
     plan: FoldPlan,
     model: FoldModel,
     results_path: Path | None = None,
 ) -> FoldOutcome:
-    """Run `forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
-    outcome = forecast_folds(manager, data, plan, model, results_path)
+    """Run `fit_and_forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
+    outcome = fit_and_forecast_folds(manager, data, plan, model, results_path)
     check_any_fold_fitted(outcome.unfitted_folds, len(plan.folds), model.name)
     return outcome
 
@@ -119,7 +119,7 @@ def check_any_fold_fitted(unfitted: Sequence[int], folds: int, model: str) -> No
         )
 
 
-def forecast_folds(
+def fit_and_forecast_folds(
     manager: CheckpointManager,
     data: PreparedDataset,
     plan: FoldPlan,

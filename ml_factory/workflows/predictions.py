@@ -15,7 +15,7 @@ from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import read_bars_table, resolve_bars_file
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import RawBarSpec, validate_bars
-from ml_factory.ensemble.stacking import Stack, equal_weight_stack
+from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
 from ml_factory.errors import (
     CheckpointError,
     FactoryError,
@@ -127,7 +127,7 @@ def _reference_predictions(
     predictions = {
         name: load_or_make_predictions(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
     }
-    return {EQUAL_POOL: equal_weight_stack({name: frame.to_numpy() for name, frame in predictions.items()})}
+    return {EQUAL_POOL: equal_weight_probabilities({name: frame.to_numpy() for name, frame in predictions.items()})}
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:

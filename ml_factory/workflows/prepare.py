@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.activity_bars import minute_bars_inside_base_bars
+from ml_factory.data.activity_bars import build_minute_bars_for_labels
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import ResampledBars, check_resample_length
@@ -290,10 +290,10 @@ def _write(
     }
     if not store.committed:  # committed early: a killed prepare continues with what is missing
         store.commit(made, current=False)
-    minute_bars = minute_bars_inside_base_bars(bars, market, settings.features.base)
+    minute_bars = build_minute_bars_for_labels(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
-            store.allow_horizon_rewrite(horizon)
+            store.discard_horizon_files(horizon)
             facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
     return store, checked.prefixes, rows.seen

@@ -20,7 +20,7 @@ from ml_factory.datasets.preprocessing import (
     fit_preprocessing_steps,
     is_preprocessing_linear,
 )
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window, sample_contiguous_blocks
+from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample_contiguous_blocks
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import (
     BASELINES,
@@ -33,7 +33,7 @@ from ml_factory.evaluation.baselines import (
 )
 from ml_factory.evaluation.calibration import calibration_by_class, condition_on_classes
 from ml_factory.evaluation.intervals import gain_interval_by_class
-from ml_factory.evaluation.metrics import compute_forecast_metrics, log_loss_by_class, row_log_loss
+from ml_factory.evaluation.metrics import compute_forecast_metrics, negative_log_probabilities, row_log_loss
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_rows
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import import_module_or_explain
@@ -401,7 +401,10 @@ def dataset_gain_over_forecast(
 
     The interval is that of the row-wise differences, so errors that both share cancel.
     """
-    by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.unambiguous_mask[rows].astype(float)
+    by_class, clear = (
+        negative_log_probabilities(other) - negative_log_probabilities(p_N3),
+        data.unambiguous_mask[rows].astype(float),
+    )
     times = data.labels.index[rows]
     gain = gain_interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
     return gain.mean, gain.low, gain.high

@@ -29,7 +29,7 @@ from ml_factory.leakage.certificate import (
 from ml_factory.leakage.custom_feature_check import check_custom_features
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
 from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_pipeline_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
+from ml_factory.leakage.progress_file import ProofProgressFile, unfinished_proof_horizons
 from ml_factory.leakage.proof import Proof, prove_no_look_ahead
 from ml_factory.leakage.proof_spec import QUICK, ProofSpec
 from ml_factory.leakage.split_and_fit_check import check_splits_are_purged
@@ -37,7 +37,7 @@ from ml_factory.leakage.timed_tables import (
     Leak,
     TimedTable,
     one_per_column,
-    timed_table_of_frame,
+    timed_table_of_coarse_bars,
     timed_table_of_labels,
 )
 from ml_factory.settings import DataSpec, certified_code_hash
@@ -120,7 +120,7 @@ def prove_store(
 
 def horizons_to_prove(store: DatasetStore, horizons: Sequence[int]) -> Sequence[int]:
     """Return the horizons of an interrupted proof where it includes these, else these horizons."""
-    unfinished = horizons_in_progress_file(proof_progress_path(store.folder.parent, store.fingerprint))
+    unfinished = unfinished_proof_horizons(proof_progress_path(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
 
 
@@ -165,7 +165,7 @@ def _stored_tables_to_prove(
     known_at = store.known_at.as_unit("ns").asi8
     tables = {"features": TimedTable(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
     frames = pipeline.coarse_frames(bars, facts)
-    tables |= {f"frame {name}": timed_table_of_frame(frame) for name, frame in frames.items()}
+    tables |= {f"frame {name}": timed_table_of_coarse_bars(frame) for name, frame in frames.items()}
     return tables | {
         f"labels {name}": timed_table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()
     }

@@ -109,7 +109,7 @@ def _write_run_report(
     )  # fmt: skip
 
 
-def report_model_facts(
+def write_model_report(
     workspace: Workspace,
     run: RunFolder,
     data: PreparedDataset,

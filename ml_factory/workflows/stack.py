@@ -21,7 +21,7 @@ from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.fold_schemes import plan_folds
-from ml_factory.workflows.folds import FoldModel, forecast_folds_or_raise
+from ml_factory.workflows.folds import FoldModel, fit_and_forecast_folds_or_raise
 from ml_factory.workflows.predictions import common_prediction_index, uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
@@ -85,7 +85,7 @@ def _fit_pool(
             data, rows, folds, build_model(name, **resolve_dataset_settings(data, name, given)).lookback, spec.quick
         )
         results_path = fold_forecasts_path(run, name)
-        outcome = forecast_folds_or_raise(manager, data, plan, FoldModel(spec, name, given), results_path)
+        outcome = fit_and_forecast_folds_or_raise(manager, data, plan, FoldModel(spec, name, given), results_path)
         oof[name], found, quick_limits = (
             outcome.p_N3,
             found + outcome.resumed,

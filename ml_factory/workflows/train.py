@@ -57,7 +57,7 @@ def train_with_holdout(
     bins : bins of this split that other trials and seeds share.
     estimator : the model to fit, as returned by `open_training`; None builds one.
     """
-    started, training = time.perf_counter(), build_training_data(data, spec)
+    started, training = time.perf_counter(), build_fit_inputs(data, spec)
     model, held_out, quick_limits = (
         check_given_estimator(training.model, estimator),
         training.held_out,
@@ -112,7 +112,7 @@ class _TrainingData:
     quick_limits: dict
 
 
-def build_training_data(data: PreparedDataset, spec: RunSettings) -> _TrainingData:
+def build_fit_inputs(data: PreparedDataset, spec: RunSettings) -> _TrainingData:
     """Return the model and the rows of a run's settings; equal in every process of the training."""
     model, train, validation, quick_limits = build_untrained_model(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))

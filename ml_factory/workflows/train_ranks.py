@@ -12,7 +12,7 @@ from ml_factory.models.registry import WITH_DATA, build_model, find_model_spec
 from ml_factory.process_identity import launched_by_torchrun, process_rank
 from ml_factory.settings import RunSettings
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.train import build_training_data
+from ml_factory.workflows.train import build_fit_inputs
 
 
 def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
@@ -34,7 +34,7 @@ def fit_worker_rank(data: PreparedDataset, spec: RunSettings) -> None:
     """
     if not broadcast_fit_decision(spec):
         return
-    training = build_training_data(data, spec)
+    training = build_fit_inputs(data, spec)
     stop.listen()  # rank 0 receives the signal too: it saves, and exits
     try:
         training.model.fit(*training.train, validation=training.held_out)

@@ -12,7 +12,7 @@ from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, build_continuous_contract, undo_roll_adjustment
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import gaps, level_shifts, outliers, time_zone_check
+from ml_factory.data import gaps, level_shifts, price_anomalies, time_zone_check
 from ml_factory.data.quality import adjacent_bars_mask
 from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from tests.data.corruptions import CORRUPTIONS
@@ -17,7 +17,7 @@ from tests.data.real_markets import Market
 
 RARE = 20_000
 SEED = 11
-ONE_BAR = float(np.log(2 * outliers.RUN_WINDOW))  # nats of a run of one bar where there is no other
+ONE_BAR = float(np.log(2 * price_anomalies.RUN_WINDOW))  # nats of a run of one bar where there is no other
 ONE_IN_A_THOUSAND = 1e-3
 PRICES = ("open", "high", "low", "close")
 
@@ -44,26 +44,26 @@ def silence(table, calendar):
 
 def stale(table, calendar):
     *_, adjacent = parts(table, calendar)
-    first, _, score = outliers.stale_price_runs({name: table[name].to_numpy() for name in PRICES}, adjacent)
+    first, _, score = price_anomalies.stale_price_runs({name: table[name].to_numpy() for name in PRICES}, adjacent)
     return by_row(len(table), first, score)
 
 
 def no_volume(table, calendar):
-    first, length = outliers.find_runs_of_true(table["volume"].to_numpy() == 0)
-    return by_row(len(table), first, outliers.run_length_surprisal(first, length, len(table)))
+    first, length = price_anomalies.find_runs_of_true(table["volume"].to_numpy() == 0)
+    return by_row(len(table), first, price_anomalies.run_length_surprisal(first, length, len(table)))
 
 
 def spike(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
-    usual = outliers.outlier_robust_move_size(
+    usual = price_anomalies.outlier_robust_move_size(
         np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.session_start_mask()
     )
-    return outliers.spike_scores(log, adjacent, usual)
+    return price_anomalies.spike_scores(log, adjacent, usual)
 
 
 def jump(table, calendar):
     _, sessions, log, adjacent = parts(table, calendar)
-    usual = outliers.outlier_robust_move_size(
+    usual = price_anomalies.outlier_robust_move_size(
         np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.session_start_mask()
     )
     gap = np.diff(log["open"], prepend=log["open"][0])
@@ -83,10 +83,10 @@ def outside(table, calendar):
 # detector -> (score of each row, its threshold, what must be caught, the finding's kind)
 DETECTORS = {
     "silence, nats": (silence, gaps.MISSING_NATS, ("missing block",), "missing"),
-    "stale run, nats": (stale, outliers.STALE_NATS, ("stale run",), "stale_run"),
-    "no volume, nats": (no_volume, outliers.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
+    "stale run, nats": (stale, price_anomalies.STALE_NATS, ("stale run",), "stale_run"),
+    "no volume, nats": (no_volume, price_anomalies.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
     "spike, usual moves": (
-        *(spike, outliers.SPIKE_TIMES),
+        *(spike, price_anomalies.SPIKE_TIMES),
         *(("one-bar spike up", "one-bar spike down", "bad high wick", "bad low wick"), "spike"),
     ),
     "jump, of its limits": (jump, 1.0, ("roll", "split"), ("roll", "adjustment")),
@@ -141,12 +141,12 @@ def test_violent_days_threshold_separates_test_network_from_real_markets(shared_
         table = pd.read_parquet(shared_data / f"{name}.parquet")
         _, sessions, log, adjacent = parts(table, "24h")
         move = np.where(adjacent, np.diff(log["close"], prepend=log["close"][0]), 0.0)
-        shares[name] = outliers.share_of_extreme_move_days(
-            outliers.persistent_extreme_moves(log["close"], move), sessions.id
+        shares[name] = price_anomalies.share_of_extreme_move_days(
+            price_anomalies.persistent_extreme_moves(log["close"], move), sessions.id
         )
     network = shares.pop("defects/BTCUSDT_1m_testnet_not_market")
     for left_out, share in shares.items():
         drawn = np.sqrt(max(value for name, value in shares.items() if name != left_out) * network)
         print(f"without {left_out:24} {drawn:.3f}   it: {share:.3f}   test network {network:.3f}")
         assert share < drawn < network
-    assert max(shares.values()) < outliers.VIOLENT_DAYS < network
+    assert max(shares.values()) < price_anomalies.VIOLENT_DAYS < network

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ml_factory.ensemble.stacking import Stack, equal_weight_stack
+from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import baseline_class_shares
 from ml_factory.evaluation.metrics import row_log_loss
@@ -45,7 +45,10 @@ def test_stack_fit_weights_informative_models_and_beats_equal_pool():
     fresh, later = market(30_000, 2)
     loss = {name: row_log_loss(later, p).mean() for name, p in fresh.items()}
     pooled = row_log_loss(later, stack.predict_proba(fresh)).mean()
-    assert pooled < min(loss.values()) - 0.01 and pooled < row_log_loss(later, equal_weight_stack(fresh)).mean() - 0.01
+    assert (
+        pooled < min(loss.values()) - 0.01
+        and pooled < row_log_loss(later, equal_weight_probabilities(fresh)).mean() - 0.01
+    )
 
 
 def test_stack_fit_of_contrary_model_gives_zero_weight():

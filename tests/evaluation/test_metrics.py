@@ -13,7 +13,7 @@ from ml_factory.evaluation.metrics import (
     compute_forecast_metrics,
     direction_loss_by_class,
     expected_calibration_error,
-    log_loss_by_class,
+    negative_log_probabilities,
     row_log_loss,
 )
 
@@ -165,6 +165,6 @@ def test_loss_by_class_at_observed_class_equals_row_loss():
     rng = np.random.default_rng(5)
     p, y = rng.dirichlet([2, 2, 2], 50), rng.integers(-1, 2, 50)
     rows = np.arange(50)
-    np.testing.assert_array_equal(log_loss_by_class(p)[rows, y + 1], row_log_loss(y, p))
+    np.testing.assert_array_equal(negative_log_probabilities(p)[rows, y + 1], row_log_loss(y, p))
     by_hand = -np.log(np.array([0.2 / 0.8, 1.0, 0.6 / 0.8]))
     np.testing.assert_allclose(direction_loss_by_class(np.array([[0.2, 0.2, 0.6]])), [by_hand], atol=1e-15)

@@ -11,7 +11,7 @@ from ml_factory.data.resample import apply_roll_adjustment, resample_bars
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.validation import validate_bars
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream

@@ -259,10 +259,10 @@ def read_certificate(root: Path) -> object:
 
 
 def read_proof(root: Path) -> object:
-    from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
+    from ml_factory.leakage.progress_file import ProofProgressFile, unfinished_proof_horizons
 
     path = root / "proof.json"
-    return [list(horizons_in_progress_file(path)), ProofProgressFile(path, "0" * 64, (5,)).load()]
+    return [list(unfinished_proof_horizons(path)), ProofProgressFile(path, "0" * 64, (5,)).load()]
 
 
 def read_run_log(root: Path) -> object:
@@ -313,7 +313,7 @@ def read_bars(root: Path, name: str) -> object:
 
 
 def read_settings(root: Path, name: str) -> object:
-    from ml_factory.commands.expand_options import _lines, _read_table
+    from ml_factory.commands.dataclass_options import _lines, _read_table
 
     table = _read_table(root / name)
     return [table, list(_lines(table.get("set", {})) if isinstance(table.get("set", {}), dict) else [])]

@@ -7,7 +7,7 @@ import pytest
 
 from ml_factory.leakage import proof as proving
 from ml_factory.leakage.prefix_builds import PrefixBuild
-from ml_factory.leakage.progress_file import ProofProgressFile, horizons_in_progress_file
+from ml_factory.leakage.progress_file import ProofProgressFile, unfinished_proof_horizons
 from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.leakage.timed_tables import RAISED
@@ -101,7 +101,7 @@ def test_proof_progress_of_other_proof_or_damaged_file_is_ignored(bars, tmp_path
     Dying.left = 3
     with pytest.raises(Killed):
         prove_no_look_ahead(clean_pipeline(), bars, SPEC, progress_file=Dying(kept.path, "this", (5, 20)))
-    assert kept.load() and horizons_in_progress_file(kept.path) == (5, 20)
+    assert kept.load() and unfinished_proof_horizons(kept.path) == (5, 20)
     text = kept.path.read_text()
     if harm == "torn":
         kept.path.write_text(text[:-30])
@@ -114,7 +114,7 @@ def test_proof_progress_of_other_proof_or_damaged_file_is_ignored(bars, tmp_path
     assert (kept.load() is None) == (harm != "other cuts")
     assert outcome(prove_no_look_ahead(clean_pipeline(), bars, SPEC, progress_file=kept)) == whole
     kept.forget()
-    assert kept.load() is None and horizons_in_progress_file(kept.path) == ()
+    assert kept.load() is None and unfinished_proof_horizons(kept.path) == ()
 
 
 def test_prove_resumed_many_times_reports_fit_leak_once(bars, tmp_path):

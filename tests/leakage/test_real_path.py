@@ -259,7 +259,7 @@ def weights_of_all(patch):
 
 
 def calibration_of_test_rows(patch):
-    training_data, fit, seen = train_module.build_training_data, train_module.Calibration.fit, {}
+    training_data, fit, seen = train_module.build_fit_inputs, train_module.Calibration.fit, {}
 
     def watched(data, spec):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
@@ -268,7 +268,7 @@ def calibration_of_test_rows(patch):
     def spoilt(log_p, y, w=None, *, horizon=1):
         return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
-    patch.setattr(train_module, "build_training_data", watched)
+    patch.setattr(train_module, "build_fit_inputs", watched)
     patch.setattr(train_module.Calibration, "fit", staticmethod(spoilt))
 
 
@@ -294,7 +294,7 @@ def learns_from_test_rows(patch):
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    training_data, begin, seen = train_module.build_training_data, tabular_xgboost._Trainer.__init__, {}
+    training_data, begin, seen = train_module.build_fit_inputs, tabular_xgboost._Trainer.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
@@ -304,7 +304,7 @@ def starts_at_the_prior_of_all(patch):
         begin(grower, *given)
         grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
 
-    patch.setattr(train_module, "build_training_data", watched)
+    patch.setattr(train_module, "build_fit_inputs", watched)
     patch.setattr(tabular_xgboost._Trainer, "__init__", spoilt)
 
 

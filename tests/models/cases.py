@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.models.heads import ForecastTask, Task
-from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network
+from ml_factory.models.multi_timeframe_network import multi_timeframe_network_class
 from ml_factory.models.registry import available_models, find_model_spec, resolve_registry_entry
 from ml_factory.models.sequence import LSTM
 
@@ -95,7 +95,7 @@ def networks() -> list[tuple[str, type[nn.Module], dict]]:
             kinds["tft"],
             {**SMALL["tft"], "known": ("k0", "k1"), "static": ("s0", "s1", "s2"), "layers": 2},
         ),
-        ("lstm-frames", build_multi_timeframe_network(LSTM, ((1, 4), (3, 2))), SMALL["lstm"]),
+        ("lstm-frames", multi_timeframe_network_class(LSTM, ((1, 4), (3, 2))), SMALL["lstm"]),
     ]
 
 

@@ -7,7 +7,7 @@ import torch
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.multi_timeframe_network import TimeframeSplitter, build_multi_timeframe_network, frame_strides
+from ml_factory.models.multi_timeframe_network import TimeframeSplitter, frame_strides, multi_timeframe_network_class
 from ml_factory.models.registry import (
     _SPECS,
     available_models,
@@ -96,7 +96,7 @@ def test_patchtst_short_frame_uses_shorter_patch():
 
 def test_register_model_of_several_frames_is_checked_with_frames_column_count():
     columns = ["rsi_14", "atr", "macd", "rsi_14@15m", "rsi_14@60m"]
-    register_model("lstm_frames", build_multi_timeframe_network(LSTM, frame_strides(columns, 5)), family="sequence")
+    register_model("lstm_frames", multi_timeframe_network_class(LSTM, frame_strides(columns, 5)), family="sequence")
     try:
         assert build_model("lstm_frames").kind.features == 5
     finally:
@@ -107,7 +107,7 @@ def test_frames_not_matching_columns_raise_settings_error():
     with pytest.raises(SettingsError, match=r"\[frames\]"):
         TimeframeSplitter(((1, 2), (4, 1)), features=4, lookback=10)
     with pytest.raises(SettingsError, match=r"\[lookback\].*more than 12 rows"):
-        build_multi_timeframe_network(LSTM, ((1, 2), (12, 1)))(3, 12, 3, RecurrentSpec())
+        multi_timeframe_network_class(LSTM, ((1, 2), (12, 1)))(3, 12, 3, RecurrentSpec())
     for given in (True, ((0, 3),), ((1,),), "hours"):
         with pytest.raises(SettingsError, match=r"\[frames\]"):
             build_model("lstm", frames=given)

@@ -10,7 +10,7 @@ from torch import nn
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
-from ml_factory.models.multi_timeframe_network import build_multi_timeframe_network
+from ml_factory.models.multi_timeframe_network import multi_timeframe_network_class
 from ml_factory.models.registry import (
     available_models,
     build_model,
@@ -121,10 +121,10 @@ def _behind(layer: type) -> type:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda: build_multi_timeframe_network(LSTM, ((1, 2),)), lambda: build_multi_timeframe_network(GRU, ((1, 2),))),
+        (lambda: multi_timeframe_network_class(LSTM, ((1, 2),)), lambda: multi_timeframe_network_class(GRU, ((1, 2),))),
         (
-            lambda: build_multi_timeframe_network(LSTM, ((1, 2),)),
-            lambda: build_multi_timeframe_network(LSTM, ((2, 2),)),
+            lambda: multi_timeframe_network_class(LSTM, ((1, 2),)),
+            lambda: multi_timeframe_network_class(LSTM, ((2, 2),)),
         ),
         (lambda: _behind(Same), lambda: _behind(Bent)),
     ],

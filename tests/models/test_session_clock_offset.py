@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import build_model, build_model_from_state
-from ml_factory.models.session_clock_offset import PSEUDO_COUNT, ClockOffset
+from ml_factory.models.session_clock_offset import PSEUDO_COUNT, SessionClockOffset
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.seeding import seeded_generator
 from tests.interrupting_phase import InterruptingPhase
@@ -27,7 +27,7 @@ def sessions(count: int = 40, bars: int = 96, seed: int = 0):
 
 def test_clock_offset_scores_equal_hand_counted_shares():
     x, y = sessions(count=5)
-    offset = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
+    offset = SessionClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
     prior = np.bincount(y + 1, minlength=3) + 0.5
     prior = prior / prior.sum()
     last = y.reshape(5, 96)[:, -1]  # a cell of its own, since it is among the last 4
@@ -49,7 +49,7 @@ def test_model_with_offset_and_noise_features_is_no_worse_than_clock(name):
     model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
     parts = (noise[:cut], y[:cut]), (noise[cut:], y[cut:])
     model.fit(*parts[0], validation=parts[1])
-    clock = ClockOffset.fit(noise[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(noise[:, 1])
+    clock = SessionClockOffset.fit(noise[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(noise[:, 1])
 
     def loss(p):
         return -np.log(p[np.arange(cut, len(y)), y[cut:] + 1]).mean()
@@ -67,7 +67,7 @@ def test_model_with_offset_and_worse_first_round_predicts_clock(name):
     model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
     result = model.fit(signal, y, validation=(lie, y))
     assert result.best_round == result.best_epoch == 0
-    clock = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
+    clock = SessionClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
     np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock.log_class_shares(x[:, 1])), rtol=1e-9)
     again = build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
@@ -83,7 +83,7 @@ def test_model_with_offset_and_informative_feature_beats_clock(name):
     model.fit(x[:cut], y[:cut], validation=(x[cut:], y[cut:]))
     assert model.best_round > 1
     loss = -np.log(model.predict_proba(x[cut:])[np.arange(cut), y[cut:] + 1]).mean()
-    clock = ClockOffset.fit(x[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(x[cut:, 1])
+    clock = SessionClockOffset.fit(x[:cut, 1], y[:cut] + 1, column=1, ending=4).log_class_shares(x[cut:, 1])
     assert loss < -clock[np.arange(cut), y[cut:] + 1].mean() - 0.1
 
 

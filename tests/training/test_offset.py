@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.heads import ClockOffsetHead, zero_output_head
+from ml_factory.models.heads import NetworkWithClockOffset, zero_output_head
 from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
-from ml_factory.models.session_clock_offset import ClockOffset
+from ml_factory.models.session_clock_offset import SessionClockOffset
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import serialize_state
 from tests.interrupting_phase import InterruptingPhase
@@ -36,7 +36,7 @@ def make(name: str, **settings):
 
 
 def clock_of(x, y):
-    return ClockOffset.fit(x[:, -1, 1], y + 1, column=1, ending=4)
+    return SessionClockOffset.fit(x[:, -1, 1], y + 1, column=1, ending=4)
 
 
 def fit_on_a_lie(name: str, **settings):
@@ -148,7 +148,7 @@ def test_clock_offset_network_cells_equal_clock_offset(step):
     rng = seeded_generator(3, "networks")
     column = np.tile(np.float32(3) * np.arange(1, BARS + 1, dtype=np.float32) / BARS - 1, 6)
     column = column if step else -np.sort(column)[::-1].copy()[:1].repeat(len(column))
-    offset = ClockOffset.fit(column, rng.integers(0, 3, len(column)), column=0, ending=4)
+    offset = SessionClockOffset.fit(column, rng.integers(0, 3, len(column)), column=0, ending=4)
     asked = np.r_[column, rng.uniform(-3, 3, 4000), np.nan, -9, 9].astype(np.float32)
     x_BTF = torch.zeros(len(asked), 2, 1)
     x_BTF[:, -1, 0] = torch.from_numpy(asked)
@@ -157,6 +157,6 @@ def test_clock_offset_network_cells_equal_clock_offset(step):
         def forward(self, x_BTF):
             return torch.zeros(len(x_BTF), 3, dtype=torch.float64)
 
-    module = ClockOffsetHead(Silent(), 0, 4)
-    module.load_state_dict(ClockOffsetHead(Silent(), 0, 4, offset).state_dict())
+    module = NetworkWithClockOffset(Silent(), 0, 4)
+    module.load_state_dict(NetworkWithClockOffset(Silent(), 0, 4, offset).state_dict())
     np.testing.assert_array_equal(module(x_BTF).numpy(), offset.log_class_shares(asked))

@@ -32,8 +32,10 @@ WIDE = replace(SPEC, k=(1.9, 2.5), neutral=(0.3, 1.0))  # labels that end later 
 @pytest.mark.parametrize("asked", [SPEC, WIDE], ids=["near", "wide"])
 @pytest.mark.parametrize("scheme", ["purged_kfold", "walk_forward_expanding"])
 def test_cross_validate_nested_uses_barriers_searched_on_fold_training_rows(prepared, monkeypatch, scheme, asked):
-    seen, whole = [], cross_validate.forecast_folds
-    monkeypatch.setattr(cross_validate, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
+    seen, whole = [], cross_validate.fit_and_forecast_folds
+    monkeypatch.setattr(
+        cross_validate, "fit_and_forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given)
+    )
     plans, cut = [], cross_validate.cross_validate_nested
     monkeypatch.setattr(
         pipeline, "cross_validate_nested", lambda *given, **named: plans.append(given[2]) or cut(*given, **named)
@@ -92,7 +94,7 @@ def test_cross_validate_nested_resumes_after_kill_and_loads_finished_run(prepare
     assessed, whole = [], barrier_search._View.evaluate
     monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: assessed.append(1) or whole(*given))
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    forecast, done = cross_validate.forecast_folds, []
+    forecast, done = cross_validate.fit_and_forecast_folds, []
 
     def killed(*given):
         if len(done) == 1:
@@ -101,7 +103,7 @@ def test_cross_validate_nested_resumes_after_kill_and_loads_finished_run(prepare
         return forecast(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(cross_validate, "forecast_folds", killed)
+        patch.setattr(cross_validate, "fit_and_forecast_folds", killed)
         folds(prepared)
     assert len(assessed) == 2 * SPEC.trials
     resumed = folds(prepared)

@@ -138,7 +138,9 @@ def out_of_fold(data: PreparedDataset, root: Path) -> tuple[fold_schemes.FoldPla
     )
     plan = fold_schemes.plan_folds(data, data.development_rows(), 3, 1, False)
     with CheckpointManager(root, run="folds") as manager:
-        return plan, folds.forecast_folds_or_raise(manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL))
+        return plan, folds.fit_and_forecast_folds_or_raise(
+            manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL)
+        )
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])

@@ -84,7 +84,7 @@ def test_train_of_booster_in_further_rank_returns_none_and_writes_nothing(prepar
 
 def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothing(prepared, further_rank, monkeypatch):
     monkeypatch.setattr(train_ranks, "broadcast_fit_decision", lambda spec, fitting=False: True)
-    honest, fitted = train_ranks.build_training_data, []
+    honest, fitted = train_ranks.build_fit_inputs, []
 
     class Recorded:
         def fit(self, *rows, validation):
@@ -96,7 +96,7 @@ def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothi
         return dataclasses.replace(training, model=Recorded())
 
     wanted, before = [], files_of(prepared)
-    monkeypatch.setattr(train_ranks, "build_training_data", observed)
+    monkeypatch.setattr(train_ranks, "build_fit_inputs", observed)
     assert pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS) is None
     assert len(fitted) == 1 and fitted[0][0][0] is wanted[0][0][0] and fitted[0][1] is wanted[0][1]
     assert files_of(prepared) == before
@@ -111,7 +111,7 @@ def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, 
 
     monkeypatch.setattr(
         train_ranks,
-        "build_training_data",
+        "build_fit_inputs",
         lambda data, spec: type("Setup", (), {"model": Left(), "train": (), "held_out": ()}),
     )
     with pytest.raises(FactoryError, match="Rank 0 has left this training"):

@@ -144,7 +144,7 @@ def test_compile_kernels_on_interrupt_stops_remaining_families(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children(seconds=0.05))
-    with pytest.raises(KeyboardInterrupt), progress.watch_progress(stop):
+    with pytest.raises(KeyboardInterrupt), progress.report_progress_to(stop):
         warm_up_kernels(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
     assert (
         len(warm_kernels.WorkerProcess.requested) <= 4

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_factory.datasets.row_sampling import mask_rows_with_full_window, sample_contiguous_blocks
+from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample_contiguous_blocks
 from ml_factory.errors import SettingsError
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ml_factory.data.outliers import (
+from ml_factory.data.price_anomalies import (
     FEW_MOVES,
     MOVE_WINDOW,
     OUTLIER_TIMES,
