@@ -389,6 +389,8 @@ def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, st
     """Return the number of fields and the delimiter; refuse text that pandas would silently misread."""
     lines = [line for line in text[:_HEAD_BYTES].splitlines() if line.strip()]
     lines = lines[:50] if len(lines) > 50 or len(text) <= _HEAD_BYTES else lines[:-1]
+    if not lines:
+        raise BarsError("No lines found", where=path, got="blank text", next_step="export the file again")
     delimiter = delimiter or max(DELIMITERS, key=lambda mark: lines[0].count(mark))
     rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
     header = rows[0]
