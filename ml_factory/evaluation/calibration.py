@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
 from ml_factory.models.base import softmax
@@ -111,7 +111,8 @@ class Calibration:
     @classmethod
     def from_dict(cls, facts: Mapping) -> "Calibration":
         """Read the values of `to_dict`; bundles of before 2026-11-22 have a temperature alone."""
-        return cls(float(facts["temperature"]), tuple(facts.get("bias", (0.0, 0.0, 0.0))))
+        with refuse_damaged_content(CheckpointError, "This calibration is damaged", next_step="train the model again"):
+            return cls(float(facts["temperature"]), tuple(map(float, facts.get("bias", (0.0, 0.0, 0.0)))))
 
 
 def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:

@@ -117,7 +117,10 @@ def get_custom_feature(name: str) -> CustomFeature:
     """Return the registered feature; raise SettingsError if it is unknown or its source differs from the hash."""
     plain, _, signature = name.partition("#")
     if plain not in _FEATURES:
-        step = did_you_mean(plain, _FEATURES) or "run the cell that defines it with @feature first"
+        step = did_you_mean(plain, _FEATURES) or (
+            "run the cell or script that defines it with @feature first; the command line knows no features of your own,"
+            " pipeline.prepare, audit and predict called from that script do"
+        )
         raise SettingsError("This feature is not defined here", where="custom", got=repr(plain), next_step=step)
     found = _FEATURES[plain]
     if signature and signature != found.signature:
@@ -134,10 +137,13 @@ def fill_custom_feature(name: str, bars: ResampledBars, first: int, out: np.ndar
     values = compute_custom_feature(made, bars)[first:]
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
+        advice = "divide by what cannot be 0, and fill with a neutral value"
+        if bad[0] == len(values) - len(bad):
+            advice = "a value that only the last bars lack looks ahead, as shift(-1) does: use earlier bars alone"
         raise SettingsError(
             "A feature is missing or infinite after its warm-up", where=made.name,
             got=f"{len(bad)} bars, first bar {first + bad[0]}", wanted="a number for each bar",
-            next_step="divide by what cannot be 0, and fill with a neutral value",
+            next_step=advice,
         )  # fmt: skip
     out[:] = values
 

@@ -96,12 +96,20 @@ def parse_named_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
 
 
 def parse_setting_value(text: str) -> Any:
-    """Parse a number, truth value, list or null as Python or JSON writes it; other texts are returned unchanged."""
+    """Parse a number, truth value, list or null as Python or JSON writes it; other texts are returned unchanged.
+
+    Raises SettingsError for a list or table that is not JSON.
+    """
     if text in _WORDS:
         return _WORDS[text]
     try:
         return parse_json(text)
     except ValueError:
+        if text.startswith(("[", "{")):
+            raise SettingsError(
+                "A list or table is written as JSON", where="--set", got=text, wanted='["a", "b"] or {"a": 1}',
+                next_step="quote it for the shell: --set 'features.custom=[\"name\"]'",
+            ) from None  # fmt: skip
         return text.strip("'\"")
 
 

@@ -47,12 +47,13 @@ def warm_up_kernels(families: Iterable[str]) -> None:
     logged, and the first calls compile the rest.
     """
     folder, wanted = Path(os.environ["NUMBA_CACHE_DIR"]), (*families, TARGETS)
-    if cores() < 2 or len(_missing_shares(folder, wanted)) < 2:
+    missing = _missing_shares(folder, wanted)
+    if cores() < 2 or len(missing) < 2:
         return
-    with file_lock(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
+    # A second process waits for the lock, and finds what the first one made.
+    with progress_phase("kernels", len(missing), of="kinds") as done, file_lock(folder / "ahead.lock"):
         if lacking := _missing_shares(folder, wanted):
-            with progress_phase("kernels", len(lacking), of="kinds") as done:
-                _compile_in_workers(deque(lacking), folder, done)
+            _compile_in_workers(deque(lacking), folder, done)
 
 
 def _missing_shares(folder: Path, wanted: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from sklearn.calibration import calibration_curve
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.evaluation.calibration import (
     Calibration,
     calibration_by_class,
@@ -225,3 +225,9 @@ def test_reliability_with_overlapping_labels_has_larger_errors():
 def test_reliability_of_constant_forecast_has_one_bin():
     table = reliability_table([1, 0, -1], np.tile([0.2, 0.3, 0.5], (3, 1)))
     assert table["frequency"].tolist() == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("facts", [{}, {"temperature": None}, {"temperature": "hot"}, {"temperature": 1.0, "bias": 3}])
+def test_calibration_from_damaged_dict_raises_one_line(facts):
+    with pytest.raises(CheckpointError, match=r"calibration is damaged.*Next: train the model again"):
+        Calibration.from_dict(facts)

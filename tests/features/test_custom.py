@@ -200,5 +200,16 @@ def test_custom_feature_with_infinite_values_after_warmup_raises_error(real_bars
             return np.log(np.abs(bars.close - bars.open))
 
     bars, market = real_bars("SPY")
-    with pytest.raises(SettingsError, match=r"missing or infinite.*late"):
+    with pytest.raises(SettingsError, match=r"missing or infinite.*late.*divide by what cannot be 0"):
         build_features(bars, market, FeatureSpec(frames=(), custom=("late",)))
+
+
+def test_custom_feature_missing_on_last_bars_alone_names_look_ahead(real_bars):
+    @feature(memory=2)
+    def peek(bars):
+        ahead = np.asarray(bars.close.shift(-1))
+        return ahead if len(bars) > 5_000 else np.ones(len(bars))  # the decorator's synthetic market is shorter
+
+    bars, market = real_bars("SPY")
+    with pytest.raises(SettingsError, match=r"missing or infinite.*peek.*1 bars.*only the last bars lack looks ahead"):
+        build_features(bars, market, FeatureSpec(frames=(), custom=("peek",)))

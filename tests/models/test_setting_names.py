@@ -16,7 +16,7 @@ from ml_factory.models.registry import (
     registered_model_settings,
     resolve_registry_entry,
 )
-from ml_factory.models.setting_names import NETWORK_NAMES, parse_named_settings
+from ml_factory.models.setting_names import NETWORK_NAMES, parse_named_settings, parse_setting_value
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters
 from ml_factory.settings import make_run_settings
 from ml_factory.training import recompute
@@ -174,3 +174,10 @@ def test_check_parameters_stack_settings_apply_to_networks_or_named_model(capsys
     assert chosen(BASE_MODELS="xgboost,linear", SETTINGS="num_epochs=3").settings["linear"] == {"num_epochs": 3}
     with pytest.raises(SettingsError, match="No such model among"):
         chosen(BASE_MODELS="xgboost,lstm", SETTINGS="gru.hidden=3")
+
+
+@pytest.mark.parametrize("text", ["[mine]", '{"a": }', "[1, 2"])
+def test_parse_setting_value_of_list_that_is_not_json_raises(text):
+    assert parse_setting_value('["mine", 2]') == ["mine", 2]
+    with pytest.raises(SettingsError, match=r"written as JSON.*quote it for the shell"):
+        parse_setting_value(text)
