@@ -118,7 +118,7 @@ def get_custom_feature(name: str) -> CustomFeature:
     plain, _, signature = name.partition("#")
     if plain not in _FEATURES:
         step = did_you_mean(plain, _FEATURES) or (
-            "run the cell or script that defines it with @feature first; the command line knows no features of your own,"
+            "run the cell or script that defines it with @feature first; the command line knows none of your own,"
             " pipeline.prepare, audit and predict called from that script do"
         )
         raise SettingsError("This feature is not defined here", where="custom", got=repr(plain), next_step=step)
