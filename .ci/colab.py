@@ -21,6 +21,7 @@ HELD = (
     "requirements.txt",
     "requirements/*.txt",
     "requirements/locked/colab.txt",
+    "requirements/locked/dev-cuda.txt",
     "requirements/locked/dev.txt",
     "LICENSE",
 )

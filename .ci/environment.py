@@ -64,7 +64,9 @@ def _texts(pins: Path) -> list[str]:
     """The pins and every file they include (-r) or are held by (-c)."""
     text = pins.read_text(encoding="utf-8")
     named = re.findall(r"^(?:-r|-c|--requirement|--constraint)[ =](\S+)", text, re.MULTILINE)
-    return [text, *(inner for name in named for inner in _texts(pins.parent / name))]
+    beside = [pins.with_name(f"{pins.stem}-{build}.txt") for build in ("cpu", "cuda")]
+    extra = [path.read_text(encoding="utf-8") for path in beside if path.is_file()]
+    return [text, *extra, *(inner for name in named for inner in _texts(pins.parent / name))]
 
 
 def _stamp(folder: Path) -> str:

@@ -82,10 +82,13 @@ class SessionOverError(FactoryError):
     """The session ends; the work was saved and stopped before."""
 
 
+MORE_MEMORY = "close other programs or kernels, or use a machine with more memory, and run again"
+
+
 @contextmanager
 def refuse_damaged_content(kind: type[FactoryError], what: str, *, where: object = None, next_step: str) -> Iterator:
     """Raise `kind` where the values of a file are not those that its reader expects: names that are missing, other
-    types or shapes, numbers out of range.
+    types or shapes, numbers out of range. Raises WorkspaceError where memory or the disk failed, not the content.
     """
     try:
         yield
@@ -96,6 +99,12 @@ def refuse_damaged_content(kind: type[FactoryError], what: str, *, where: object
         OSError,
     ) as error:  # fmt: skip
         got = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if isinstance(error, MemoryError) or "out of memory" in got.lower():
+            raise WorkspaceError("This content needs more memory than there is", where=where, got=got,
+                                 next_step=MORE_MEMORY) from error  # fmt: skip
+        if isinstance(error, OSError) and error.errno is not None:
+            raise WorkspaceError("A file could not be read", where=where, got=got,
+                                 next_step="check that its disk or mount answers") from error  # fmt: skip
         raise kind(what, where=where, got=got, next_step=next_step) from error
 
 

@@ -66,7 +66,7 @@ def requirements_for_runtime(colab: bool, tpu: str) -> Path:
 
 def lock_for_runtime(colab: bool) -> dict[str, LockedPackage]:
     """Return the packages that may be installed, with versions and hashes; on Colab those that fit next to its own."""
-    lock = read_package_lock(LOCKED / "dev.txt")
+    lock = read_package_lock(LOCKED / "dev.txt") | read_package_lock(LOCKED / "dev-cuda.txt")
     return lock | read_package_lock(LOCKED / "colab.txt") if colab else lock
 
 
@@ -84,6 +84,7 @@ def install_missing_packages(
     lock : as of `lock_for_runtime`, which is the default off Colab.
 
     Returns the names installed. Raises RuntimeMismatchError when pip fails.
+    An installed package that is too old for a new one is replaced, unless `KEEP` lists it.
     """
     lines = [line for line in (*read_requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
@@ -95,11 +96,12 @@ def install_missing_packages(
     keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
     kept = {normalize_package_name(_name(line)) for line in keep}
     lock = lock_for_runtime(False) if lock is None else lock
-    # Where an installed package is too old for a new one, the second attempt replaces it, unless it is kept.
-    for leave in (lambda name: installed_version(name) is not None, lambda name: name in kept):
+    output = _install_locked(locked_closure(lock, requested, lambda name: installed_version(name) is not None), keep)
+    if "ResolutionImpossible" in output or "--require-hashes" in output:
+        # An installed package is too old for a new one: those that pip names are replaced, unless they are kept.
+        named = {normalize_package_name(word) for word in re.findall(r"[A-Za-z0-9._-]+", output)} - kept
+        leave = lambda name: installed_version(name) is not None and name not in named  # noqa: E731
         output = _install_locked(locked_closure(lock, requested, leave), keep)
-        if not output:
-            break
     importlib.invalidate_caches()
     if output:
         raise RuntimeMismatchError(

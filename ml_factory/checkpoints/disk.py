@@ -1,5 +1,6 @@
 """File operations of checkpoint slots, one method each, so that a test can make each of them fail."""
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 from ml_factory.storage.atomic_replace import flush_folder, flush_to_disk
 from ml_factory.storage.files import files
 from ml_factory.storage.regular_files import open_regular_file
+
+# File systems that sync no folder: some network and FUSE mounts.
+_NO_FOLDER_SYNC = frozenset({errno.EBADF, errno.EPERM, errno.EACCES})
 
 
 class Disk:
@@ -25,7 +29,11 @@ class Disk:
 
         parents : the folder may be new: its own name, and those of the folders above it, too.
         """
-        flush_folder(folder)
+        try:
+            flush_folder(folder)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         for one in folder.parents if parents else ():
             with suppress(OSError):  # a file system that this user does not own
                 flush_folder(one)

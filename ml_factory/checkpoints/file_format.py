@@ -20,7 +20,7 @@ from xxhash import xxh3_128
 
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.slot_description import check_container_info
-from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.errors import MORE_MEMORY, CheckpointError, WorkspaceError
 from ml_factory.storage.files import disk_errors
 from ml_factory.storage.json_values import parse_json, parse_json_start
 from ml_factory.storage.regular_files import RefusedFileError, half_of_memory
@@ -128,7 +128,10 @@ def read_checkpoint_file(disk: Disk, path: Path, into: bytearray | None = None) 
         header = _intact_ends(disk, file)
         if into is not None:
             if header.size > half_of_memory():
-                raise ForeignFileError("it is larger than half of this machine's memory", got=f"{header.size:,} bytes")
+                raise WorkspaceError(
+                    "This checkpoint is larger than half of this machine's memory", where=path,
+                    got=f"{header.size:,} bytes", next_step=MORE_MEMORY,
+                )  # fmt: skip
             into += bytes(header.size)  # the seal stays zero: no reader needs it any more
         for _ in _verified_content(disk, file, header, into):
             pass

@@ -90,7 +90,7 @@ class PhaseCheckpoints:
             if self.store.staging.is_allocating:  # for the first time: a later step copies without waiting for pages
                 self._passed_over = True
                 return None
-        with self.store.staging_lock(self.store.deadline if must else _WAIT_SECONDS) as free:
+        with self.store.staging_lock(self.unit, self.store.deadline if must else _WAIT_SECONDS) as free:
             if not free:
                 self._warn(WorkspaceError("The save before it is still being written", where=self.store.home_folder))
                 self._passed_over = True
@@ -275,7 +275,7 @@ class PhaseCheckpoints:
         except LeaseTakenOverError as error:
             self._mark_taken_over(error)
             return None, False
-        except (WorkspaceError, CheckpointError) as error:
+        except (WorkspaceError, CheckpointError, OSError, RuntimeError, MemoryError) as error:
             if not self._refused:
                 _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
             self._refused = True

@@ -125,6 +125,7 @@ class CheckpointStore:
                     lock_seconds=_LOCK_SECONDS,
                 )  # fmt: skip
             self.uploader = CheckpointUploader(self.home, self.mount, keep_last, executor, target=str(self.folder))
+        self._writing: CheckpointUnit | None = None  # the unit of the newest state handed to the writer
         self.writer = SaveWriter(self.home, child, direct, keep_last, self.deadline, background)
         _open.add(self)
 
@@ -155,17 +156,19 @@ class CheckpointStore:
     # ------------------------------------------------------------------ writing
 
     @contextmanager
-    def staging_lock(self, seconds: float) -> Iterator[bool]:
+    def staging_lock(self, unit: CheckpointUnit, seconds: float) -> Iterator[bool]:
         """Hold the staging buffer alone among this process's threads, after its last content was written.
 
-        Yields False when that took longer than `seconds`.
+        Yields False when that took longer than `seconds`. A save that is being repeated is given up for a newer one of
+        its own unit only.
         """
         ends = time.monotonic() + seconds
         if not self._save_lock.acquire(timeout=seconds):
             yield False
             return
         try:
-            self.writer.newer.set()
+            if self._writing == unit:
+                self.writer.newer.set()
             free = self.wait_home(max(0.0, ends - time.monotonic()))
             self.writer.newer.clear()
             yield free
@@ -177,6 +180,7 @@ class CheckpointStore:
         last: bool,
     ) -> tuple[dict, bool]:  # fmt: skip
         """Write a staged state, as `SaveWriter.write`; return (its info, True when it is on the mount)."""
+        self._writing = unit
         metrics = {key: _encode_metric(value) for key, value in info["metrics"].items()}
         saved, disk = self.writer.write(
             unit, {**info, "metrics": metrics}, state, shared=self.staging.shared, mount_fence=mount_fence, force=force,

@@ -134,7 +134,7 @@ class CheckpointUploader:
                 self.unresponsive = True
                 return
             if self.pending.get(unit) == job:
-                del self.pending[unit]
+                self.pending.pop(unit, None)
                 clear_pending_upload((self._target, unit))
             on_uploaded()
         if self.unresponsive:

@@ -24,6 +24,7 @@ _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
 # Limits of a first reading of a snapshot: far above those of a whole one.
 _TRIAL_BYTES, _TRIAL_CPU_SECONDS, _TRIAL_SECONDS = 16 << 30, 3600, 600.0
+_LIMITS = ("SIGKILL", "SIGXCPU", "SIGTERM")  # a machine without memory or time says nothing about the snapshot
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
@@ -184,7 +185,7 @@ class _Trainer(TabularBlockTrainer):
                 lambda: catboost.CatBoost(params).fit(self.train, eval_set=self.valid, callbacks=[_Until(first)]),
                 memory=_TRIAL_BYTES, cpu_seconds=_TRIAL_CPU_SECONDS, seconds=_TRIAL_SECONDS,
             )  # fmt: skip
-        if ended:
+        if ended and ended not in _LIMITS:
             raise CheckpointError(
                 "CatBoost cannot read the snapshot in this checkpoint", got=f"its process ended with {ended}",
                 next_step="start a new run (FRESH=True, --fresh)",

@@ -264,8 +264,8 @@ class Files:
 
         NaN and infinity are refused because JSON cannot represent them.
         """
-        text = json.dumps(redact_values(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        self.write(path, text.encode())
+        data = (json.dumps(redact_values(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
 
     @_operation
     def make_folder(self, path: Path) -> None:

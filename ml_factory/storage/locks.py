@@ -153,7 +153,11 @@ def acquire_lock_file(path: Path, what: str) -> HeldLock | None:
             file = _lock(path, what)
             if file is None:
                 return None
-            _held[path] = _Acquired(file, file.sign())
+            try:
+                _held[path] = _Acquired(file, file.sign())
+            except BaseException:
+                file.close()
+                raise
         return _held[path].lock
 
 

@@ -38,13 +38,23 @@ def open_regular_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
             raise RefusedFileError(errno.EINVAL, "it is a pipe, a device or a socket, not a regular file")
         stored = facts.st_blocks * _BLOCK  # 0 on mounts that do not tell
         if flags & os.O_ACCMODE == os.O_RDONLY and facts.st_size > _SPARSE_BYTES and (
-            0 < stored < facts.st_size // _SPARSE_SHARE
+            0 < stored < facts.st_size // _SPARSE_SHARE and _has_hole(descriptor, facts.st_size)
         ):  # fmt: skip
             raise RefusedFileError(errno.EINVAL, f"it is sparse: {stored:,} of {facts.st_size:,} bytes are stored")
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _has_hole(descriptor: int, size: int) -> bool:
+    """Return True when the file system knows of a hole: ZFS counts the blocks of a new file seconds later."""
+    try:
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+    except OSError:
+        return True
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return hole < size
 
 
 def read_regular_file(path: str | os.PathLike, largest: int | None = None) -> bytes:

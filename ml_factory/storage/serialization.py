@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from ml_factory.errors import CheckpointError
+from ml_factory.errors import MORE_MEMORY, CheckpointError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
@@ -96,9 +96,11 @@ def deserialize_state(data: bytes | bytearray) -> dict:
         raise
     except (
         SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
-        MemoryError, struct.error,
+        struct.error,
     ) as error:  # fmt: skip
         raise CheckpointError("These bytes are not a whole state", got=f"{type(error).__name__}: {error}") from error
+    except MemoryError as error:  # no damage: an older checkpoint must not be taken for it
+        raise WorkspaceError("This state needs more memory than there is", next_step=MORE_MEMORY) from error
     if not isinstance(state, dict):
         raise CheckpointError("These bytes are not a state", got=type(state).__name__, wanted="dict")
     return state

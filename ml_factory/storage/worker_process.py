@@ -117,7 +117,7 @@ class WorkerProcess:
             if self._closed:
                 raise WorkerUnavailableError("it was closed")
             if self._process is None or self._process.poll() is not None or self._parent != process_id():
-                self._start()
+                self._start_or_raise()
             try:
                 self._channel.settimeout(deadline_seconds)
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
@@ -135,6 +135,16 @@ class WorkerProcess:
                 raise
         finally:
             self._one_call.release()
+
+    def _start_or_raise(self) -> None:
+        """Start the child. Raises WorkerUnavailableError where the system has no process, memory or descriptor left."""
+        try:
+            self._start()
+        except WorkerUnavailableError:
+            raise
+        except (OSError, RuntimeError) as error:
+            self._kill()
+            raise WorkerUnavailableError(f"a child process could not be started: {error}") from error
 
     def close(self) -> None:
         """End the child; one that does not respond is killed, never waited for."""

@@ -1,5 +1,6 @@
 """Saves that a disk refuses, and writing processes that are killed, with real processes and files."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -19,6 +20,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit, SlotWriterId
 from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.checkpoints.uploader import COPIED, REFUSED, SAVED
 from ml_factory.errors import SessionOverError, WorkspaceError
+from ml_factory.storage import worker_process
 from ml_factory.storage.worker_process import abandon_worker_process, start_python_process
 
 UNIT = CheckpointUnit("r", "p")
@@ -233,3 +235,21 @@ def test_save_on_mount_alone_waits_until_lease_of_earlier_session_there_is_stale
             later.save_checkpoint("p", {"value": 3}, force=True)  # repeated until the lease is stale
             assert later.store.wait_home(30) and later.phase("p").last_save.where == COPIED
             assert later.phase("p").latest_info()["lease"] == {"session": "later", "fence": 2}
+
+
+def test_manager_whose_writer_cannot_be_started_counts_save_as_refused(tmp_path, monkeypatch):
+    def no_process(*given, **named):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with CheckpointManager(tmp_path, run="r") as manager:
+        phase = manager.phase("p")
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_process, "start_python_process", no_process)
+            phase.save(STATE)
+            while phase.last_save is None:  # the first one makes its pages
+                time.sleep(0.01)
+                phase.save(STATE)
+            phase.store.wait_home()
+            assert phase.last_save.where == REFUSED and phase.due_in() <= 10.0
+        phase.save(STATE, force=True)
+        assert phase.is_saved() and manager.load_latest_checkpoint("p") is not None

@@ -19,7 +19,8 @@ from ml_factory.checkpoints.slot_description import (
     check_lease_record,
     check_slot_manifest,
 )
-from ml_factory.errors import CheckpointError
+from ml_factory.errors import WorkspaceError
+from ml_factory.storage import serialization
 from tests.limited_reading import read_with_limits
 
 INFO = {
@@ -100,9 +101,27 @@ def test_load_of_checkpoint_larger_than_memory_is_refused_unread(tmp_path, monke
         save(manager, 1)
         path = Path(save(manager, 2)["path"])
     monkeypatch.setattr(file_format, "half_of_memory", lambda: path.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match="larger than half of this machine's memory"):
+    with pytest.raises(WorkspaceError, match="larger than half of this machine's memory"):
         read_checkpoint_file(Disk(), path, bytearray())
     read_checkpoint_file(Disk(), path)  # only checked, piece by piece
+
+
+@pytest.mark.parametrize("short", ["arrays", "file"])
+def test_load_without_enough_memory_raises_and_keeps_checkpoint(tmp_path, monkeypatch, short):
+    """An older checkpoint, or none, must not be taken instead: the next saves would overwrite the newest."""
+    with CheckpointManager(tmp_path, run="r", background=False) as manager:
+        save(manager, 1)
+        path = Path(save(manager, 2)["path"])
+    with monkeypatch.context() as patch:
+        if short == "file":
+            patch.setattr(file_format, "half_of_memory", lambda: path.stat().st_size - 1)
+        else:
+            patch.setattr(serialization, "_unpack", lambda *_: bytes(1 << 62))
+        manager = CheckpointManager(tmp_path, run="r", background=False)
+        with manager, pytest.raises(WorkspaceError, match=r"memory.*Next: close other programs"):
+            manager.load_latest_checkpoint("p")
+    with CheckpointManager(tmp_path, run="r", background=False) as manager:
+        assert manager.load_latest_checkpoint("p")["sequence"] == 2
 
 
 def sealed(texts: dict, repeated: str = "") -> bytes:
