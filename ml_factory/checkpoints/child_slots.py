@@ -51,6 +51,8 @@ class ChildSlots(WorkerProcess):
     Methods raise what `Slots` raises, UnresponsiveMountError when the folder does not answer, and KilledChildError.
     """
 
+    shared = True
+
     def __init__(
         self, folder: Path, lock: Path, lease: SlotWriterId, *, disk: str = MOUNT, memory: int = -1,
         quota: int | None = None, deadline: float = 60, lock_seconds: float | None = None, niceness: int = 14,

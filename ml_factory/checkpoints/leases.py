@@ -15,6 +15,9 @@ always among the containers of one kernel (`boot`), whose clock reports say noth
 lease has to stay unchanged for three minutes of the local monotonic clock, whatever its recorded time. The mount has no
 clock of its own: the time that Drive shows for a file comes from the machine that wrote it.
 
+An unreadable lease may be a living session's, and is watched like one that was renewed just now; but not on the local
+disk, where this session's lock shows that no other session of the machine has the unit.
+
 A mount may show leases late or never: then two sessions may live for a time. Every checkpoint carries its session's
 fence; a session that finds a higher fence than its own stops writing (Gray and Cheriton 1989; the fencing tokens of
 Kleppmann 2016). At equal fences the one that has saved keeps the unit, and writes its lease over the other's; where
@@ -48,6 +51,7 @@ RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail
 _TIMEX = struct.Struct("i4xqqqqi")  # modes, offset, freq, maxerror, esterror, status: the beginning of struct timex
 _UNSYNCHRONISED = 0x40
+UNREADABLE_LEASE: dict = {"unreadable": True}  # it has no fence: the checkpoints carry the fence too
 T = TypeVar("T")
 _log = logging.getLogger("ml_factory")
 
@@ -57,14 +61,17 @@ class LeaseTakenOverError(CheckpointError):
 
 
 def read_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
-    """Return the unit's lease; {} where none can be read."""
+    """Return the unit's lease; {} where there is none, UNREADABLE_LEASE where it is torn or the disk refuses it."""
+    path = _path(folder, unit)
     with suppress(WorkspaceError, ValueError):
-        return check_lease_record(parse_json(read_small_file(disk, _path(folder, unit))))
-    return {}
+        return check_lease_record(parse_json(read_small_file(disk, path)))
+    with suppress(OSError):
+        return UNREADABLE_LEASE if path.name in disk.names(path.parent) else {}
+    return UNREADABLE_LEASE
 
 
 def write_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict) -> None:
-    """Overwrite the unit's lease; a torn lease counts as none, since the checkpoints carry the fence too."""
+    """Overwrite the unit's lease; an interrupted write may leave an unreadable one."""
     path = _path(folder, unit)
     with disk_errors(path):
         disk.make_folder(path.parent)
@@ -123,6 +130,8 @@ def clock_is_synchronized() -> bool:
 class _LeaseTier(Protocol):
     """Slots of one disk, as a lease uses them."""
 
+    @property
+    def shared(self) -> bool: ...  # with other machines, which this machine's locks do not reach
     def read_lease(self, unit: CheckpointUnit) -> dict: ...
     def renew(self, unit: CheckpointUnit, record: dict) -> None: ...
     def list_unverified(self, unit: CheckpointUnit) -> list[dict]: ...
@@ -164,11 +173,11 @@ class LeaseHolder:
         """
         self._tiers = [self._local, *([self._mount] if query_mount and self._mount is not None else [])]
         self._lock, self._mount_checked, self._mount_watch = lock, query_mount, None
-        records, saved = self._records(), self._saved()
-        if suspects := self._suspects(records, saved):
+        found, saved = self._leases(), self._saved()
+        if suspects := self._suspects(found, saved):
             self._watch(suspects)
-            records, saved = [*records, *self._records()], self._saved()
-        latest = max(records, key=_record_order, default={})
+            found, saved = [*found, *self._leases()], self._saved()
+        latest = max(_readable(found), key=_record_order, default={})
         fence = max([latest.get("fence", 0), *(fence for fence, _ in saved)])
         renewed = (fence, self.lease.session) == lease_fence_order(latest)
         self.lease = replace(self.lease, fence=fence if renewed else fence + 1)
@@ -213,13 +222,13 @@ class LeaseHolder:
         if self._mount_checked:
             return
         lease, saved = mount.read_lease(self.unit), _sessions_that_saved(mount, self.unit)
-        records = [lease] if lease else []
+        found = [lease] if lease else []
         if self._mount_watch is None:
-            suspects = self._suspects(records, saved)
+            suspects = self._suspects(found, saved)
             remaining = max(map(self._seconds_until_stale, suspects.values()), default=0.0)
             self._mount_watch = suspects, self._clock() + remaining
         suspects, until = self._mount_watch
-        suspects = self._without_released(suspects, records, LeaseTakenOverError)
+        suspects = self._without_released(suspects, _readable(found), LeaseTakenOverError)
         if suspects and (remaining := until - self._clock()) > 0:
             raise WorkspaceError(
                 f"Another session may still work on run {self.unit.run}, phase {self.unit.phase}",
@@ -243,9 +252,13 @@ class LeaseHolder:
             ):  # fmt: skip
                 tier.renew(self.unit, record)
 
-    def _records(self) -> list[dict]:
-        """List the readable leases of all tiers."""
-        return list(filter(None, self._query(lambda tier: [tier.read_lease(self.unit)])))
+    def _leases(self) -> list[dict]:
+        """List the leases of all tiers; an unreadable one on the local disk is left out under this session's lock."""
+        leases = self._query(lambda tier: [(tier, tier.read_lease(self.unit))])
+        locked = self._lock is not None and not self._local.shared
+        return [
+            lease for tier, lease in leases if lease and not (tier is self._local and locked and "fence" not in lease)
+        ]  # fmt: skip
 
     def _saved(self) -> set[tuple[int, str]]:
         """Return (fence, session) of each session that has a checkpoint on a tier."""
@@ -260,18 +273,25 @@ class LeaseHolder:
                 self._mount_checked = self._mount_checked and tier is not self._mount
         return answers
 
-    def _suspects(self, records: list[dict], saved: set[tuple[int, str]]) -> dict[str, dict]:
+    def _suspects(self, found: list[dict], saved: set[tuple[int, str]]) -> dict[str, dict]:
         """Return session -> its newest record, of the sessions that may be alive.
 
-        A checkpoint with a higher fence than the leases shows that the mount lacks its session's lease. A session that
-        this one has taken over before, in another part of this process, is none.
+        A checkpoint with a higher fence than the leases shows that the mount lacks its session's lease. An unreadable
+        lease counts as that session's, or as one of an unknown session "". A session that this one has taken over
+        before, in another part of this process, is none.
+
+        found : leases, unreadable ones too.
         """
         newest: dict[str, dict] = {}
+        records = _readable(found)
         for record in sorted(records, key=_record_order):
             newest[str(record.get("session"))] = record
         fence, session = max(saved, default=(0, ""))
-        if records and fence > max(record["fence"] for record in records):
+        highest = max((record["fence"] for record in records), default=0)
+        if fence > highest and found:
             newest.setdefault(session, {"fence": fence, "session": session, "seen": self._now()})
+        elif len(records) < len(found):
+            newest[""] = {"fence": highest, "session": "", "seen": self._now()}
         own = newest.get(self.lease.session, {"fence": 0})["fence"]
         return {name: one for name, one in newest.items() if one["fence"] >= own and not self._has_ended(one)}
 
@@ -294,14 +314,14 @@ class LeaseHolder:
         until = self._clock() + remaining
         while suspects and (remaining := until - self._clock()) > 0:
             self._sleep(min(POLL_SECONDS, remaining))
-            suspects = self._without_released(suspects, self._records())
+            suspects = self._without_released(suspects, _readable(self._leases()))
 
     def _without_released(
         self, suspects: dict[str, dict], records: list[dict], error: type[CheckpointError] = CheckpointError
     ) -> dict[str, dict]:
         """Return the suspects without those that these later records show as ended. Raises `error` for one that lives.
 
-        records : none where the lease is torn, or the mount does not answer just now.
+        records : none where the lease is unreadable, or the mount does not answer just now.
         """
         ended = set()
         for record in records if suspects else ():
@@ -314,7 +334,7 @@ class LeaseHolder:
                     where=f"on {record.get('host')}", got="a lease that is being renewed",
                     next_step="wait for it or stop it, or open a new run with FRESH",
                 )  # fmt: skip
-            ended.add(session)
+            ended |= {session, ""}
         return {session: record for session, record in suspects.items() if session not in ended}
 
     def _seconds_until_stale(self, lease: dict) -> float:
@@ -329,6 +349,10 @@ class LeaseHolder:
 def _sessions_that_saved(tier: _LeaseTier, unit: CheckpointUnit) -> set[tuple[int, str]]:
     """Return (fence, session) of each session that has a checkpoint of the unit on this tier."""
     return {lease_fence_order(info.get("lease")) for info in tier.list_unverified(unit)}
+
+
+def _readable(leases: Iterable[dict]) -> list[dict]:
+    return [lease for lease in leases if "fence" in lease]
 
 
 def _beat_of(record: dict) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import WorkspaceError
+from ml_factory.storage.bucket_sync import URGENT
 from ml_factory.storage.workspace import pull_workspace_checkpoints, push_workspace_checkpoints
 
-_LEASES = "checkpoints/leases/"
 _log = logging.getLogger("ml_factory")
 
 
@@ -23,16 +23,18 @@ class MirroredLeases:
     root : folder of the workspace.
     """
 
+    shared = True
+
     def __init__(self, slots: Slots, root: Path):
         self._slots, self._root = slots, root
 
     def read_lease(self, unit: CheckpointUnit) -> dict:
-        self._pull(_LEASES)
+        self._pull(URGENT)
         return self._slots.read_lease(unit)
 
     def renew(self, unit: CheckpointUnit, record: dict) -> None:
         self._slots.renew(unit, record)
-        push_workspace_checkpoints(self._root, _LEASES)
+        push_workspace_checkpoints(self._root, URGENT)
 
     def list_unverified(self, unit: CheckpointUnit) -> list[dict]:
         self._pull("checkpoints/")

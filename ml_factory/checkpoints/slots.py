@@ -45,6 +45,8 @@ class Slots:
     lease : identity of the writer.
     """
 
+    shared = False  # where this object is a machine's first disk: no other machine writes there
+
     def __init__(self, pool: SlotPool, lease: SlotWriterId | None = None):
         self.pool, self.lease = pool, lease or SlotWriterId()
         self._verified_hashes: dict[Path, str] = {}  # slot -> hash that this process has verified

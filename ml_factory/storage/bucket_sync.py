@@ -27,7 +27,8 @@ _LEDGER = ".bucket.json"
 # Seconds for one request. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
-_sync_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mirror
+URGENT = "checkpoints/leases/"  # small files that are transferred beside a pass over large ones
+_sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over `URGENT`
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class BucketMirror:
         self.folder = Path(folder or local_cache_folder("buckets") / fingerprint_json(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
-        self._sync_lock = _sync_locks.setdefault(self.folder, threading.RLock())
-        self._background = BackgroundThread("bucket")
+        self._background, self._urgent = BackgroundThread("bucket"), BackgroundThread("bucket-urgent")
         self._push_requested: set[tuple[str, ...]] = set()  # places whose push has not begun
 
     def push_in_background(self, *places: str) -> None:
@@ -68,7 +68,8 @@ class BucketMirror:
         """
         if places not in self._push_requested:
             self._push_requested.add(places)
-            self._background.submit(lambda: self._push_requested_changes(*places))
+            thread = self._urgent if places == (URGENT,) else self._background
+            thread.submit(lambda: self._push_requested_changes(*places))
 
     def _push_requested_changes(self, *places: str) -> None:
         self._push_requested.discard(places)
@@ -83,7 +84,7 @@ class BucketMirror:
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
-        with self._sync_lock:
+        with self._pass_lock(*places):
             return self._pull(places)
 
     def _pull(self, places: tuple[str, ...]) -> BucketSyncResult:
@@ -97,30 +98,35 @@ class BucketMirror:
                 version = self._fetch(name, facts)
                 ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
-        for name in [name for name in ledger if _within(name, places) and name not in remote]:
+        gone = [name for name in ledger if _within(name, places) and name not in remote]
+        for name in gone:
             if _stamp(self.folder / name) in (ledger[name]["local"], None):
                 (self.folder / name).unlink(missing_ok=True)
                 removed.append(name)
-            del ledger[name]
-        self._write_ledger(ledger, pulled, removed)
+        self._merge_ledger(ledger, pulled, gone)
         return BucketSyncResult(pulled=tuple(pulled), removed=tuple(removed))
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
-        with self._sync_lock:
+        with self._pass_lock():
             ledger, facts, path = self._ledger(), self._remote_info(name), self.folder / name
             known = ledger.get(name)
             if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
                 ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
-                self._write_ledger(ledger, [name])
+                self._merge_ledger(ledger, [name])
             return path
 
     def push(self, *places: str) -> BucketSyncResult:
         """Upload files that are new or changed since the last pass, and delete objects whose files were deleted.
         Data first, JSON last. `places` as for `pull`.
         """
-        with self._sync_lock:
+        with self._pass_lock(*places):
             return self._push(places)
+
+    def _pass_lock(self, *places: str) -> threading.RLock:
+        """Return the lock of passes over `places`: a lease is not renewed too late behind an upload of minutes."""
+        name = places[0] if places in ((URGENT,), (_LEDGER,)) else ""
+        return _sync_locks.setdefault((self.folder, name), threading.RLock())
 
     def _push(self, places: tuple[str, ...]) -> BucketSyncResult:
         ledger = self._ledger()
@@ -139,9 +145,8 @@ class BucketMirror:
             with self._errors(name):
                 if self._files.exists(self._key(name)):
                     self._files.rm_file(self._key(name))
-            del ledger[name]
             removed.append(name)
-        self._write_ledger(ledger, pushed, removed)
+        self._merge_ledger(ledger, pushed, removed)
         return BucketSyncResult(pushed=tuple(pushed), removed=tuple(removed))
 
     # ------------------------------------------------------------------ one file
@@ -223,9 +228,15 @@ class BucketMirror:
         entries = stored.items() if isinstance(stored, dict) else ()
         return {name: one for name, one in entries if _is_ledger_entry(one) and self._is_usable(name)}
 
-    def _write_ledger(self, ledger: dict, *changes: list) -> None:
-        if any(changes):
-            files.write_json(self.folder / _LEDGER, ledger)
+    def _merge_ledger(self, ledger: dict, changed: Iterable[str], removed: Iterable[str] = ()) -> None:
+        """Write the entries that a pass has changed in `ledger` into the stored one, which another pass may change."""
+        changed, removed = list(changed), list(removed)
+        if changed or removed:
+            with self._pass_lock(_LEDGER):
+                stored = self._ledger() | {name: ledger[name] for name in changed}
+                for name in removed:
+                    stored.pop(name, None)
+                files.write_json(self.folder / _LEDGER, stored)
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:

@@ -554,8 +554,82 @@ def test_lease_acquire_on_disk_refusing_leases_succeeds(machines, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"fence": "7", "seen": 1}', b'{"fence": 7}', b"\xff"])
-def test_read_lease_of_torn_file_returns_empty(machines, text):
+def test_read_lease_of_torn_file_is_unreadable_and_without_file_empty(machines, text):
     one, _ = machines
-    one.lease_holder().acquire()
-    next((one.folder / "leases").iterdir()).write_bytes(text)
     assert one.slots.read_lease(UNIT) == {}
+    one.lease_holder().acquire()
+    lease_file(one).write_bytes(text)
+    assert one.slots.read_lease(UNIT) == leases.UNREADABLE_LEASE
+
+
+def lease_file(machine: Machine):
+    (path,) = (machine.folder / "leases").iterdir()
+    return path
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_lease_acquire_of_unreadable_lease_of_live_session_raises(machines, saves):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    if saves:
+        one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"1")
+    lease_file(one).write_bytes(b"{")
+
+    def renews():
+        one.now = two.now
+        one.sits_here()
+        held.renew()
+
+    two.while_waiting = renews
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.lease_holder().acquire()
+    assert two.waited <= leases.POLL_SECONDS
+
+
+def test_lease_acquire_of_unreadable_lease_of_dead_session_waits_for_expiry(machines):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"1")
+    lease_file(one).write_bytes(b"")
+    holder = two.lease_holder()
+    holder.acquire()
+    assert two.waited == pytest.approx(EXPIRY_SECONDS) and holder.lease == SlotWriterId("two", 2)
+
+
+def test_lease_acquire_of_lease_that_becomes_readable_and_is_released_waits_no_longer(machines):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    lease_file(one).write_bytes(b"{")
+
+    def releases():
+        one.sits_here()
+        held.renew(released=True)
+
+    two.while_waiting = releases
+    two.lease_holder().acquire()
+    assert two.waited <= leases.POLL_SECONDS
+
+
+def test_lease_acquire_of_unreadable_lease_on_local_disk_under_own_lock_waits_not(machines):
+    one, two = machines
+    held = one.lease_holder()
+    held.acquire()
+    one.slots.write(UNIT, 3, {"lease": held.lease.to_dict(), "metrics": {}}, b"1")
+    lease_file(one).write_bytes(b"{")
+    holder = two.lease_holder()
+    holder.acquire(lock=HeldLock("holder", frozenset()))
+    assert two.waited == 0 and holder.lease.fence == 2
+
+
+def test_session_that_never_loaded_copies_no_checkpoint_while_lease_on_mount_is_unreadable(machines, unqueried):
+    one, two = machines
+    one.lease_holder().acquire()
+    lease_file(one).write_bytes(b"{")
+    holder = unqueried()
+    with pytest.raises(WorkspaceError, match="may still work"):
+        holder.mount_fence()
+    two.waited += EXPIRY_SECONDS
+    assert holder.mount_fence() >= 1

@@ -230,6 +230,35 @@ def test_bucket_mirror_background_push_keeps_waiting_requests_of_other_places(ma
     assert sorted(two.pull().pulled) == ["checkpoints/a", "models/a"]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(machines, monkeypatch, background):
+    one, two = machines
+    write(one, "checkpoints/slot-1.ckpt", b"large")
+    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+
+    def slow(name):
+        if name.endswith(".ckpt"):
+            began.set()
+            assert may_go_on.wait(30)
+        return send(name)
+
+    monkeypatch.setattr(one, "_send", slow)
+    one.push_in_background("checkpoints/")
+    assert began.wait(30)
+    write(one, f"{bucket_sync.URGENT}unit.json", b"{}")
+    if background:
+        one.push_in_background(bucket_sync.URGENT)
+        assert one._urgent.wait(30)
+    else:
+        one.push(bucket_sync.URGENT)
+    assert two.pull().pulled == (f"{bucket_sync.URGENT}unit.json",)
+    assert one.pull(bucket_sync.URGENT).pulled == ()
+    may_go_on.set()
+    assert one._background.wait(30)
+    assert sorted(one._ledger()) == [f"{bucket_sync.URGENT}unit.json", "checkpoints/slot-1.ckpt"]
+    assert one.push().pushed == ()
+
+
 def _refuse():
     raise WorkspaceError("no right to write")
 
