@@ -1,7 +1,7 @@
 """Packages and accelerator of this runtime, found without importing any package.
 
 Versions come from the installed metadata, accelerators from the driver's tool and the PCI bus: quick, and the device is
-not opened. Packages that a Colab runtime brings along are never replaced.
+not opened. Packages in `KEEP`, which a Colab runtime brings along, are never replaced.
 """
 
 import importlib
@@ -71,20 +71,19 @@ def lock_for_runtime(colab: bool) -> dict[str, LockedPackage]:
 
 
 def install_missing_packages(
-    requirements: Path, extra: tuple[str, ...] = (), lock: dict[str, LockedPackage] | None = None
+    requirements: Path, extra: tuple[str, ...], lock: dict[str, LockedPackage]
 ) -> tuple[str, ...]:
     """Install the packages of `requirements` and of the library that this runtime lacks, from files whose hashes are
-    locked; no installed package is replaced.
+    locked. An installed package is replaced only where it is too old for a new one and `KEEP` does not list it.
 
     Parameters
     ----------
     requirements : its lines must be met; of the library's own list only absent packages are added, so that a runtime
         which drops a package heals itself.
     extra : further lines that must be met.
-    lock : as of `lock_for_runtime`, which is the default off Colab.
+    lock : as of `lock_for_runtime`.
 
-    Returns the names installed. Raises RuntimeMismatchError when pip fails.
-    An installed package that is too old for a new one is replaced, unless `KEEP` lists it.
+    Returns the names installed. Raises RuntimeMismatchError when pip fails, or for a package that the lock lacks.
     """
     lines = [line for line in (*read_requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
@@ -93,9 +92,13 @@ def install_missing_packages(
     if not lines:
         return ()
     requested = {_name(line) for line in lines}
+    if absent := {name for name in requested if normalize_package_name(name) not in lock}:
+        raise RuntimeMismatchError(
+            "A package is required that no lock file lists", where=requirements.name, got=", ".join(sorted(absent)),
+            next_step="add it to a file in requirements/ and run make lock, or install it by hand",
+        )  # fmt: skip
     keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
     kept = {normalize_package_name(_name(line)) for line in keep}
-    lock = lock_for_runtime(False) if lock is None else lock
     output = _install_locked(locked_closure(lock, requested, lambda name: installed_version(name) is not None), keep)
     if "ResolutionImpossible" in output or "--require-hashes" in output:
         # An installed package is too old for a new one: those that pip names are replaced, unless they are kept.

@@ -63,3 +63,15 @@ def test_locked_packages_have_exact_version_hash_and_reason(path):
     for package in packages:
         assert re.match(r"[\w.-]+==[\w.]+ ", package.text) and package.text.count("--hash=sha256:") >= 1
         assert package.required_by & names or package.name in listed
+
+
+@pytest.mark.parametrize("name", ["dev-cpu", "dev-cuda"])
+def test_locked_closure_of_torch_on_linux_equals_what_it_requires(name):
+    """A CUDA build requires its libraries; where the lock lost their reason, nothing would install them."""
+    build = read_package_lock(LOCKED / f"{name}.txt")
+    lock = read_package_lock(LOCKED / "dev.txt") | build
+    closure = {one.name for one in locked_closure(lock, ["torch"], lambda name: False)}
+    assert {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy", "torch"} <= closure
+    cuda = {one for one in closure if one.startswith(("nvidia-", "triton", "cuda-"))}
+    assert (len(cuda) >= 10) == (name == "dev-cuda"), cuda
+    assert build.keys() <= closure

@@ -174,7 +174,9 @@ def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip,
     assert added == {name.split()[0] for name in installed} and not pins.keys() & set(there)
     assert {name.replace("_", "-") for name in added} | {"alembic", "pyluach"} <= pins.keys()
     assert {f"{name}=={there[name]}" for name in ("torch", "numpy", "pandas", "pyarrow")} <= set(constraints)
-    assert runtime.install_missing_packages(path) == () and len(pip) == 1, "a second call has nothing to do"
+    assert runtime.install_missing_packages(path, (), runtime.lock_for_runtime(True)) == () and len(pip) == 1, (
+        "a second call has nothing to do"
+    )
 
 
 def test_install_missing_on_colab_reinstalls_lost_package(pip, pretend):
@@ -185,7 +187,7 @@ def test_install_missing_on_colab_reinstalls_lost_package(pip, pretend):
 
 def test_install_missing_off_colab_upgrades_package_out_of_range(pip, pretend):
     pretend({**COLAB_GPU, "pandas": "1.5.3"})
-    runtime.install_missing_packages(runtime.requirements_for_runtime(False, ""))
+    runtime.install_missing_packages(runtime.requirements_for_runtime(False, ""), (), runtime.lock_for_runtime(False))
     pins, constraints = pip[0]
     assert pins["pandas"] == importlib.metadata.version("pandas") and not [
         line for line in constraints if line.startswith("pandas")
@@ -267,7 +269,33 @@ def test_install_missing_without_network_raises_clear_error(monkeypatch, pretend
 
     monkeypatch.setattr(runtime.subprocess, "run", late)
     with pytest.raises(runtime.RuntimeMismatchError, match="timed out"):
-        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt")
+        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", (), runtime.lock_for_runtime(True))
+
+
+def test_install_missing_of_package_outside_lock_raises_with_its_name(pretend, tmp_path):
+    pretend({})
+    (tmp_path / "own.txt").write_text("mlfunknown>=1\n")
+    with pytest.raises(runtime.RuntimeMismatchError, match=r"mlfunknown. Next: add it to a file"):
+        runtime.install_missing_packages(tmp_path / "own.txt", (), runtime.lock_for_runtime(False))
+
+
+@pytest.mark.parametrize(
+    ("message", "attempts"),
+    [("ERROR: ResolutionImpossible: optuna 5 requires numpy>=3", 2), ("ERROR: No space left on device", 1)],
+)
+def test_install_missing_tries_again_only_after_conflict(monkeypatch, pretend, message, attempts):
+    """The second attempt may replace installed packages that the message names: a full disk must not cause it."""
+    pretend({**COLAB_GPU, "optuna": None})
+    calls = []
+
+    def fail(command, **_):
+        calls.append(Path(command[command.index("-r") + 1]).read_text())
+        return subprocess.CompletedProcess(command, 1, "", message)
+
+    monkeypatch.setattr(runtime.subprocess, "run", fail)
+    with pytest.raises(runtime.RuntimeMismatchError, match=message.split(":")[1].strip()):
+        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", (), runtime.lock_for_runtime(True))
+    assert len(calls) == attempts
 
 
 # ------------------------------------------------------------------ accelerators
