@@ -64,8 +64,8 @@ def _texts(pins: Path) -> list[str]:
     """The pins and every file they include (-r) or are held by (-c)."""
     text = pins.read_text(encoding="utf-8")
     named = re.findall(r"^(?:-r|-c|--requirement|--constraint)[ =](\S+)", text, re.MULTILINE)
-    beside = [pins.with_name(f"{pins.stem}-{build}.txt") for build in ("cpu", "cuda")]
-    extra = [path.read_text(encoding="utf-8") for path in beside if path.is_file()]
+    build_locks = [pins.with_name(f"{pins.stem}-{build}.txt") for build in ("cpu", "cuda")]
+    extra = [path.read_text(encoding="utf-8") for path in build_locks if path.is_file()]
     return [text, *extra, *(inner for name in named for inner in _texts(pins.parent / name))]
 
 

@@ -55,7 +55,7 @@ def write_lock(name: str, upgrade: bool) -> None:
 
 
 def _cuda_packages(text: str) -> list[str]:
-    """Return the packages that torch alone requires for CUDA: torch's build for CPUs goes without them."""
+    """Return the packages that torch alone requires for CUDA: torch's build for CPUs does not require them."""
     blocks = {block.split("==")[0]: block for block in _blocks(text) if re.match(r"nvidia-|cuda-|triton", block)}
     while kept := [name for name, block in blocks.items() if not _required_by(block) <= {"torch", *blocks}]:
         for name in kept:

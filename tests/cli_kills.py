@@ -7,7 +7,7 @@
 
 A chain is one command in a workspace of its own, killed with SIGKILL up to six times: all its processes; one child
 alone, while the command goes on; or all of them, and then the newest checkpoint is damaged. At last it runs to its end.
-Its artifact and predictions equal those of a command that nobody killed. Printed with the kills: the longest time whose
+Its artifact and predictions equal those of an uninterrupted command. Printed with the kills: the longest time whose
 work a kill lost.
 """
 
@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def once(name: str, workspace: Path) -> tuple[dict, float]:
-    """Run a command that nobody kills; return its facts and seconds."""
+    """Run an uninterrupted command; return its facts and seconds."""
     if not workspace.exists():
         shutil.copytree(workspace.parent / "ready", workspace)
     command = Command(commands()[name], workspace)

@@ -22,11 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENT: dict[str, str] = {}  # site -> why no test can tell
 COMPARE = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}
-LEFT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "workspace", "dist", ".*_cache")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "workspace", "dist", ".*_cache")
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ def failing(tests: Sequence[str], root: Path, seconds: float | None) -> str:
     """Return the id of the first of these tests that fails, or "". Raises TimeoutExpired."""
     command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
     env = os.environ | {"PYTHONPATH": str(root)}  # child processes of the tests too import this tree
-    out = subprocess.run([*command, *tests], cwd=root, env=env, capture_output=True, text=True, timeout=seconds).stdout
-    failed = [line for line in out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    done = subprocess.run([*command, *tests], cwd=root, env=env, capture_output=True, text=True, timeout=seconds)
+    if done.returncode == pytest.ExitCode.USAGE_ERROR:
+        raise SystemExit(f"pytest ran no test: {done.stderr}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[-1].split(" ", 1)[1].split(" - ")[0] if failed else ""
 
 
@@ -135,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     drawn = names if options.sites else random.Random(options.seed).sample(names, min(options.count, len(names)))
     report = []
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(shutil.copytree(ROOT, Path(folder) / "tree", symlinks=True, ignore=LEFT))
+        root = Path(shutil.copytree(ROOT, Path(folder) / "tree", symlinks=True, ignore=LEFT_OUT))
         for name in drawn:
             site = every[name]
             round_ = "equivalent" if name in EQUIVALENT else killed_by(site, root, options.seconds)

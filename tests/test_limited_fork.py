@@ -1,4 +1,4 @@
-"""A library's call is tried in a fork: a signal there is told, and nothing else changes here."""
+"""A library's call is tried in a fork: a signal there is reported, and nothing else changes here."""
 
 import ctypes
 import os

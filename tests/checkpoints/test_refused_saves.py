@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ml_factory.checkpoints import disk as checkpoint_disk
 from ml_factory.checkpoints import file_format, leases, save_writer, store
 from ml_factory.checkpoints.child_slots import LOCAL_DISK, ChildSlots
 from ml_factory.checkpoints.disk import Disk
@@ -171,6 +172,36 @@ def test_forced_save_is_repeated_with_pauses_and_given_up_for_newer_one(tmp_path
         second = manager.save_checkpoint("p", {"value": 3}, force=True)
         assert manager.wait(60) and (first["status"], second["status"]) == (REFUSED, SAVED)
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 3}
+
+
+def test_forced_save_is_not_given_up_for_save_of_another_phase(tmp_path, monkeypatch):
+    with CheckpointManager(tmp_path, run="r") as manager:
+        write, refusals = manager.store.home.write, [1]
+
+        def refusing(*given):
+            refusals[0] -= 1
+            if refusals[0] >= 0:
+                raise WorkspaceError("refused")
+            return write(*given)
+
+        monkeypatch.setattr(manager.store.home, "write", refusing)
+        monkeypatch.setattr(save_writer, "_PAUSES", (1.0,))
+        first = manager.save_checkpoint("p", {"value": 1}, force=True)
+        other = manager.save_checkpoint("q", {"value": 2}, force=True)
+        assert manager.wait(60) and (first["status"], other["status"]) == (SAVED, SAVED)
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.EBADF, False), (errno.EPERM, False), (errno.EIO, True)])
+def test_save_on_file_system_that_syncs_no_folder_succeeds_and_after_error_is_refused(
+    tmp_path, monkeypatch, number, refused
+):
+    def fail(folder):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint_disk, "flush_folder", fail)
+    with CheckpointManager(tmp_path / "checkpoints", run="r", background=False) as manager:
+        saved = manager.save_checkpoint("p", {"value": 1}, force=True)
+        assert bool(saved and saved["status"] == SAVED) != refused
 
 
 def test_manager_syncs_folder_of_each_new_slot_and_its_parents_once(tmp_path, monkeypatch):

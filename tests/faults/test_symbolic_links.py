@@ -61,7 +61,7 @@ def test_slot_manifests_and_leases_behind_links_are_not_overwritten(tmp_path, vi
 
 @pytest.mark.parametrize("dangling", [False, True])
 def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
-    target = tmp_path / "made by nobody" if dangling else victim
+    target = tmp_path / "never created" if dangling else victim
     lock = tmp_path / "locks" / "run.lock"
     lock.parent.mkdir()
     lock.symlink_to(target)
@@ -101,9 +101,9 @@ def test_replace_beside_foreign_leftover_and_link_makes_no_target(tmp_path):
     """The time of the file system is asked with a file at the temporary path."""
     path = tmp_path / "a.json"
     (tmp_path / ".a.json.elsewhere.tmp").write_bytes(b"of a process that is not seen from here")
-    temporary_path(path).symlink_to(tmp_path / "made by nobody")
+    temporary_path(path).symlink_to(tmp_path / "never created")
     files.write(path, b"ours")
-    assert path.read_bytes() == b"ours" and not (tmp_path / "made by nobody").exists()
+    assert path.read_bytes() == b"ours" and not (tmp_path / "never created").exists()
 
 
 def test_upload_with_link_at_temporary_path_writes_new_file(tmp_path, victim):

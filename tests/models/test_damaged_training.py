@@ -95,6 +95,13 @@ def test_catboost_snapshot_that_ends_its_process_is_refused(states, monkeypatch)
         resume("catboost", dict(states["catboost"]))
 
 
+@pytest.mark.parametrize("ended", ["SIGKILL", "SIGXCPU", "SIGTERM"])
+def test_catboost_snapshot_whose_reading_was_stopped_is_no_damage(states, monkeypatch, ended):
+    """The machine may lack memory or time; the training itself then shows whether the snapshot is whole."""
+    monkeypatch.setattr(tabular_catboost, "signal_ending_fork", lambda call, **limits: ended)
+    resume("catboost", dict(states["catboost"]))
+
+
 def test_catboost_snapshot_with_changed_bytes_is_refused_or_read(states):
     part = states["catboost"]["part"]
     for number in range(25):

@@ -35,7 +35,7 @@ def test_private_folder_is_made_below_cache_folder_and_found_again(cache):
 
 
 def test_private_folder_readable_by_others_is_closed_and_keeps_its_files(cache):
-    """As versions before made it; nobody else could write into it."""
+    """As earlier versions created it; no other user could write into it."""
     folder = cache / "ml_factory-kernels"
     folder.mkdir(parents=True)
     folder.chmod(0o755)

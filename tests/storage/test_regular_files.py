@@ -1,10 +1,12 @@
 """Pipes, devices, folders and sparse files in the place of files that are read: refused at once, never waited for."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from ml_factory.errors import FileError
+from ml_factory.storage import regular_files
 from ml_factory.storage.files import files
 from ml_factory.storage.regular_files import RefusedFileError, open_regular_file, read_regular_file
 from tests.limited_reading import read_with_limits
@@ -39,6 +41,27 @@ TOML = {
     "twice": "a = 1\n" * 2,
     "large": "a = 1\n" * 100_000,
 }
+
+
+def test_file_without_holes_whose_blocks_are_counted_later_is_read(tmp_path, monkeypatch):
+    """ZFS counts the blocks of a new file seconds after it was written; it knows at once that there is no hole."""
+    path, fstat = tmp_path / "new", os.fstat
+    monkeypatch.setattr(regular_files, "_SPARSE_BYTES", 1 << 10)
+    path.write_bytes(bytes(1 << 20))
+
+    def late(descriptor):
+        facts = fstat(descriptor)
+        return SimpleNamespace(st_mode=facts.st_mode, st_size=facts.st_size, st_blocks=1)
+
+    monkeypatch.setattr(os, "fstat", late)
+    descriptor = open_regular_file(path)
+    assert os.read(descriptor, 4) == bytes(4) and os.lseek(descriptor, 0, os.SEEK_CUR) == 4
+    os.close(descriptor)
+    with open(path, "r+b") as file:
+        file.truncate(0)
+        file.truncate(1 << 20)
+    with pytest.raises(RefusedFileError, match="sparse"):
+        open_regular_file(path)
 
 
 @pytest.mark.parametrize(

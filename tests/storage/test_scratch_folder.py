@@ -43,11 +43,3 @@ def test_scratch_folder_of_killed_process_is_removed_and_of_living_one_kept(tmp_
     assert os.path.exists(left + "/model")
     with scratch_folder("b-"):
         assert not os.path.exists(left) and os.path.exists(kept + "/model")
-
-
-def test_scratch_folder_removes_no_target_of_a_link(tmp_path):
-    (tmp_path / "precious").mkdir()
-    with scratch_folder("a-") as folder:
-        (folder.parent / "link").symlink_to(tmp_path / "precious")
-        with scratch_folder("b-"):
-            assert (tmp_path / "precious").is_dir()

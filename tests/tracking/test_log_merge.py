@@ -1,4 +1,4 @@
-"""Merged log segments: few files, each record once, whatever is killed and whoever reads meanwhile."""
+"""Merged log segments: few files, each record once, under kills and concurrent readers."""
 
 from pathlib import Path
 from types import SimpleNamespace
