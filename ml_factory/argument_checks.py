@@ -64,6 +64,17 @@ def check_fold_scheme(name: str) -> str:
     return name
 
 
+def check_units_per_hour(rate: float | None) -> float | None:
+    """Return the compute units per hour, a positive number, or None for no price. Raises SettingsError."""
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if rate is not None and not (number and 0 < rate < float("inf")):
+        raise SettingsError(
+            "A plan cannot be priced at this rate", where="units_per_hour", got=repr(rate),
+            wanted="compute units per hour, above 0", next_step="on Colab read it under Resources, such as 1.76",
+        )  # fmt: skip
+    return rate
+
+
 def check_file_exists(path: Path) -> Path:
     """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
     if files.is_file(path):

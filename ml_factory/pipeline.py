@@ -13,7 +13,7 @@ from typing import Unpack, cast
 
 import pandas as pd
 
-from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed
+from ml_factory.argument_checks import BASE_MODELS, check_horizon
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import plots
@@ -162,9 +162,10 @@ def search_barriers(
 
 
 def plan(
-    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, seed: int = 0,
-    quick: bool = False, model_settings: Mapping[str, Mapping] | None = None, tasks: Sequence[str] = ("train",),
-    scheme: str = "purged_kfold", folds: int = 5,
+    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *,
+    model_settings: Mapping[str, Mapping] | None = None, tasks: Sequence[str] = ("train",),
+    scheme: str = "purged_kfold", folds: int = 5, units_per_hour: float | None = None,
+    **options: Unpack[RunOptionFields],
 ) -> PlanResult:  # fmt: skip
     """Forecast which of this work fits into the rest of the session, and in which order.
 
@@ -174,14 +175,17 @@ def plan(
     model_settings : model -> its settings, as of `train`.
     tasks : "train"; "folds", a cross-validation of each; "stack", with these as base models.
     scheme, folds : as of `cross_validate` and `stack`.
+    units_per_hour : compute units that this runtime takes per hour, to price the plan; None: no price.
+    options : `seed` and `quick`, as of `RunOptions`.
     """
     workspace = Workspace(workspace)
+    run = build_run_options(options, unused=("fresh", "run", "source", "mirror", "uncertified", "on_status", "bins"))
     chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
     settings = settings_per_model(chosen, model_settings)
     data = load_dataset(workspace, symbol, horizon)
     return plan_models(
-        workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=settings, tasks=tasks,
-        scheme=FoldSchemeSpec(scheme, folds),
+        workspace, data, chosen, quick=run.quick, seed=run.seed, settings=settings, tasks=tasks,
+        scheme=FoldSchemeSpec(scheme, folds), units_per_hour=units_per_hour,
     )  # fmt: skip
 
 

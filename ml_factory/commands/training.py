@@ -6,7 +6,13 @@ from typing import Annotated
 
 from typer import Option
 
-from ml_factory.argument_checks import BASE_MODELS, SCHEMES, check_fold_scheme, quick_from_environment
+from ml_factory.argument_checks import (
+    BASE_MODELS,
+    SCHEMES,
+    check_fold_scheme,
+    check_units_per_hour,
+    quick_from_environment,
+)
 from ml_factory.cli_output import cli_progress_of_work, cli_training_progress, print_cli_result
 from ml_factory.commands.options import (
     BarFileOptions,
@@ -124,17 +130,21 @@ def plan(
     seed: Seed = 0,
     quick: Quick = False,
     setting: Setting = None,
+    units_per_hour: Annotated[
+        float | None, Option("--units-per-hour", help="Compute units that this runtime takes per hour, for a price.")
+    ] = None,
 ) -> None:
     """Plan this session: work that fits, and its order.
     Example: `python -m ml_factory plan --model lstm --model tcn`
     """
     place = market.check((horizon,), models=model or (), seed=seed)
+    check_units_per_hour(units_per_hour)
     check_data_prepared(place, market.symbol)
     settings = split_settings_by_model(tuple(model or available_models()), parse_settings(setting), "--set")
     with cli_progress_of_work("warming up", market.as_json):
         result = pipeline.plan(
             place, market.symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),
-            tasks=task or ("train",), folds=folds, model_settings=settings,
+            tasks=task or ("train",), folds=folds, model_settings=settings, units_per_hour=units_per_hour,
         )  # fmt: skip
     print_cli_result(result, market.as_json)
 

@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_units_per_hour
 from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import save_durations
@@ -43,7 +44,8 @@ class PlanResult(Result):
     """Work that fits into this session.
 
     table : a row per unit in the recommended order; done_percent is the share held by checkpoints, minutes the time
-        left; workspace_mb is the space beyond that of the units before it.
+        left; workspace_mb is the space beyond that of the units before it; compute_units where a rate was given.
+    units_per_hour : compute units that this runtime takes per hour; None without a price.
     unknown : facts that the workspace could not report, in sentences.
     """
 
@@ -51,13 +53,21 @@ class PlanResult(Result):
     horizon: int
     hours_left: float
     table: pd.DataFrame
+    units_per_hour: float | None = None
     unknown: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        lines = [f"{name}: {row.minutes:.1f} min, {row.fits}" for name, row in self.table.iterrows()]
+        lines = [f"{name}: {row.minutes:.1f} min, {self._price(row)}{row.fits}" for name, row in self.table.iterrows()]
         left = "no end in sight" if np.isinf(self.hours_left) else f"{self.hours_left:.1f} h left"
         head = f"{self.symbol}, horizon {self.horizon}, {left}; at most:"
-        return "\n".join([head, *(f"  {one}" for one in (*lines, *self.unknown))])
+        total = []
+        if self.units_per_hour is not None:
+            units = self.table["compute_units"].sum()
+            total = [f"all of it: {units:.3f} compute units at {self.units_per_hour:g} an hour"]
+        return "\n".join([head, *(f"  {one}" for one in (*lines, *total, *self.unknown))])
+
+    def _price(self, row: pd.Series) -> str:
+        return "" if self.units_per_hour is None else f"{row.compute_units:.3f} units, "
 
 
 class _MeasuredCosts:
@@ -92,7 +102,7 @@ class _MeasuredCosts:
 
 def plan_models(
     workspace: Workspace, data: PreparedDataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
-    tasks: Sequence[str] = ("train",), scheme: FoldSchemeSpec | None = None,
+    tasks: Sequence[str] = ("train",), scheme: FoldSchemeSpec | None = None, units_per_hour: float | None = None,
 ) -> PlanResult:  # fmt: skip
     """Warm up each model, forecast the cost of its work, and order the work.
 
@@ -100,8 +110,9 @@ def plan_models(
     counted again. The forecast is of all epochs or rounds; early stopping ends sooner.
 
     settings : model -> its settings.
-    tasks, scheme : as of `pipeline.plan`.
+    tasks, scheme, units_per_hour : as of `pipeline.plan`.
     """
+    check_units_per_hour(units_per_hour)
     started, scheme = time.perf_counter(), scheme or FoldSchemeSpec()
     hours = expected_hours_left(workspace.results / "sessions")
     for task in tasks:
@@ -125,9 +136,12 @@ def plan_models(
         "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
     }
     table = pd.DataFrame(columns, index=pd.Index([row.unit.name for row in rows], name="unit")).round(1)
+    if units_per_hour is not None:
+        table["compute_units"] = np.round([row.cost.seconds / 3600 * units_per_hour for row in rows], 3)
     return PlanResult(
         symbol=data.symbol, horizon=data.horizon, hours_left=hours,
         table=table.assign(fits=[row.fits for row in rows]), unknown=(*known.unknown, *more),
+        units_per_hour=units_per_hour,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 

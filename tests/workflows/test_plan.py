@@ -235,3 +235,29 @@ def test_plan_reserves_measured_save_duration(prepared, data, monkeypatch):
 def test_plan_with_unknown_task_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown task"):
         plan(prepared, data, ["xgboost"], tasks=["fold"])
+
+
+def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, monkeypatch):
+    monkeypatch.setattr(
+        cost_model.WorkCostModel, "forecast", lambda self, work: cost_model.WorkCost(3600.0 if work < 100 else 900.0)
+    )
+    result = plan(prepared, data, ["lstm", "xgboost"], units_per_hour=1.76)
+    assert result.table["compute_units"].to_dict() == {"lstm": 0.44, "xgboost": 1.76}
+    assert "xgboost: 60.0 min, 1.760 units, whole" in result.summary()
+    assert "all of it: 2.200 compute units at 1.76 an hour" in result.summary()
+    unpriced = plan(prepared, data, ["lstm", "xgboost"])
+    assert "compute_units" not in unpriced.table and "unit" not in unpriced.summary()
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf"), "1.76", True])
+def test_plan_with_unusable_rate_raises_before_warm_up(rate, prepared, data):
+    with pytest.raises(SettingsError, match="units_per_hour"):
+        plan(prepared, data, ["no such model"], units_per_hour=rate)
+
+
+def test_cli_plan_passes_rate_to_planner_and_refuses_zero(call, prepared):
+    plan_words = ("plan", "--workspace", prepared.root, "--horizon", 5, "--model", "linear", "--quick")
+    code, out, _ = call(*plan_words, "--units-per-hour", 12.5)
+    assert code == 0 and "compute units at 12.5 an hour" in out
+    code, _, err = call(*plan_words, "--units-per-hour", 0)
+    assert code == 2 and "units_per_hour" in err
