@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from ml_factory.limited_fork import signal_ending_fork
+from ml_factory.limited_fork import OUT_OF_MEMORY, failure_in_fork
 
 LIMITS = {"memory": 1 << 30, "cpu_seconds": 60, "seconds": 60.0}
 
@@ -30,19 +30,20 @@ def burn():
     [
         (lambda: None, {}, ""),
         (raise_error, {}, ""),
-        (lambda: bytearray(2 << 30), {}, ""),  # a MemoryError, not the machine's memory
+        (lambda: bytearray(2 << 30), {}, OUT_OF_MEMORY),
+        (lambda: bytearray(1 << 29), {}, ""),
         (read_null, {}, "SIGSEGV"),
         (os.abort, {}, "SIGABRT"),
         (burn, {"cpu_seconds": 1}, "SIGXCPU"),
         (lambda: time.sleep(60), {"seconds": 0.2}, ""),  # a lock of another thread: nothing is known
     ],
 )
-def test_signal_ending_fork_names_the_signal_alone(call, limits, name, capfd):
-    assert signal_ending_fork(call, **{**LIMITS, **limits}) == name
+def test_failure_in_fork_names_signal_or_memory_alone(call, limits, name, capfd):
+    assert failure_in_fork(call, **{**LIMITS, **limits}) == name
     assert capfd.readouterr() == ("", "")
 
 
-def test_signal_ending_fork_leaves_no_child_behind():
+def test_failure_in_fork_leaves_no_child_behind():
     before = set(psutil.Process().children())
-    signal_ending_fork(read_null, **LIMITS)
+    failure_in_fork(read_null, **LIMITS)
     assert set(psutil.Process().children()) <= before

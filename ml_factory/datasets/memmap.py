@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import time
+import tokenize
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -176,7 +177,11 @@ def _state(path: Path) -> tuple:
 
 
 def _map(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    """Map a part. Raises ValueError for a file that is no array of numbers, OSError as `open` does."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    except (tokenize.TokenError, SyntaxError, OverflowError) as error:  # of numpy's own parser of the header
+        raise ValueError(f"the header of the array cannot be read: {error}") from error
 
 
 def _map_raw(path: Path, dtype: np.dtype, shape: tuple) -> np.ndarray:

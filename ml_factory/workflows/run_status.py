@@ -166,7 +166,8 @@ def _find_mismatched_runs(parent: Path, spec: RunSettings) -> list[_MismatchedRu
             base = stored["run_id"]
         except (KeyError, TypeError):  # missing or damaged
             continue
-        if same and not base.startswith(spec.run_id):
+        damaged = not all(isinstance(stored.get(name) or {}, Mapping) for name in ("settings", "sources"))
+        if same and not damaged and not base.startswith(spec.run_id):
             found.append(_mismatch(path, stored, wanted, sources))
     return sorted(found, key=lambda one: one.begun_at)
 

@@ -25,6 +25,11 @@ def manifest_of(place):
     return path
 
 
+def np_header(text: str) -> bytes:
+    """The beginning of a file of NumPy's format, version 1.0."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
 def refused(place):
     with pytest.raises(FactoryError) as caught:
         load_dataset(place, "DEMO", 5)
@@ -62,11 +67,13 @@ def test_load_dataset_of_parts_and_labels_under_right_hash_is_refused(place):
     rows, labels = np.load(facts), pd.read_parquet(folder / "labels_h5.parquet")
     twice = rows.copy()
     twice["known_at"][1] = twice["known_at"][0]
-    many = pd.concat([labels] * 2)
+    many, unfinished = pd.concat([labels] * 2), np_header("{'descr': '<f4', 'shape': (3,")
     changes = [
         (facts, lambda: np.save(facts, rows[:-1])),
         (facts, lambda: np.save(facts, rows["close"])),
         (facts, lambda: np.save(facts, twice)),
+        (facts, lambda: facts.write_bytes(unfinished)),
+        (facts, lambda: facts.write_bytes(b"PK\x03\x04" + unfinished)),
         (folder / "splits_h5.json", lambda: (folder / "splits_h5.json").write_text('{"train": [[0, 999999999999]]}')),
         (folder / "splits_h5.json", lambda: (folder / "splits_h5.json").write_text('{"train": [["a", 2]]}')),
         (folder / "scaler_h5.json", lambda: (folder / "scaler_h5.json").write_text("[5]")),

@@ -87,18 +87,29 @@ def test_catboost_snapshot_that_ends_its_process_is_refused(states, monkeypatch)
         tried.append(limits)
         return "SIGSEGV" if len(tried) > 1 else tabular_catboost_fork(call, **limits)
 
-    tabular_catboost_fork = tabular_catboost.signal_ending_fork
-    monkeypatch.setattr(tabular_catboost, "signal_ending_fork", try_call)
+    tabular_catboost_fork = tabular_catboost.failure_in_fork
+    monkeypatch.setattr(tabular_catboost, "failure_in_fork", try_call)
     resume("catboost", dict(states["catboost"]))
     assert len(tried) == 1
     with pytest.raises(CheckpointError, match="its process ended with SIGSEGV"):
         resume("catboost", dict(states["catboost"]))
 
 
+def test_catboost_snapshot_that_takes_far_more_memory_than_its_rows_is_refused(states, monkeypatch):
+    """A number of the snapshot that CatBoost takes for a length lets it allocate gigabytes before it finds no data."""
+
+    def fit_and_allocate(*given, **named):
+        _ = bytearray(600 << 20).count(1)
+
+    monkeypatch.setattr(tabular_catboost.catboost.CatBoost, "fit", fit_and_allocate)
+    with pytest.raises(CheckpointError, match=r"far more memory .* at most \d+ MB"):
+        resume("catboost", dict(states["catboost"]))
+
+
 @pytest.mark.parametrize("ended", ["SIGKILL", "SIGXCPU", "SIGTERM"])
 def test_catboost_snapshot_whose_reading_was_stopped_is_no_damage(states, monkeypatch, ended):
     """The machine may lack memory or time; the training itself then shows whether the snapshot is whole."""
-    monkeypatch.setattr(tabular_catboost, "signal_ending_fork", lambda call, **limits: ended)
+    monkeypatch.setattr(tabular_catboost, "failure_in_fork", lambda call, **limits: ended)
     resume("catboost", dict(states["catboost"]))
 
 

@@ -1,5 +1,6 @@
 """What the one line says of a run, from made-up checkpoints and records: nothing is trained here."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -134,3 +135,13 @@ def test_format_run_status_names_changed_settings_before_code(workspace, package
     other = replace(FOLDS, settings=(("folds", 3), ("rounds", 30)))
     assert "other settings (rounds 20 then, 30 now). Opens" in line(workspace, other)
     assert "git checkout" not in line(workspace, other)
+
+
+@pytest.mark.parametrize("field", ["settings", "sources"])
+@pytest.mark.parametrize("value", [[None, "a"], "text", 5])
+def test_format_run_status_leaves_out_run_whose_record_is_damaged(workspace, field, value):
+    run = run_of(workspace, FOLDS)
+    run.begin(FOLDS)
+    path = run.folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), field: value}))
+    assert run.run_id not in line(workspace, replace(FOLDS, settings=(*FOLDS.settings, ("depth", 4))))
