@@ -57,7 +57,7 @@ def _run_and_exit(call: Callable[[], object], memory: int, cpu_seconds: int) -> 
         for name, limit, more in (
             ("VmData", resource.RLIMIT_DATA, memory), ("VmSize", resource.RLIMIT_AS, memory + _ADDRESS_SPACE)
         ):  # fmt: skip
-            with suppress(OSError, ValueError, KeyError):  # a kernel that does not tell, or refuses the limit
+            with suppress(OSError, ValueError, KeyError):  # a kernel that reports nothing, or refuses the limit
                 resource.setrlimit(limit, (before[name] + more,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
@@ -70,7 +70,7 @@ def _run_and_exit(call: Callable[[], object], memory: int, cpu_seconds: int) -> 
 
 
 def _memory() -> dict[str, int]:
-    """Return the bytes of this process by the kernel's names; {} where it does not tell."""
+    """Return the bytes of this process by the kernel's names; {} where it reports nothing."""
     with suppress(OSError, ValueError):
         lines = (line.split() for line in _STATUS.read_text().splitlines() if line.endswith("kB"))
         return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}

@@ -38,10 +38,20 @@ class EarlyStoppingState:
     best_weights: dict[str, Tensor] | None = None
     slower: float = 1.0
 
-    def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise ValueError where a field is not of its type, or the best weights are not those of this network."""
-        numbers = (self.best_loss, self.slower, *(one["seconds"] for one in self.history))
-        losses = [one[name] for one in self.history for name in ("train_loss", "val_loss") if one[name] is not None]
+    def check(self, weights: Mapping[str, Tensor], epochs: int) -> None:
+        """Raise ValueError where a field is not of its type, the history is not that of a training of so many epochs,
+        or the best weights are not those of this network.
+        """
+        if [one["epoch"] for one in self.history] != list(range(1, len(self.history) + 1)):
+            raise ValueError("epochs that do not follow each other")
+        if len(self.history) > epochs:
+            raise ValueError(f"{len(self.history)} epochs of {epochs}")
+        numbers = (
+            self.best_loss,
+            self.slower,
+            *(one[name] for one in self.history for name in ("seconds", "train_loss")),
+        )
+        losses = [one["val_loss"] for one in self.history if one["val_loss"] is not None]
         if not all(isinstance(number, int | float) for number in (*numbers, *losses)) or not 0 < self.slower <= 1:
             raise ValueError("a loss or a time that is no number")
         if type(self.best_epoch) is not int or not 0 <= self.best_epoch <= len(self.history):
@@ -251,7 +261,12 @@ class TrainingState:
         if self.totals.shape != (2,) or self.totals.dtype != torch.float64:
             raise ValueError(f"sums of the shape {tuple(self.totals.shape)}")
         self.memory = EarlyStoppingState(**state["memory"])
-        self.memory.check(self.network.state_dict())
+        self.memory.check(self.network.state_dict(), self.spec.epochs)
+        over = len(self.memory.history)
+        if not self.order.steps_until_epoch(over) <= self.step <= self.order.steps_until_epoch(over + 1):
+            raise ValueError(f"step {self.step} after {over} epochs")
+        if over == self.spec.epochs and not self.done:
+            raise ValueError(f"a training that goes on after {over} epochs of {over}")
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
 

@@ -35,7 +35,7 @@ def test_resume_of_state_with_any_field_of_another_kind_is_refused(states, model
     resume(model, dict(whole))
     for name in whole:
         if name in ("average", "scale", "offset", "done", "environment", "micro"):
-            continue  # other values may be right, or are told as another machine
+            continue  # other values may be right, or are reported as those of another machine
         for odd in (None, -1, 10**18, "x", [None], {"a": 1}, [[]]):
             with pytest.raises(CheckpointError) as caught:
                 resume(model, {**whole, name: odd})
@@ -124,6 +124,19 @@ def test_catboost_snapshot_with_changed_bytes_is_refused_or_read(states):
             resume("catboost", {**states["catboost"], "part": {**part, "snapshot": bytes(data)}})
         except CheckpointError as error:
             assert "\n" not in str(error)
+
+
+def test_resume_of_network_with_history_of_another_training_is_refused(states):
+    """One epoch too many would never be the last one: the training would not end."""
+    whole = states["gru"]
+    (first,) = whole["memory"]["history"]
+    histories = [
+        [first, first], [first, {**first, "epoch": 2}], [{**first, "epoch": 2}], [{**first, "train_loss": None}],
+        [{**first, "epoch": number} for number in range(1, 4)], [],
+    ]  # fmt: skip
+    for history in histories:
+        with pytest.raises(CheckpointError, match="damaged"):
+            resume("gru", {**whole, "memory": {**whole["memory"], "history": history}})
 
 
 @pytest.mark.parametrize("odd", [-1, 0, 41, 10**18, "x", 4.0])

@@ -332,7 +332,7 @@ def test_training_run_restore_fp16_continues_loss_scale():
         return run
 
     def fresh():
-        return TrainingState(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
+        return TrainingState(small()[0], ROWS, TrainSpec(batch=4, epochs=2, lr=0.01), HALF, IDENTITY)
 
     kept, whole, again = Kept(), after(14, fresh()), fresh()
     kept.save(after(7, fresh()).state())
