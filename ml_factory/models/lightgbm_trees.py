@@ -30,15 +30,31 @@ _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 _MOST_FEATURES = 2**24
 _damaged = partial(damaged_model_state_error, "LightGBM")
 _NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
+_INTEGER, _NUMBER = r"-?\d{1,18}", r"-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)"
+_RANGE = rf"(?:none|\[{_NUMBER}:{_NUMBER}\]|-?\d+(?::-?\d+)*)"  # of a column's values
 _HEAD = re.compile(
     r"tree\nversion=v\d\nnum_class=3\nnum_tree_per_iteration=3\nlabel_index=0\nmax_feature_idx=(\d{1,7})\n"
-    r"objective=multiclass num_class:3\nfeature_names=((?:Column_\d+ ?)+)\nfeature_infos=([-+.:\[\]\da-z ]+)\n"
-    r"tree_sizes=[\d ]*\n\n"
+    r"objective=multiclass num_class:3\nfeature_names=((?:Column_\d+ ?)+)\n"
+    rf"feature_infos=({_RANGE}(?: {_RANGE})*)\ntree_sizes=[\d ]*\n\n"
 )
-_SECTION = re.compile(r"Tree=\d+\n(?:\w+=[-+.\da-z ]*\n)+\n*")
+_OF_NODES = ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
+             "internal_value", "internal_weight", "internal_count")  # fmt: skip
+_OF_TREE = ("num_leaves", "num_cat", "is_linear", "shrinkage")
+_FIELDS = ("num_leaves", "num_cat", *_OF_NODES[:6], "leaf_value", "leaf_weight", "leaf_count", *_OF_NODES[6:],
+           "is_linear", "shrinkage")  # fmt: skip
+_INTEGERS = ("num_leaves", "num_cat", "split_feature", "decision_type", "left_child", "right_child", "leaf_count",
+             "internal_count", "is_linear")  # fmt: skip
+_SECTION = re.compile(
+    r"Tree=\d+\n"
+    + "".join(
+        rf"{name}=(?:{kind}(?: {kind})*)?\n"
+        for name, kind in ((name, _INTEGER if name in _INTEGERS else _NUMBER) for name in _FIELDS)
+    )
+    + r"\n*"
+)
 _TAIL = re.compile(
     r"end of trees\n\n(?:feature_importances:\n(?:Column_\d+=[-+.\de]+\n)*\n)?"
-    r"parameters:\n(?:\[\w+: [^\x00-\x1f\x7f-\uffff]*\]\n)*\nend of parameters\n\npandas_categorical:null\n?"
+    r"parameters:\n(?:\[\w+: [^\x00-\x1f\"\\\[\]\x7f-\uffff]*\]\n)*\nend of parameters\n\npandas_categorical:null\n?"
 )
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
@@ -251,12 +267,10 @@ class LightGBMModelText:
             raise _damaged("its head", repr(text.head[:40]), "that of a classifier of three classes")
         if not _TAIL.fullmatch(text.tail):
             raise _damaged("its end", repr(text.tail[-40:]), "importances and parameters")
-        for tree in text.trees:
-            fields = dict(_FIELD.findall(tree))
-            leaves = len(fields.get("leaf_value", "").split())
-            if not _SECTION.fullmatch(tree) or fields.get("num_leaves") != str(leaves):
-                raise _damaged("a tree", repr(tree[:40]), "names with numbers")
         compile_lightgbm_trees(text.trees, classes=3).check_columns(int(head[1]) + 1)
+        for tree in text.trees:
+            if not _SECTION.fullmatch(tree) or not _has_counts_of_its_leaves(dict(_FIELD.findall(tree))):
+                raise _damaged("a tree", repr(tree[:40]), "its fields, with a number for each node and leaf")
         return text
 
     def join(self) -> str:
@@ -264,3 +278,16 @@ class LightGBMModelText:
         trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
         sizes = " ".join(str(len(tree.encode())) for tree in trees)
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
+
+
+def _has_counts_of_its_leaves(fields: dict[str, str]) -> bool:
+    """Return True where each field of a tree has as many numbers as there are nodes, leaves, or one."""
+    count = {name: len(text.split()) for name, text in fields.items()}
+    leaves = count["leaf_value"]
+    return (
+        fields["num_leaves"] == str(leaves)
+        and all(count[name] == leaves - 1 for name in _OF_NODES)
+        and all(count[name] == 1 for name in _OF_TREE)
+        and count["leaf_count"] == leaves
+        and count["leaf_weight"] in ((0, 1) if leaves == 1 else (leaves,))
+    )

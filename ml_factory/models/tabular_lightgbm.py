@@ -4,6 +4,7 @@ import lightgbm as lgb
 import numpy as np
 
 from ml_factory.errors import FactoryError
+from ml_factory.models.base import damaged_model_state_error
 from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
 from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
 from ml_factory.seeding import derive_seed
@@ -34,7 +35,7 @@ class LightGBM(TabularModel):
 
     def _grown(self, part, rounds):
         text = LightGBMModelText.checked(part["text"]).join()
-        return lgb.Booster(model_str=text).model_to_string(num_iteration=-1).encode()
+        return _booster_of(text).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
         return compile_lightgbm_trees(LightGBMModelText.checked(fitted).trees, classes=3)
@@ -51,7 +52,15 @@ class LightGBM(TabularModel):
         return self._own_booster().feature_importance("gain")
 
     def _own_booster(self) -> lgb.Booster:
-        return lgb.Booster(model_str=self._fitted.decode())
+        return _booster_of(self._fitted.decode())
+
+
+def _booster_of(text: str) -> lgb.Booster:
+    """Return LightGBM's own form of a checked model. Raises CheckpointError where LightGBM refuses its parameters."""
+    try:
+        return lgb.Booster(model_str=text)
+    except (ValueError, lgb.basic.LightGBMError) as error:
+        raise damaged_model_state_error("LightGBM", "LightGBM cannot read it", error) from error
 
 
 class _Trainer(TabularBlockTrainer):
@@ -139,4 +148,4 @@ class _Trainer(TabularBlockTrainer):
 
     def model(self, rounds):
         kept = LightGBMModelText(self.text.head, self.text.trees[: self.rounds[rounds - 1]], self.text.tail)
-        return lgb.Booster(model_str=kept.join()).model_to_string(num_iteration=-1).encode()
+        return _booster_of(kept.join()).model_to_string(num_iteration=-1).encode()

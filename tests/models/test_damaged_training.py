@@ -1,5 +1,7 @@
 """A training's checkpoint with other values under a right hash: refused in one line, before a library stumbles."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,22 @@ def test_catboost_snapshot_that_takes_far_more_memory_than_its_rows_is_refused(s
     monkeypatch.setattr(tabular_catboost.catboost.CatBoost, "fit", fit_and_allocate)
     with pytest.raises(CheckpointError, match=r"far more memory .* at most \d+ MB"):
         resume("catboost", dict(states["catboost"]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(rb"internal_weight=(\d)", rb"internal_weight=\1v"), (rb"split_gain=\S+ ", b"split_gain=null"),
+     (rb"\nnum_cat=", b"\nnumcat="), (rb"\nleaf_count=\d+", rb"\nleaf_count=1.5"),
+     (rb"\nshrinkage=", b"\nshrinkage=1 "),
+     (rb"\[data: \]", rb'[data: "a"]'), (rb"\[learning_rate: ", b"[learning_rate: x")],
+)  # fmt: skip
+def test_resume_of_lightgbm_text_that_would_end_the_process_is_refused(states, old, new):
+    """LightGBM ends its process for a text in the place of some numbers."""
+    part = states["lightgbm"]["part"]
+    text = re.sub(old, new, part["text"], count=1)
+    assert text != part["text"]
+    with pytest.raises(CheckpointError, match="damaged"):
+        resume("lightgbm", {**states["lightgbm"], "part": {**part, "text": text}})
 
 
 @pytest.mark.parametrize("ended", ["SIGKILL", "SIGXCPU", "SIGTERM"])
