@@ -23,7 +23,7 @@ app = typer.Typer(
 VERBS = (
     machine.doctor, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
     training.evaluate, training.plan, training.predict, training.export,
-    machine.tracking, notebooks.run, notebooks.suite,
+    machine.clean, machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip
 for verb in VERBS:
     app.command(verb.__name__.replace("_", "-"))(expand_options(verb))

@@ -34,6 +34,20 @@ def numba_sources_hash(package: Path = _PACKAGE) -> str:
     return digest.hexdigest()[:16]
 
 
+def list_unused_kernel_folders(keep: int = 0) -> list[Path]:
+    """List the folders of kernels of other sources, without the `keep` newest, that no process used for a day."""
+    if "NUMBA_CACHE_DIR" in os.environ and not _is_own_cache(Path(os.environ["NUMBA_CACHE_DIR"])):
+        return []
+    folder = private_folder("kernels")
+    found = sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)[keep:]
+    current = numba_sources_hash()
+    return [one for one in found if one.name != current and time.time() - one.lstat().st_mtime > _LIVELY_SECONDS]
+
+
+def _is_own_cache(folder: Path) -> bool:
+    return folder.parent == private_folder("kernels")
+
+
 def set_numba_cache_folder() -> None:
     """Set NUMBA_CACHE_DIR to this state's folder, unless it is set; delete folders unused for a day beyond the
     newest.
@@ -43,9 +57,8 @@ def set_numba_cache_folder() -> None:
     folder = private_folder("kernels") / numba_sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
-    for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEEP:]:
-        if time.time() - old.stat().st_mtime > _LIVELY_SECONDS:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in list_unused_kernel_folders(KEEP):
+        shutil.rmtree(old, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:  # its settings are read already
         sys.modules["numba"].config.CACHE_DIR = str(folder)

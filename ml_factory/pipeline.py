@@ -31,6 +31,7 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import predictions as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
+from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
     check_nested_search_scheme,
@@ -100,13 +101,14 @@ from ml_factory.workflows.train import (
 from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_single_rank, fit_worker_rank
 
 __all__ = [
-    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
-    "feature_families", "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions",
-    "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers", "stack", "train",
-    "try_feature",
+    "audit", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
+    "explain", "export", "feature_families", "frame_alignment", "gap_table", "load_features", "load_labels",
+    "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers",
+    "stack", "train", "try_feature",
 ]  # fmt: skip
 
 prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
+clean = push_workspace_on_exit(clean)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]

@@ -31,8 +31,8 @@ from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = (
-    "doctor", "suite", "run", "tracking", "prepare", "audit", "plan", "train", "cross-validate", "stack", "evaluate",
-    "predict", "export",
+    "doctor", "suite", "run", "tracking", "clean", "prepare", "audit", "plan", "train", "cross-validate", "stack",
+    "evaluate", "predict", "export",
 )  # fmt: skip
 LATER = (
     "serve",

@@ -8,6 +8,7 @@ import gc
 import json
 import re
 import shutil
+import subprocess
 import sys
 import types
 import warnings
@@ -18,7 +19,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ml_factory import CheckpointManager, Workspace
+from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
@@ -182,6 +183,33 @@ def test_checkpoint_manager_with_deleted_folder_loads_registered_model_and_saves
     assert found["state"] == {**state, "epoch": 1, "history": facts["history"]} and found["symbol"] == "MES"
     assert ckpt_mgr.save_checkpoint("p", {"n": 6}, force=True)
     assert ckpt_mgr.load_latest_checkpoint("p")["state"] == {"n": 6}
+
+
+def test_guide_rm_of_checkpoints_keeps_finished_model_and_begins_killed_training_anew(prepared, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    settings = {"model_settings": {"rounds": 30}, "mirror": "off"}
+    remove, lines = ["sh", "-c", f"rm -rf {prepared.root}/checkpoints/*"], []
+    finished = pipeline.train(prepared, "DEMO", 5, "linear", **settings)
+    predicted = pipeline.predict(prepared, "DEMO", 5, "linear").frame_hash
+
+    def stop(epoch, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.train(prepared, "DEMO", 5, "linear", seed=1, callbacks=[stop], **settings)
+    subprocess.run(remove, check=True)
+    assert not list(prepared.checkpoints.iterdir())
+    assert pipeline.predict(prepared, "DEMO", 5, "linear").frame_hash == predicted
+    assert len(pipeline.load_features(prepared, "DEMO")) and len(
+        pipeline.load_predictions(prepared, "DEMO", 5, "linear")
+    )
+    assert pipeline.train(prepared, "DEMO", 5, "linear", **settings).reused
+    again = pipeline.train(prepared, "DEMO", 5, "linear", seed=1, on_status=lines.append, **settings)
+    assert "no checkpoint of it is there. Starts from the beginning" in lines[0] and again.resumed_from is None
+    in_the_middle = pipeline.train(  # while the training runs
+        prepared, "DEMO", 5, "linear", fresh=True, callbacks=[lambda *_: subprocess.run(remove, check=True)], **settings
+    )
+    assert in_the_middle.history["val_loss"].tolist() == finished.history["val_loss"].tolist()
 
 
 def test_artifact_versions_project_equals_dashboard_project():

@@ -17,7 +17,8 @@ PACKAGE = ROOT / "ml_factory"
 MAP_TEXT = """
 hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
 heartbeat storage.worker_process storage.mounts storage.private_folder storage.scratch_folder numba_cache
-storage.atomic_replace storage.json_values storage.regular_files storage.files storage.stored_paths
+storage.atomic_replace storage.json_values storage.regular_files storage.folder_removal
+storage.files storage.stored_paths
 storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
 storage.workspace storage.pending_uploads storage.artifact_registry
 checkpoints.disk checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule
@@ -70,6 +71,7 @@ workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.trai
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
 workflows.cross_validate workflows.predictions workflows.explain workflows.export workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
+workflows.stored_runs workflows.superseded_data workflows.clean
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__

@@ -60,6 +60,7 @@ def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
         "numba_cache.py",
         "redaction.py",
         "errors.py",
+        "process_identity.py",
         *(f"storage/{one}.py" for one in storage),
     ):
         (package / name).write_text((ROOT / "ml_factory" / name).read_text())

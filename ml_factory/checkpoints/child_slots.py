@@ -95,6 +95,12 @@ class ChildSlots(WorkerProcess):
     def release(self, unit: CheckpointUnit, holder: dict | None = None) -> None:
         self._call("release", unit, holder)
 
+    def free_slot_bytes(self) -> int:
+        return self._call("free_slot_bytes")
+
+    def empty_free_slots(self) -> int:
+        return self._call("empty_free_slots")
+
     def verify(self, path: str) -> dict:
         return self._call("verify", path)
 

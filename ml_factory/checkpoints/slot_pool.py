@@ -209,6 +209,24 @@ class SlotPool:
         random.SystemRandom().shuffle(free)
         return sorted(free, key=lambda slot: _take_order(slot, lock))
 
+    def free_slot_bytes(self) -> int:
+        """Return the bytes of the slots that may be taken."""
+        return sum(slot.header.size for slot in self.list_free_slots(self.scan()))
+
+    def empty_free_slots(self) -> int:
+        """Empty the slots that may be taken; return their bytes. The files stay, for the next units of work."""
+        freed = 0
+        with self.exclusive_lock():
+            for slot in self.list_free_slots(self.scan()):
+                if slot.header.size and self._is_still_returned(slot):
+                    write_small_file(self.disk, slot.path, b"")
+                    freed += slot.header.size
+        return freed
+
+    def _is_still_returned(self, slot: Slot) -> bool:
+        """Return True when the slot was not taken since the scan."""
+        return self._slot(slot.path, [slot.path.with_suffix(".json").name]).is_returned
+
     def make_free_space(self, slots: list[Slot], target: Path, size: int) -> None:
         """Make `size` bytes available at `target`; returned slots are emptied, oldest first.
 
@@ -224,9 +242,7 @@ class SlotPool:
                     next_step="free some space (on Google Drive empty the Trash too)",
                 )  # fmt: skip
             slot = spare.pop(0)
-            if self._slot(
-                slot.path, [slot.path.with_suffix(".json").name]
-            ).is_returned:  # still returned since the scan
+            if self._is_still_returned(slot):
                 write_small_file(self.disk, slot.path, b"")
                 used[slot.path] = 0
 

@@ -268,6 +268,14 @@ class Slots:
             for slot in owned:
                 self.pool.release(slot, last=slot.path in unfinished)
 
+    def free_slot_bytes(self) -> int:
+        """Return the bytes of checkpoints that ended units have returned to the pool."""
+        return self.pool.free_slot_bytes()
+
+    def empty_free_slots(self) -> int:
+        """Empty those slots; return their bytes."""
+        return self.pool.empty_free_slots()
+
     def _unfinished_writes(self, unit: CheckpointUnit, slots: list[Slot]) -> dict[Path, int]:
         """Return {slot: sequence} of the newest slots whose write this session started and never saw end.
 

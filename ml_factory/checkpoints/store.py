@@ -194,6 +194,14 @@ class CheckpointStore:
         if self.uploader is not None:
             self.uploader.release(unit, holder)
 
+    def free_slot_bytes(self) -> int:
+        """Return the bytes of checkpoints, on both disks, that ended units have returned to the pool."""
+        return sum(tier.free_slot_bytes() for tier in (self.home, self.mount) if tier is not None)
+
+    def empty_free_slots(self) -> int:
+        """Empty those slots on both disks; return their bytes. The files stay and are used again."""
+        return sum(tier.empty_free_slots() for tier in (self.home, self.mount) if tier is not None)
+
     # ------------------------------------------------------------------ reading
 
     def load_latest(self, unit: CheckpointUnit, fence: int = 0) -> dict | None:

@@ -1,5 +1,6 @@
-"""Verbs about this machine and its run records: doctor, tracking."""
+"""Verbs about this machine and what is stored: doctor, clean, tracking."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ml_factory import __version__
-from ml_factory.cli_output import cli_progress_of_work, print_json
+from ml_factory.cli_output import cli_progress_of_work, print_cli_result, print_json
 from ml_factory.commands.options import MarketOptions, WorkspaceOptions
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
+pipeline = LazyModule("ml_factory.pipeline")
 doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.wandb_restore")
 
 
@@ -31,6 +33,36 @@ def doctor(place: WorkspaceOptions) -> None:
         Console(highlight=False).print(table)
     if not all(check.good for check in checks):
         raise typer.Exit(1)
+
+
+def clean(
+    market: MarketOptions,
+    keep: Annotated[int, typer.Option(help="Newest models of each name and horizon that stay.")] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List sizes only.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """List what nothing needs, with sizes, ask, and delete it.
+    Example: `python -m ml_factory clean --symbol MES --keep 3`
+    """
+    place = market.check()
+    listed = pipeline.clean(place, market.symbol, keep, dry_run=True)
+    if dry_run or not listed.items:
+        print_cli_result(listed, market.as_json)
+        return
+    if not yes and (market.as_json or not sys.stdin.isatty()):
+        raise SettingsError(
+            "There is no terminal to ask on", where="clean", next_step="add --yes, or --dry-run to list"
+        )
+    if not market.as_json:
+        print(listed.summary())
+    if not yes:
+        typer.confirm("Delete these?", abort=True)
+    with cli_progress_of_work("cleaning", market.as_json):
+        result = pipeline.clean(place, market.symbol, keep, listed=listed)
+    if market.as_json:
+        print_json(result.to_dict())
+    else:
+        print(result.total())
 
 
 def tracking(

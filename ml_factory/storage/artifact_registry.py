@@ -22,6 +22,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.folder_removal import REMOVED
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
@@ -239,13 +240,24 @@ class ArtifactRegistry:
     def _list_stored(self, symbol: str) -> "list[Artifact]":
         """List the artifacts in the folder itself, oldest first."""
         found, symbol_folder = [], self.folder / check_symbol(symbol)
-        for file in [symbol_folder / name / "artifact.json" for name in files.names(symbol_folder)]:
+        names = [name for name in files.names(symbol_folder) if not name.startswith(REMOVED)]
+        for file in [symbol_folder / name / "artifact.json" for name in names]:
             try:
                 if files.is_file(file):
                     found.append(_artifact(file, symbol))
             except FileError as error:
                 _log.warning("An artifact is skipped: %s", error)
         return sorted(found, key=lambda one: (one.sequence, one.registered_at, one.hash))
+
+    def remove(self, artifact: Artifact) -> bool:
+        """Delete the artifact, unless it was registered again since it was listed; return whether it was deleted."""
+        symbol_folder = self.folder / check_symbol(artifact.symbol)
+        path = stored_path(symbol_folder, artifact.path.name, inside=self.folder)
+        with file_lock(symbol_folder / ".registry.lock"):
+            if _artifact(path / "artifact.json", artifact.symbol).sequence != artifact.sequence:
+                return False
+            files.remove_folder(path)
+        return True
 
     def find(
         self, symbol: str, horizon: int | None = None, model: str | None = None, *, kind: str | None = None, **facts

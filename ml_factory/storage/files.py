@@ -31,6 +31,7 @@ from ml_factory.storage.atomic_replace import (
     sweep_temporary_files,
     temporary_path,
 )
+from ml_factory.storage.folder_removal import folder_bytes, remove_folder_tree
 from ml_factory.storage.json_values import LARGEST_JSON, parse_json
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.regular_files import check_file_size, open_regular_file
@@ -276,6 +277,16 @@ class Files:
     def remove(self, path: Path) -> None:
         """Delete the file if it exists."""
         path.unlink(missing_ok=True)
+
+    @_operation
+    def folder_bytes(self, path: Path) -> int:
+        """Return the bytes of all files below the folder, links not followed; 0 where nothing exists."""
+        return folder_bytes(path, self._alive)
+
+    @_operation
+    def remove_folder(self, path: Path) -> None:
+        """Delete the folder with everything in it, links themselves and never their targets (`folder_removal`)."""
+        remove_folder_tree(path, mount_of(path) is not None, self._alive)
 
     @_operation
     def download(self, path: Path, target: str) -> None:

@@ -90,6 +90,8 @@ def _status_of_unfinished(workspace: Workspace, run: RunFolder, spec: RunSetting
         elsewhere = ", ".join(describe_differences(_read_run_machine(run), run_machine_facts(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
+    if files.is_file(run.folder / "run.json") and not run.ended:
+        return f"Found {what}: begun as {run.run_id}, but no checkpoint of it is there. Starts from the beginning."
     others = _find_mismatched_runs(run.folder.parent, spec)
     unfinished = [one for one in others if not one.ended and one.why == "code"]
     if unfinished:

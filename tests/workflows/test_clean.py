@@ -1,0 +1,453 @@
+"""Cleaning a workspace: what nothing needs goes, and what a run, a model in use, an export or resume needs stays."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ml_factory import CheckpointManager, Workspace, pipeline
+from ml_factory.checkpoints import leases
+from ml_factory.checkpoints.disk import Disk
+from ml_factory.checkpoints.leases import write_lease_file
+from ml_factory.checkpoints.slot_pool import CheckpointUnit
+from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store_writer import DatasetStoreWriter
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.storage import folder_removal
+from ml_factory.storage.artifact_registry import ArtifactRegistry
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.tracking.run_log import list_log_files, read_log_segments
+
+DATA = fingerprint_json("data")
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch) -> Workspace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of compiled kernels and local copies
+    return Workspace(tmp_path / "workspace")
+
+
+def run_id(number: int, task: str = "train", model: str = "xgboost", attempt: str = "") -> str:
+    return f"{task}-{model}-h5-s0-{number:010x}{attempt}"
+
+
+def add_run(workspace, number, task="train", model="xgboost", *, attempt="", ended=True, data=DATA, settings=None):
+    """Write a run's folder as a training does; the higher its number, the later it was begun."""
+    name = run_id(number, task, model, attempt)
+    folder = workspace.results / "MES" / name
+    record = {
+        "run_id": name, "task": task, "model": model, "horizon": 5, "data": data, "symbol": "MES",
+        "settings": settings or {}, "begun_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
+    }  # fmt: skip
+    files.write_json(folder / "run.json", record)
+    files.write(folder / "predictions.parquet", b"p" * 1000)
+    if ended:
+        files.write_json(folder / "done.json", {"run_id": name})
+    return folder
+
+
+def add_model(workspace, number, model="xgboost", kind="model", *, data=DATA, models=None, attempt=""):
+    task = "stack" if kind == "stack" else "train"
+    facts = {"run_id": run_id(number, task, model, attempt), "horizon": 5, "data": data}
+    made_from = {"run": facts["run_id"], "data": data} | ({"models": models} if models else {})
+    state = {"number": number, "model": model, "attempt": attempt}
+    return ArtifactRegistry(workspace.models).register("MES", kind, model, state, facts, made_from)
+
+
+def add_data_set(workspace, number, before: DatasetStore | None = None, rows=50) -> DatasetStoreWriter:
+    """Write a data set of one part, or of the parts of `before` and one more; it becomes the current one."""
+    store = DatasetStoreWriter.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
+    cut = {name: np.arange(rows) for name in ("known_at", "session", "segment", "close")}
+    matrix = SimpleNamespace(values=np.ones((rows, 2), np.float32), names=["a", "b"], **cut)
+    if before is None:
+        store.write_features(matrix)
+    else:
+        store.append_features(matrix, before, {"next": 1})
+    store.commit({})
+    return store
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder with its content, but for locks, leases and records of sessions."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix != ".lock" and not {"leases", "sessions", "locks"} & set(path.parts)
+    }  # fmt: skip
+
+
+def kinds(result) -> dict[str, int]:
+    found = [item.kind for item in result.items]
+    return {kind: found.count(kind) for kind in sorted(set(found))}
+
+
+def test_clean_keeps_newest_models_and_deletes_older_ones_with_results(workspace):
+    folders, models = zip(*[(add_run(workspace, n), add_model(workspace, n)) for n in range(5)], strict=True)
+    before = tree(workspace.root)
+    listed = pipeline.clean(workspace, "MES", 2, dry_run=True)
+    assert tree(workspace.root) == before and not listed.deleted
+    assert kinds(listed) == {"model": 3, "results": 3}
+    gone = [model.path for model in models[:3]] + list(folders[:3])
+    assert {item.path for item in listed.items} == set(gone)
+    assert listed.size == sum(file.stat().st_size for path in gone for file in path.rglob("*") if file.is_file())
+    assert listed.table["mb"].is_monotonic_decreasing and "not needed any more" in listed.summary()
+    result = pipeline.clean(workspace, "MES", 2)
+    assert result.deleted and kinds(result) == kinds(listed) and not result.skipped
+    left = {
+        name: content
+        for name, content in before.items()
+        if not any(str(path) in f"{workspace.root}/{name}" for path in gone)
+    }
+    assert tree(workspace.root) == left
+    assert not pipeline.clean(workspace, "MES", 2).items
+
+
+def test_clean_keeps_models_of_kept_and_of_unfinished_stacks(workspace):
+    bases = [add_model(workspace, n) for n in range(6)]
+    for n in range(6):
+        add_run(workspace, n)
+    add_model(workspace, 7, "stack", "stack", models={"xgboost": bases[0].hash, "linear": "f" * 64})
+    add_run(workspace, 7, "stack", "stack", settings={"base_models": ["xgboost"]})
+    unfinished = {"base_models": ["xgboost"], "bases": [bases[1].hash]}
+    add_run(workspace, 8, "stack", "stack", ended=False, settings=unfinished)
+    result = pipeline.clean(workspace, "MES", 1)
+    assert {item.path.name for item in result.items} == {
+        *(base.path.name for base in bases[2:5]), *(run_id(n) for n in (2, 3, 4)),
+    }  # fmt: skip
+    assert all(base.is_intact() for base in (bases[0], bases[1], bases[5]))
+
+
+def test_clean_keeps_unfinished_run_with_checkpoints_data_and_model(workspace):
+    first = add_data_set(workspace, 1)
+    add_data_set(workspace, 2)
+    folder = add_run(workspace, 0, ended=False, data=first.fingerprint)
+    registered = add_model(workspace, 1)  # its process was killed before it marked the run as ended
+    add_run(workspace, 1, ended=False)
+    for n in range(2, 5):
+        add_model(workspace, n)
+        add_run(workspace, n)
+    with CheckpointManager(workspace.checkpoints, run=run_id(0), background=False) as manager:
+        manager.save_checkpoint("train_xgboost", {"weights": np.ones(1000)}, force=True)
+    result = pipeline.clean(workspace, "MES", 1)
+    assert kinds(result) == {"model": 2, "results": 2}
+    assert folder.is_dir() and registered.is_intact()
+    assert DatasetStore.find(workspace.processed("MES"), first.fingerprint) is not None
+    with CheckpointManager(workspace.checkpoints, run=run_id(0)) as manager:
+        assert manager.phase("train_xgboost").latest()["state"]["weights"].sum() == 1000
+
+
+def test_clean_empties_slots_of_finished_runs_and_no_others(workspace):
+    for name, ended in (("unfinished", False), ("default", False), ("finished", True)):
+        with CheckpointManager(workspace.checkpoints, run=name, background=False) as manager:
+            manager.save_checkpoint("p", {"weights": np.ones(1000)}, force=True)
+            if ended:
+                manager.phase("p").release_slots()
+    slots = sorted(path.name for path in workspace.checkpoints.glob("slot-*.ckpt"))
+    result = pipeline.clean(workspace, "MES")
+    assert kinds(result) == {"checkpoints": 1} and result.size > 8000
+    sizes = {path.name: path.stat().st_size for path in workspace.checkpoints.glob("slot-*.ckpt")}
+    assert sorted(sizes) == slots and sorted(map(bool, sizes.values())) == [False, True, True]
+    for name in ("unfinished", "default"):
+        with CheckpointManager(workspace.checkpoints, run=name) as manager:
+            assert manager.load_latest_checkpoint("p")["state"]["weights"].sum() == 1000
+    with CheckpointManager(workspace.checkpoints, run="next", background=False) as manager:
+        assert Path(manager.save_checkpoint("p", {"n": 1}, force=True)["path"]).name in slots
+
+
+def test_clean_deletes_superseded_data_and_only_parts_that_nothing_shares(workspace):
+    alone = add_data_set(workspace, 1)
+    grown = add_data_set(workspace, 2)
+    current = add_data_set(workspace, 3, grown)
+    processed = workspace.processed("MES")
+    begun = DatasetStoreWriter.begin(processed, fingerprint_json("under way"))
+    under_way = processed / "parts" / f"{begun.fingerprint[:12]}-0-9-rows.npy"
+    orphan = processed / "parts" / "0123456789ab-0-9-rows.npy"
+    for path in (under_way, orphan):
+        path.write_bytes(b"x" * 100)
+    result = pipeline.clean(workspace, "MES")
+    assert kinds(result) == {"prepared data": 3}
+    left = {path.name for path in (processed / "parts").iterdir()}
+    assert not any(name.startswith(alone.fingerprint[:12]) for name in left) and orphan.name not in left
+    assert under_way.name in left
+    assert not alone.folder.exists() and not grown.folder.exists()
+    store = DatasetStore.current(processed)
+    assert store.fingerprint == current.fingerprint and not store.verify() and len(store.values) == 100
+
+
+def test_clean_keeps_newest_model_of_current_data_whatever_its_age(workspace):
+    store = add_data_set(workspace, 1)
+    old = add_model(workspace, 0, data=store.fingerprint)
+    for n in range(1, 5):
+        add_model(workspace, n)
+    for n in range(5):
+        add_run(workspace, n)
+    assert {item.path.name for item in pipeline.clean(workspace, "MES", 1).items if item.kind == "results"} == {
+        run_id(n) for n in (1, 2, 3)
+    }
+    assert old.is_intact()
+
+
+def test_clean_keeps_run_with_export_and_its_model(workspace):
+    exported = add_model(workspace, 0)
+    files.write(add_run(workspace, 0) / "model_tpu.pth", b"weights")
+    for n in (1, 2):
+        add_model(workspace, n)
+        add_run(workspace, n)
+    assert {item.path.name for item in pipeline.clean(workspace, "MES", 1).items if item.kind == "results"} == {
+        run_id(1)
+    }
+    assert exported.is_intact() and (workspace.results / "MES" / run_id(0) / "model_tpu.pth").exists()
+
+
+def test_clean_keeps_all_attempts_while_one_is_needed(workspace):
+    for n, attempt in enumerate(("", "-2", "-3")):
+        add_model(workspace, 4, attempt=attempt)
+        folder = add_run(workspace, 4, attempt=attempt)
+        record = files.read_json(folder / "run.json") | {"begun_at": f"2026-02-0{n + 1}T00:00:00+00:00"}
+        files.write_json(folder / "run.json", record)
+    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 2}
+    assert len(list((workspace.results / "MES").iterdir())) == 3
+    add_model(workspace, 5)
+    add_run(workspace, 5)
+    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 1, "results": 3}
+
+
+def test_clean_keeps_newest_cross_validations_and_deletes_older(workspace):
+    folders = [add_run(workspace, n, "folds") for n in range(4)]
+    result = pipeline.clean(workspace, "MES", 3)
+    assert [item.path for item in result.items] == folders[:1]
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "other"])
+def test_clean_with_unreadable_run_record_keeps_models_results_and_data(damage, workspace):
+    add_data_set(workspace, 1)
+    add_data_set(workspace, 2)
+    for n in range(3):
+        add_model(workspace, n)
+        record = add_run(workspace, n) / "run.json"
+    {"missing": record.unlink, "torn": lambda: record.write_text("{"), "other": lambda: record.write_text("[1]")}[
+        damage
+    ]()
+    before = tree(workspace.root)
+    result = pipeline.clean(workspace, "MES", 1)
+    assert not result.items and tree(workspace.root) == before
+    assert run_id(2) in result.summary() and "no readable record" in result.summary()
+
+
+def test_clean_skips_run_that_another_process_works_on(workspace, spawn):
+    models = [add_model(workspace, n) for n in range(3)]
+    folders = [add_run(workspace, n) for n in range(3)]
+    worker = spawn(
+        "import sys; from ml_factory import CheckpointManager\n"
+        "manager = CheckpointManager(sys.argv[1], run=sys.argv[2]); manager.phase('train_xgboost').load()\n"
+        "print('owned', flush=True); import time; time.sleep(300)",
+        workspace.checkpoints, run_id(0),
+    )  # fmt: skip
+    assert worker.stdout.readline().strip() == "owned"
+    result = pipeline.clean(workspace, "MES", 1)
+    assert {item.path for item in result.items} == {models[1].path, folders[1]}
+    assert len(result.skipped) == 2 and all("Another process is working on" in one for one in result.skipped)
+    assert models[0].is_intact() and folders[0].is_dir()
+
+
+def test_clean_skips_run_whose_lease_another_machine_renews(workspace, monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 1.0)
+    monkeypatch.setattr(leases, "POLL_SECONDS", 0.05)
+    models = [add_model(workspace, n) for n in range(2)]
+    folders = [add_run(workspace, n) for n in range(2)]
+    unit, ended = CheckpointUnit(run_id(0), "train_xgboost"), threading.Event()
+
+    def renew() -> None:
+        number = 0
+        while not ended.wait(0.02):
+            number += 1
+            record = {"session": "a" * 32, "fence": 1, "host": "h", "beat": number, "seen": time.time()}
+            write_lease_file(Disk(), workspace.checkpoints, unit, record)
+
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(workspace.root))
+    other = threading.Thread(target=renew)
+    other.start()
+    try:
+        until = time.monotonic() + 60
+        while not list((workspace.checkpoints / "leases").glob("*")) and time.monotonic() < until:
+            time.sleep(0.01)
+        result = pipeline.clean(workspace, "MES", 1)
+    finally:
+        ended.set()
+        other.join()
+    assert not result.items and len(result.skipped) == 2
+    assert models[0].is_intact() and folders[0].is_dir()
+
+
+def test_clean_follows_no_symbolic_link(workspace, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").write_bytes(b"mine")
+    models, folders = zip(*[(add_model(workspace, n), add_run(workspace, n)) for n in range(4)], strict=True)
+    (folders[0] / "log").symlink_to(victim)  # inside of what is deleted
+    (folders[0] / "report.html").symlink_to(victim / "file")
+    moved = tmp_path / "moved"
+    shutil.move(folders[1], moved)
+    folders[1].symlink_to(moved)  # in the place of what would be deleted
+    shutil.move(models[2].path, tmp_path / "model")
+    models[2].path.symlink_to(tmp_path / "model")
+    result = pipeline.clean(workspace, "MES", 1)
+    assert (victim / "file").read_bytes() == b"mine" and not folders[0].exists()
+    assert moved.is_dir() and (moved / "run.json").exists() and (tmp_path / "model" / "state.safetensors").exists()
+    assert sum("symbolic link" in one for one in result.skipped) == 2
+
+
+def test_clean_interrupted_anywhere_leaves_whole_things_and_is_finished_by_next(workspace, monkeypatch):
+    for n in range(4):
+        add_model(workspace, n)
+        add_run(workspace, n)
+    unlink, count = os.unlink, iter(range(100))
+
+    def stop(name, **named):
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        unlink(name, **named)
+
+    monkeypatch.setattr(folder_removal.os, "unlink", stop)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.clean(workspace, "MES", 1)
+    monkeypatch.undo()
+    registry = ArtifactRegistry(workspace.models)
+    assert all(model.is_intact() for model in registry.list("MES"))
+    for folder in (workspace.results / "MES").glob("train-*"):
+        assert {path.name for path in folder.iterdir()} == {"run.json", "done.json", "predictions.parquet"}
+    assert kinds(pipeline.clean(workspace, "MES", 1))["leftover"] == 1
+    assert len(registry.list("MES")) == 1 == len(list((workspace.results / "MES").iterdir()))
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_clean_on_mount_empties_files_before_deleting_them(mounted, workspace, monkeypatch):
+    for n in range(2):
+        model, folder = add_model(workspace, n), add_run(workspace, n)
+    old = next(path for path in (workspace.results / "MES").iterdir() if path != folder)
+    os.link(old / "done.json", workspace.root / "copy.json")
+    if mounted:
+        monkeypatch.setenv("ML_FACTORY_MOUNTS", str(workspace.root))
+    with open(old / "predictions.parquet", "rb") as opened:
+        result = pipeline.clean(workspace, "MES", 1)
+        assert os.fstat(opened.fileno()).st_size == (0 if mounted else 1000)
+    assert kinds(result) == {"model": 1, "results": 1} and not old.exists() and model.is_intact()
+    assert (workspace.root / "copy.json").read_bytes()
+
+
+def test_clean_merges_log_segments_of_finished_run_without_losing_a_line(workspace):
+    log = add_run(workspace, 0) / "log"
+    for number in range(5):
+        files.write(log / f"segment-0001-0a0a0a0a-{number:04}.jsonl", b'{"step": %d}\n' % number)
+    before = read_log_segments(log)
+    running = add_run(workspace, 1, ended=False) / "log"
+    for number in range(5):
+        files.write(running / f"segment-0001-0a0a0a0a-{number:04}.jsonl", b"{}\n")
+    result = pipeline.clean(workspace, "MES")
+    assert kinds(result) == {"log segments": 1}
+    assert len(list_log_files(log)) == 1 and read_log_segments(log) == before
+    assert len(list_log_files(running)) == 5
+
+
+def test_clean_deletes_kernels_of_other_sources_unused_for_a_day(workspace, tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    kernels = tmp_path / "cache" / "ml_factory-kernels"
+    for name, age in (("old", 2), ("new", 0.5)):
+        (kernels / name).mkdir(parents=True, mode=0o700)
+        (kernels / name / "kernel.nbc").write_bytes(b"k" * 10)
+        moment = (kernels / name).stat().st_mtime - age * 86400
+        os.utime(kernels / name, (moment, moment))
+    assert [item.path for item in pipeline.clean(workspace, "MES").items] == [kernels / "old"]
+    assert [path.name for path in kernels.iterdir()] == ["new"]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "own"))
+    os.utime(kernels / "new", (0, 0))
+    assert not pipeline.clean(workspace, "MES").items
+
+
+def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(workspace):
+    for n in range(3):
+        add_model(workspace, n)
+        add_run(workspace, n)
+    listed = pipeline.clean(workspace, "MES", 1, dry_run=True)
+    again = add_model(workspace, 0)  # registered again, so it is the newest now
+    result = pipeline.clean(workspace, "MES", 1, listed=listed)
+    assert again.is_intact() and {item.path.name for item in result.items} < {item.path.name for item in listed.items}
+    assert any(str(again.path) in one for one in result.skipped)
+    assert (workspace.results / "MES" / run_id(2)).is_dir()
+
+
+def test_registry_remove_of_artifact_registered_again_deletes_nothing(workspace):
+    old = add_model(workspace, 0)
+    again = add_model(workspace, 0)
+    assert old.path == again.path and not ArtifactRegistry(workspace.models).remove(old) and again.is_intact()
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, True])
+def test_clean_with_unusable_number_raises(keep, workspace):
+    with pytest.raises(SettingsError, match="keep"):
+        pipeline.clean(workspace, "MES", keep)
+
+
+def test_clean_within_training_changes_nothing_of_it(prepared, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    options = {"model_settings": {"rounds": 30}, "mirror": "off"}
+    whole = pipeline.train(prepared, "DEMO", 5, "linear", **options)
+    cleaned = []
+    again = pipeline.train(
+        prepared, "DEMO", 5, "linear", fresh=True, **options,
+        callbacks=[lambda epoch, metrics: cleaned.append(pipeline.clean(prepared, "DEMO", 1))],
+    )  # fmt: skip
+    assert len(cleaned) == 3 and sum(len(one.items) for one in cleaned) >= 1
+    assert (again.predictions_hash != "" and again.artifact_hash == whole.artifact_hash) or again.exact
+    found = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
+    assert found["run_id"].unique().tolist() == [again.run_id]
+    assert pipeline.predict(prepared, "DEMO", 5, "linear").run_id == again.run_id
+    assert not pipeline.load_features(prepared, "DEMO").empty
+
+
+def test_cli_clean_lists_asks_and_deletes_after_yes(call, workspace, monkeypatch):
+    for n in range(3):
+        add_model(workspace, n)
+        add_run(workspace, n)
+    words = ("clean", "--workspace", workspace.root, "--symbol", "MES", "--keep", 1)
+    code, out, err = call(*words)
+    assert code == 2 and "--yes" in err and len(ArtifactRegistry(workspace.models).list("MES")) == 3
+    code, out, _ = call(*words, "--dry-run")
+    assert code == 0 and "4 not needed any more" in out and len(ArtifactRegistry(workspace.models).list("MES")) == 3
+    for answer, left in (("n\n", 3), ("y\n", 1)):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, readline=lambda answer=answer: answer))
+        monkeypatch.setattr("builtins.input", lambda *_, answer=answer: answer.strip())
+        code, out, _ = call(*words)
+        assert len(ArtifactRegistry(workspace.models).list("MES")) == left and code == (0 if left == 1 else 1)
+        assert out.index("MB") < out.index("Delete these?")
+    code, out, _ = call(*words, "--yes", "--json")
+    assert code == 0 and '"deleted": false' in out  # nothing was left to delete
+
+
+def test_cli_clean_yes_deletes_without_question(call, workspace):
+    for n in range(2):
+        add_model(workspace, n)
+    code, out, _ = call("clean", "--workspace", workspace.root, "--symbol", "MES", "--keep", 1, "--yes", "--json")
+    assert code == 0 and '"deleted": true' in out and len(ArtifactRegistry(workspace.models).list("MES")) == 1
+
+
+def test_remove_folder_with_file_system_mounted_in_it_deletes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "file").write_bytes(b"x")
+    stat = os.stat
+
+    def other_device(name, **named):
+        found = stat(name, **named)
+        return SimpleNamespace(st_dev=-1) if name == "inner" else found
+
+    monkeypatch.setattr(folder_removal.os, "stat", other_device)
+    with pytest.raises(FactoryError, match="another file system"):
+        files.remove_folder(tmp_path / "folder")
+    monkeypatch.undo()
+    assert (tmp_path / "folder" / "file").exists()
