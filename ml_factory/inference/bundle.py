@@ -89,6 +89,9 @@ class Bundle:
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
             raise CheckpointError("A bundle lacks parts", where=where, got=f"no {', '.join(missing)}")
+        names = state["feature_names"]
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError("A bundle's feature names are damaged", where=where, got=repr(names)[:60])
         return cls(**{item.name: state[item.name] for item in fields(cls)})
 
     def save(self, path: str | Path) -> Path:

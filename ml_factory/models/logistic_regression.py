@@ -54,7 +54,11 @@ class LogisticRegression(TabularModel):
         return {"mean": part["mean"], "deviation": part["deviation"], "weights": part["path"][rounds]}
 
     def _read(self, fitted):
-        return {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
+        arrays = {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
+        shapes = {"mean": (self.n_features,), "deviation": (self.n_features,), "weights": (self.n_features + 1, 3)}
+        if {name: array.shape for name, array in arrays.items()} != shapes:
+            raise ValueError(f"weights of the shape {arrays['weights'].shape} for {self.n_features} features")
+        return arrays
 
     def _scaled(self, x):
         return LogisticRegressionScaler(self._predictor["mean"], self._predictor["deviation"]).apply(

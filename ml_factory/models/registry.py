@@ -150,8 +150,9 @@ def check_registered_model_settings(name: str, given: Mapping) -> None:
 
 def build_model_from_state(state: Mapping) -> ModelBase:
     """Build the fitted model of a `get_state()`."""
-    if "model" not in state:
-        raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
+    if not isinstance(state, Mapping) or "model" not in state:
+        got = sorted(state)[:8] if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError("Not a model's state", got=got, wanted="a 'model' entry")
     what, where = "This model's state is damaged, or of another version", str(state["model"])[:40]
     with refuse_damaged_content(CheckpointError, what, where=where, next_step="train again with fresh=True"):
         return build_model(state["model"]).load_state(state)

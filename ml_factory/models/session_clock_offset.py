@@ -75,7 +75,7 @@ class SessionClockOffset:
         progress = np.minimum((share * PROGRESS_CELLS).astype(np.int64), PROGRESS_CELLS - 1)
         if not self.step > 0:
             return progress
-        left = np.rint((self.high - values) / self.step).astype(np.int64)
+        left = np.rint(np.minimum((self.high - values) / self.step, self.ending)).astype(np.int64)
         return np.where(left < self.ending, PROGRESS_CELLS + left, progress)
 
     def to_dict(self) -> dict:

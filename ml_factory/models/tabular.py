@@ -50,6 +50,7 @@ from ml_factory.seeding import derive_seed
 
 DEVICES = ("auto", "cpu", "cuda")
 _MACHINE = ("threads", "device")  # settings of the machine: a run may resume with others, and is then marked
+_MOST = 1 << 24  # features, or rounds, of a stored model
 
 
 @dataclass(frozen=True)
@@ -377,10 +378,14 @@ class TabularModel(ModelBase, ABC):
     def load_state(self, state):
         state = self._checked_state(state)
         self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
-        self.n_features, self.best_round = int(state["n_features"]), int(state["best_round"])
+        self.n_features, self.best_round = state["n_features"], state["best_round"]
+        if not all(type(number) is int and 0 <= number <= _MOST for number in (self.n_features, self.best_round)):
+            raise ValueError(f"{self.n_features!r} features, best round {self.best_round!r}")
         self._fitted = state["fitted"]
         offset = state.get("offset")  # models of before 2026-11-22 have none
         self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
+        if self._offset is not None and self._offset.column >= self.n_features:
+            raise ValueError(f"an offset of column {self._offset.column} of {self.n_features}")
         self._predictor = None if self._fitted is None else self._read(self._fitted)
         return self
 

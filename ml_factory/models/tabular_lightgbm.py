@@ -38,7 +38,9 @@ class LightGBM(TabularModel):
         return _booster_of(text).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        return compile_lightgbm_trees(LightGBMModelText.checked(fitted).trees, classes=3)
+        trees = compile_lightgbm_trees(LightGBMModelText.checked(fitted).trees, classes=3)
+        trees.check_columns(self.n_features)
+        return trees
 
     def _predict(self, x):
         return self._predictor.probabilities(x, self.settings.thread_count)

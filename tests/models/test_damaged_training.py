@@ -8,6 +8,7 @@ import pytest
 from ml_factory.errors import CheckpointError
 from ml_factory.models import tabular_catboost
 from ml_factory.models.lightgbm_trees import LightGBMModelText
+from ml_factory.models.registry import build_model_from_state
 from tests.fuzz.kinds import MODELS, build_small_model, training_rows
 from tests.interrupting_phase import InterruptingPhase
 
@@ -162,3 +163,20 @@ def test_resume_of_network_with_another_micro_batch_is_refused(states, odd):
     """10^18 took as many steps of a loop."""
     with pytest.raises(CheckpointError, match="damaged"):
         resume("gru", {**states["gru"], "micro": odd})
+
+
+@pytest.mark.parametrize("model", ["linear", "xgboost", "lightgbm", "catboost"])
+def test_load_state_of_tabular_model_with_other_numbers_is_refused(model):
+    """Trees that split on a column beyond the rows' last would read memory that is not theirs."""
+    x, y = training_rows(model)
+    fitted = build_small_model(model)
+    fitted.fit(x, y)
+    state = fitted.get_state()
+    build_model_from_state(state)
+    columns = [{"n_features": odd} for odd in (2.5, 1e308, -1, 10**30, "4", None)]
+    for fields in [*columns, {"n_features": 1}, {"best_round": -1}, {"best_round": 0.5}, {"offset": {"column": 9}}]:
+        with pytest.raises(CheckpointError, match="damaged"):
+            build_model_from_state({**state, **fields})
+    for odd in (1, None, "text", [1]):
+        with pytest.raises(CheckpointError):
+            build_model_from_state(odd)
