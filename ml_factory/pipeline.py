@@ -18,6 +18,7 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation import plots
 from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.inference.split_times import add_prediction_splits
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import available_models, build_model, find_model_spec
@@ -417,7 +418,7 @@ def predict(
         workspace, check_symbol(symbol), check_horizon(horizon), model, run
     )
     frame, close = predict_module.predict_bars(workspace, artifact, data, bars)
-    frame = predict_module.add_prediction_splits(frame, artifact, all_rows)
+    frame = add_prediction_splits(frame, artifact.facts, all_rows, artifact.path)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     predict_module.write_prediction_frame(path, frame)
     return PredictResult(

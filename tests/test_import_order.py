@@ -63,7 +63,7 @@ evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation
 evaluation.attention_plots evaluation.html_report
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
-inference.bundle inference.predict inference.split_times
+inference.trained_model inference.predict inference.prediction_spec inference.split_times
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers

@@ -1,4 +1,8 @@
-"""Batch predictions from a bundle."""
+"""Probabilities of feature rows, from one trained model or a stack of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -6,16 +10,57 @@ import pandas as pd
 from ml_factory.datasets.covariates import compute_covariates
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
+from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.models.registry import build_model_from_state
+from ml_factory.targets.labels import stored_label_classes
+
+
+@dataclass(frozen=True)
+class FittedModels:
+    """A trained model, or the base models of a stack with the stack's own state.
+
+    models : name -> model; of a stack in the order of its predictions.
+    stack : `stack`, `calibration` and `spec` of a registered stack; None for a single model.
+    """
+
+    models: Mapping[str, TrainedModel]
+    stack: Mapping | None = None
+
+    @property
+    def spec(self) -> Mapping:
+        """Settings of the data that all models were trained on."""
+        return next(iter(self.models.values())).spec if self.stack is None else self.stack["spec"]
+
+    @property
+    def lookback(self) -> int:
+        """Rows of the longest window that a prediction reads; 0 where no model reads windows."""
+        return max(model.lookback for model in self.models.values())
+
+    @cached_property
+    def used(self) -> Mapping[str, TrainedModel]:
+        """The models as they predict here: a stack reads its base models without their own calibration."""
+        if self.stack is None:
+            return self.models
+        plain = Calibration().to_dict()
+        return {name: replace(model, calibration=plain) for name, model in self.models.items()}
+
+    def combine(self, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+        """Return the prediction of the whole from those of `used`."""
+        return next(iter(predictions.values())) if self.stack is None else stacked_predictions(self.stack, predictions)
+
+    def predict_features(self, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray) -> pd.DataFrame:
+        """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
+        return self.combine(
+            {name: predict_features(model, features, segment=segment, close=close) for name, model in self.used.items()}
+        )
 
 
 def predict_features(
-    bundle: Bundle,
+    model: TrainedModel,
     features: pd.DataFrame,
     *,
     segment: np.ndarray | None = None,
@@ -27,8 +72,8 @@ def predict_features(
 
     Parameters
     ----------
-    features : unscaled, the bundle's columns in its order, index known_at (UTC, increasing).
-    segment : int (N,), changes at each session edge and gap. Needed when the bundle has a look-back: a window never
+    features : unscaled, the model's columns in its order, index known_at (UTC, increasing).
+    segment : int (N,), changes at each session edge and gap. Needed when the model has a look-back: a window never
         crosses one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
     close : float64 (N,); needed when a step before the scaler follows the price.
@@ -41,38 +86,66 @@ def predict_features(
 
     Raises
     ------
-    SettingsError for other features than the bundle's, FactoryError for a look-back without segments.
+    SettingsError for other features than the model's, FactoryError for a look-back without segments.
     """
-    bundle.check_features(features.columns)
+    model.check_features(features.columns)
     rows = np.arange(len(features), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
-    if bundle.lookback:
+    if model.lookback:
         if segment is None:
             raise FactoryError(
-                f"A model that looks back {bundle.lookback} rows must know where sessions end",
+                f"A model that looks back {model.lookback} rows must know where sessions end",
                 where="segment",
                 next_step="pass the segments stored with the features",
             )
-        rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, bundle.lookback)]
-    scaled = apply_preprocessing_step(
-        preprocessing_from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close
-    )
-    model, calibration = build_model_from_state(bundle.model_state), Calibration.from_dict(bundle.calibration)
+        rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
+    scaled = apply_preprocessing_step(preprocessing_from_dict(model.scaler), features.to_numpy(dtype=np.float32), close)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        covariates = compute_covariates(model, features.index[some], bundle.spec)
-        calibrated = calibration.apply(
-            condition_on_classes(
-                model.predict_proba(_inputs(scaled, some, bundle.lookback, covariates)), bundle.classes
-            )
-        )
-        p_N3[first : first + batch] = condition_on_classes(calibrated, bundle.classes)
+        p_N3[first : first + batch] = predict_scaled_rows(model, scaled, some, features.index[some])
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
+
+
+def predict_scaled_rows(
+    model: TrainedModel, scaled_NF: np.ndarray, rows: np.ndarray, known_at: pd.DatetimeIndex
+) -> np.ndarray:
+    """Return calibrated probabilities, float64 (len(rows), 3), of some of the scaled rows.
+
+    rows : positions; each has its whole window before it.
+    known_at : moments of these rows.
+    """
+    covariates = compute_covariates(model.estimator, known_at, model.spec)
+    p_N3 = model.estimator.predict_proba(_inputs(scaled_NF, rows, model.lookback, covariates))
+    calibrated = Calibration.from_dict(model.calibration).apply(condition_on_classes(p_N3, model.classes))
+    return condition_on_classes(calibrated, model.classes)
 
 
 def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, covariates: dict):
     if not lookback:
         return scaled_NF[rows]
-    # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
+    # torch is loaded for networks only: a booster predicts where torch is not installed.
     windows = import_module_or_explain("ml_factory.datasets.windows")
     return windows.Windows(scaled_NF, rows, lookback, covariates)
+
+
+def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the stack's calibrated probabilities on the rows that every base model predicts.
+
+    state : of a registered stack.
+    predictions : base model -> its probabilities without calibration.
+    """
+    index = common_prediction_index(predictions)
+    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
+    p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    return pd.DataFrame(
+        condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
+    )
+
+
+def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
+    """Return the rows that all frames have, in time order."""
+    first, *others = frames.values()
+    index = first.index
+    for frame in others:
+        index = index[index.isin(frame.index)]
+    return index

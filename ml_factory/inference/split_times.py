@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import CheckpointError
-from ml_factory.storage.artifact_registry import Artifact
+from ml_factory.errors import CheckpointError, FactoryError
 
 OUT_OF_SAMPLE = ("test", "new")
 
@@ -22,7 +21,7 @@ def times_of_splits(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -
     return first | {"last_label": known[-1].isoformat()}
 
 
-def _split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
+def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
     """Return the split of each moment: object (N,) of train, validation, test, new (after the last labelled row).
 
     Purged rows between two splits, and rows without a label, belong to the split before: no row that an overlapping
@@ -35,11 +34,27 @@ def _split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.nda
     return names
 
 
-def split_by_model_times(artifact: Artifact, index: pd.DatetimeIndex) -> np.ndarray:
-    """Return `_split_by_times` for the model's own split. Raises CheckpointError for a model of an older version."""
-    if "split_times" not in artifact.facts:
+def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool, where: object = None) -> pd.DataFrame:
+    """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
+
+    facts : of a finished model: symbol, run_id, split_times.
+    where : file or folder of the model, for the message.
+    Raises FactoryError where no row is out of sample, CheckpointError for a model of an older version.
+    """
+    if "split_times" not in facts:
         raise CheckpointError(
-            "This model stores no end of its training rows", where=artifact.path, got="one of an older version",
+            "This model stores no end of its training rows", where=where, got="one of an older version",
             next_step="train it again",
         )  # fmt: skip
-    return _split_by_times(index, artifact.facts["split_times"])
+    frame = frame.assign(split=split_by_times(frame.index, facts["split_times"]), run_id=facts["run_id"])
+    if all_rows and len(frame):
+        return frame
+    kept = frame[np.isin(frame["split"].to_numpy(dtype=object), OUT_OF_SAMPLE)]
+    if not len(kept):
+        raise FactoryError(
+            "No row of these bars is out of sample", where=facts["symbol"],
+            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
+            wanted=f"rows from {facts['split_times']['test']} on, where the test rows begin",
+            next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
+        )  # fmt: skip
+    return kept

@@ -8,8 +8,8 @@ import pandas as pd
 
 from ml_factory.data.io import write_bars
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
     apply_tamper,
@@ -64,12 +64,12 @@ def audit_finished_models(
         leaks = compare_artifact_states(part, "scaler", state["scaler"], data.scaler, "the stored one")
         given = apply_tamper(tamper, "predictions", frame.copy())
         with progress_phase(f"re-predicting {facts['model']}", len(frame)):
-            rows, found = _differences_from_bundle(data, artifact, Bundle.from_state(state), given, part)
+            rows, found = _differences_from_bundle(data, artifact, TrainedModel.from_state(state), given, part)
         findings.take(part, rows, leaks + found)
 
 
 def _differences_from_bundle(
-    data: PreparedDataset, artifact: Artifact, bundle: Bundle, frame: pd.DataFrame, part: str
+    data: PreparedDataset, artifact: Artifact, bundle: TrainedModel, frame: pd.DataFrame, part: str
 ) -> tuple[int, list[Leak]]:
     """Return (rows compared, leaks) of stored probabilities against those that the bundle predicts now."""
     at = data.labels.index.get_indexer(frame.index)

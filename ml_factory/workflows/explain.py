@@ -15,7 +15,7 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import attention_plots
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
@@ -79,7 +79,7 @@ def explain(
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
     artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
-    fitted = build_model_from_state(Bundle.from_state(artifact.load_state()).model_state)
+    fitted = build_model_from_state(TrainedModel.from_state(artifact.load_state()).model_state)
     explain_method = getattr(fitted.network, "explain", None)
     shares, attention, some = None, None, np.empty(0, np.int64)
     if explain_method is not None:

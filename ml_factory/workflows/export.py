@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.errors import SettingsError
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.files import files
@@ -64,7 +64,7 @@ def export(
             next_step=f"for the probabilities of {model} use predict",
         )  # fmt: skip
     artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run)
-    fitted = build_model_from_state(Bundle.from_state(artifact.load_state()).model_state)
+    fitted = build_model_from_state(TrainedModel.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
     path = Path(out) / PTH if out else stored_path(workspace.results / symbol, run_id, PTH, inside=workspace.results)
     files.write(path, state_dict.export_state_dict_bytes(fitted))

@@ -3,7 +3,7 @@
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +13,27 @@ import pyarrow.parquet
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import read_bars_table, resolve_bars_file
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import RawBarSpec, validate_bars
-from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.errors import (
     CheckpointError,
-    FactoryError,
     FileError,
     NotPreparedError,
-    SettingsError,
     WorkspaceError,
     refuse_damaged_content,
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
-from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.predict import predict_features
-from ml_factory.inference.split_times import OUT_OF_SAMPLE, split_by_model_times
+from ml_factory.inference.predict import FittedModels, common_prediction_index, predict_features, stacked_predictions
+from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.targets.labels import LabelSpec, stored_label_classes
-from ml_factory.targets.primary_rule import primary_rule_side
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_best_baseline,
@@ -148,11 +142,11 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
         return read_prediction_frame(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), _base_model_artifacts(workspace, artifact)
-        frame = _stacked_predictions(
+        frame = stacked_predictions(
             state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
         )
     else:
-        bundle = Bundle.from_state(artifact.load_state())
+        bundle = TrainedModel.from_state(artifact.load_state())
         frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
     positions = data.labels.index.get_indexer(frame.index)
     split = data.split_names()[positions]
@@ -286,72 +280,29 @@ def predict_bars(
     Of meta-labels only the rows where the primary side bets, with its `side`.
     stamped : format of the other file; None: that of the contract. Findings in it are logged.
     """
-    state = artifact.load_state()
-    spec = state["spec"]
-    market = MarketSpec.from_dict(spec["market"])
+    fitted = load_fitted_models(workspace, artifact)
+    for name, model in fitted.models.items():
+        for change in model.changed_versions():
+            _log.warning("%s: %s", name, change)
+    spec = PredictionSpec.from_stored(fitted.spec)
     source = resolve_bars_file(data) if data else require_raw_bars(workspace, artifact.symbol)
-    bars_spec = (stamped or RawBarSpec()) if data else RawBarSpec(**spec["data"]["bars"])
-    if bars_spec.minutes not in (None, market.bar_minutes):
-        raise SettingsError(
-            "The model reads bars of another length", where=source, got=f"bars of {bars_spec.minutes} min",
-            wanted=f"{market.bar_minutes} min", next_step="give a file of such bars",
-        )  # fmt: skip
-    bars, report = validate_bars(read_bars_table(source), bars_spec, where=source, market=market)
+    bars, report = spec.check_bars(read_bars_table(source), stamped=(stamped or RawBarSpec()) if data else None,
+                                   where=source)  # fmt: skip
     for finding in report.findings if data else ():
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)
-    matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
-    if spec["sources"] != source_hash(DATA_PACKAGES):
+    if fitted.spec["sources"] != source_hash(DATA_PACKAGES):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
-    frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
-    if labels.kind == "meta":  # only rows where the primary side bets, with its side
-        side = primary_rule_side(matrix.base, labels, market).reindex(frame.index)
-        frame = frame.assign(side=side)[side != 0]
-    return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
+    return spec.predict_bars(bars, fitted)
 
 
-def add_prediction_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
-    """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
-
-    Raises FactoryError where no row is out of sample.
-    """
-    split = split_by_model_times(artifact, frame.index)
-    frame = frame.assign(split=split, run_id=artifact.facts["run_id"])
-    if all_rows and len(frame):
-        return frame
-    kept = frame[np.isin(split, OUT_OF_SAMPLE)]
-    if not len(kept):
-        raise FactoryError(
-            "No row of these bars is out of sample", where=artifact.symbol,
-            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
-            wanted=f"rows from {artifact.facts['split_times']['test']} on, where the test rows begin",
-            next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
-        )  # fmt: skip
-    return kept
-
-
-def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
-    """Return the artifact's probabilities of every row of the matrix that it can predict."""
-
-    def predict(bundle: Bundle) -> pd.DataFrame:
-        return predict_features(bundle, matrix.to_frame(), segment=matrix.segment, close=matrix.close)
-
+def load_fitted_models(workspace: Workspace, artifact: Artifact) -> FittedModels:
+    """Load a registered model, or a stack with its base models."""
     if artifact.kind != STACK:
-        return predict(_bundle(artifact))
-    plain = Calibration().to_dict()
+        return FittedModels({artifact.facts["model"]: TrainedModel.from_state(artifact.load_state())})
     bases = _base_model_artifacts(workspace, artifact)
-    return _stacked_predictions(
-        artifact.load_state(),
-        {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
-    )
-
-
-def _bundle(artifact: Artifact) -> Bundle:
-    """Return the artifact's bundle; warn of library versions that differ from those of training."""
-    bundle = Bundle.from_state(artifact.load_state())
-    for change in bundle.changed_versions():
-        _log.warning("%s: %s", artifact.facts["model"], change)
-    return bundle
+    models = {name: TrainedModel.from_state(base.load_state()) for name, base in bases.items()}
+    return FittedModels(models, artifact.load_state())
 
 
 def read_prediction_frame(path: Path) -> pd.DataFrame:
@@ -368,22 +319,3 @@ def read_prediction_frame(path: Path) -> pd.DataFrame:
 def write_prediction_frame(path: Path, frame: pd.DataFrame) -> None:
     """Write a DataFrame as Parquet, whole or not at all."""
     files.replace(path, lambda temporary: frame.to_parquet(temporary))
-
-
-def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the stack's calibrated probabilities on the rows that every base model predicts."""
-    index = common_prediction_index(predictions)
-    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
-    p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(
-        condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
-    )
-
-
-def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
-    """Return the rows that all frames have, in time order."""
-    first, *others = frames.values()
-    index = first.index
-    for frame in others:
-        index = index[index.isin(frame.index)]
-    return index

@@ -10,8 +10,9 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.inference.bundle import bundle_library_versions
+from ml_factory.inference.predict import common_prediction_index
 from ml_factory.inference.split_times import times_of_splits
+from ml_factory.inference.trained_model import installed_library_versions
 from ml_factory.models.base import merge_inexact_reasons
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
@@ -22,7 +23,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.fold_schemes import plan_folds
 from ml_factory.workflows.folds import FoldModel, fit_and_forecast_folds_or_raise
-from ml_factory.workflows.predictions import common_prediction_index, uncalibrated_predictions
+from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.train import training_log_summary
@@ -104,7 +105,7 @@ def _fit_pool(
         "note": pool.note, "resumed_from": found or None,
         "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": nondeterminism,
         "limited": quick_limits if spec.quick else {}, "seconds": time.perf_counter() - started,
-        "versions": bundle_library_versions(),
+        "versions": installed_library_versions(),
     }  # fmt: skip
     state = {
         "model": "stack", "stack": pool.to_dict(), "bases": digests, "calibration": calibration.to_dict(),

@@ -11,8 +11,8 @@ from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics
-from ml_factory.inference.bundle import Bundle, bundle_library_versions
 from ml_factory.inference.split_times import times_of_splits
+from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
 from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, find_model_spec
@@ -267,14 +267,14 @@ def _facts(
         "inexact": nondeterminism,
         "limited": quick_limits | limits if spec.quick else {},
         "seconds": seconds,
-        "versions": bundle_library_versions(),
+        "versions": installed_library_versions(),
     }
 
 
-def _bundle(data: PreparedDataset, model: ModelBase, calibration: Calibration, facts: dict) -> Bundle:
+def _bundle(data: PreparedDataset, model: ModelBase, calibration: Calibration, facts: dict) -> TrainedModel:
     """Build the bundle, independent of the clock and of interruptions: the same run gives the same bytes."""
     kept = ("run_id", "symbol", "horizon", "model", "data")
-    return Bundle(
+    return TrainedModel(
         model_state=model.get_state(),
         scaler=data.scaler.to_dict(),
         feature_names=tuple(data.features.columns),

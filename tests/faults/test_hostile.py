@@ -15,7 +15,7 @@ from ml_factory.checkpoints import file_format
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.serialization import serialize_state
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
@@ -148,21 +148,21 @@ def refused(call, name: str) -> None:
 
 def test_bundle_load_of_hostile_or_damaged_file_raises(place):
     file = place / "model.bundle"
-    Bundle({"weights": np.arange(50.0)}, {"center": [0.0]}, ("a", "b")).save(file)
+    TrainedModel({"weights": np.arange(50.0)}, {"center": [0.0]}, ("a", "b")).save(file)
     whole = file.read_bytes()
     for name, content in {**bombs(place / "marker"), **oversized_states(whole)}.items():
         file.write_bytes(content)
-        refused(lambda: Bundle.load(file), name)
+        refused(lambda: TrainedModel.load(file), name)
     for name, content in damages(whole).items():
         file.write_bytes(content)
         if not name.startswith("flipped"):  # a number inside may flip: a bundle alone has no hash, the registry has
-            refused(lambda: Bundle.load(file), name)
+            refused(lambda: TrainedModel.load(file), name)
             continue
         with suppress(FactoryError):
-            Bundle.load(file)
+            TrainedModel.load(file)
     file.write_bytes(whole)
-    later = dataclasses.asdict(Bundle.load(file)) | {"format": "ml_factory.bundle/99"}
-    refused(lambda: Bundle.from_state(later), "a later version")
+    later = dataclasses.asdict(TrainedModel.load(file)) | {"format": "ml_factory.bundle/99"}
+    refused(lambda: TrainedModel.from_state(later), "a later version")
 
 
 def test_registry_refuses_hostile_or_damaged_artifacts(place, caplog):

@@ -187,10 +187,10 @@ def read_registry(root: Path) -> object:
 
 def predicted(state: dict) -> object:
     from ml_factory.evaluation.calibration import Calibration
-    from ml_factory.inference.bundle import Bundle
+    from ml_factory.inference.trained_model import TrainedModel
     from ml_factory.models.registry import build_model_from_state
 
-    bundle = Bundle.from_state(state)
+    bundle = TrainedModel.from_state(state)
     Calibration.from_dict(bundle.calibration)
     return predictions_of(build_model_from_state(bundle.model_state))
 

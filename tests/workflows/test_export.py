@@ -6,7 +6,7 @@ import torch
 
 from ml_factory import pipeline
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import build_model
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
@@ -29,7 +29,7 @@ def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(worksp
     x = np.random.default_rng(2).normal(size=(48, NETWORKS[name]["lookback"], 3)).astype(np.float32)
     model = build_model(name, **NETWORKS[name], num_epochs=1, batch_size=16, threads=1)
     model.fit(x, np.arange(48) % 3 - 1)
-    bundle = Bundle(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
+    bundle = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
     ArtifactRegistry(workspace.models).register(
         "MES", "model", name, bundle.to_state(), {"run_id": f"train-{name}", "horizon": 5}
     )

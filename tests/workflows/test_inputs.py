@@ -11,7 +11,7 @@ from ml_factory.datasets.covariates import _REFUSED, known_future_covariates, re
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.workflows.load_prepared import load_dataset
@@ -23,7 +23,7 @@ SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
 def saved(workspace, model: str):
     """The newest trained model, from its file."""
     return build_model_from_state(
-        Bundle.from_state(ArtifactRegistry(workspace.models).find("DEMO", 5, model).load_state()).model_state
+        TrainedModel.from_state(ArtifactRegistry(workspace.models).find("DEMO", 5, model).load_state()).model_state
     )
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.inference.bundle import Bundle, bundle_library_versions
+from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
 from ml_factory.storage.serialization import write_state_file
 
 NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
 
 
-def bundle(**more) -> Bundle:
+def bundle(**more) -> TrainedModel:
     state = {"model": "nobody", "weights": np.arange(6, dtype=np.float32).reshape(2, 3), "trees": b"\x00\xff", "n": 3}
     scaler = {"kind": "robust", "center": [0.1, 0.2, 1 / 3], "scale": [1.0, 2.0, 3.0], "clip": 8.0}
     given = {
@@ -18,15 +18,15 @@ def bundle(**more) -> Bundle:
         "calibration": {"temperature": 1.25, "bias": [0.1, 0.0, -0.1]},
         "facts": {"symbol": "MES"},
     } | more
-    return Bundle(state, scaler, NAMES, **given)
+    return TrainedModel(state, scaler, NAMES, **given)
 
 
 def test_bundle_saved_and_loaded_is_equal(tmp_path):
     made = bundle(lookback=32)
-    found = Bundle.load(made.save(tmp_path / "b.safetensors"))
+    found = TrainedModel.load(made.save(tmp_path / "b.safetensors"))
     np.testing.assert_array_equal(found.model_state.pop("weights"), made.model_state.pop("weights"))
     assert found == made and found.feature_names == NAMES
-    assert Bundle.from_state(made.to_state()) == made
+    assert TrainedModel.from_state(made.to_state()) == made
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,16 @@ def test_bundle_check_features_with_same_columns_passes():
 def test_bundle_load_of_other_format_or_missing_parts_raises(tmp_path):
     write_state_file(tmp_path / "x", {"format": "ml_factory.bundle/99"})
     with pytest.raises(CheckpointError, match=r"bundle/99.*wanted ml_factory.bundle/1"):
-        Bundle.load(tmp_path / "x")
+        TrainedModel.load(tmp_path / "x")
     write_state_file(tmp_path / "y", {"format": "ml_factory.bundle/1", "scaler": {}})
     with pytest.raises(CheckpointError, match=r"lacks parts.*model_state"):
-        Bundle.load(tmp_path / "y")
+        TrainedModel.load(tmp_path / "y")
 
 
 def test_bundle_with_empty_or_duplicate_feature_names_raises():
     for names in ((), ("a", "b", "a")):
         with pytest.raises(SettingsError, match="each once"):
-            Bundle({}, {}, names)
+            TrainedModel({}, {}, names)
     with pytest.raises(SettingsError, match="look-back"):
         bundle(lookback=-1)
 
@@ -72,4 +72,4 @@ def test_bundle_changed_versions_lists_differing_packages():
         "xgboost 3.2.0 when trained, absent now",
     ]
     assert bundle().changed_versions() == []
-    assert bundle_library_versions(["numpy", "no-such-package-here"]).keys() == {"python", "numpy"}
+    assert installed_library_versions(["numpy", "no-such-package-here"]).keys() == {"python", "numpy"}

@@ -1,12 +1,15 @@
-"""Bundle: everything a prediction needs in one file: model, scaler, feature names, settings, calibration, versions."""
+"""A trained model with all it needs to predict from feature rows: preprocessing, feature names, calibration."""
 
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
+from ml_factory.models.base import ModelBase
+from ml_factory.models.registry import build_model_from_state
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.labels import stored_label_classes
 
@@ -14,7 +17,7 @@ FORMAT = "ml_factory.bundle/1"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 
 
-def bundle_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
+def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
     """Return installed versions of python and these packages; an absent one is left out."""
     versions = {"python": platform.python_version()}
     for name in names:
@@ -26,7 +29,7 @@ def bundle_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Bundle:
+class TrainedModel:
     """A model with all it needs to predict from unscaled features.
 
     model_state : `get_state()` of the model.
@@ -45,7 +48,7 @@ class Bundle:
     spec: dict = field(default_factory=dict)
     calibration: dict = field(default_factory=lambda: {"temperature": 1.0})
     lookback: int = 0
-    versions: dict = field(default_factory=bundle_library_versions)
+    versions: dict = field(default_factory=installed_library_versions)
     facts: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,12 +56,17 @@ class Bundle:
         doubled = sorted({name for name in self.feature_names if self.feature_names.count(name) > 1})
         if not self.feature_names or doubled:
             raise SettingsError(
-                "A bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
+                "A model needs its features' names, each once", where="feature_names", got=doubled or "none"
             )
         if self.lookback < 0:
             raise SettingsError(
                 "A look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
             )
+
+    @cached_property
+    def estimator(self) -> ModelBase:
+        """The fitted model, built once. Raises CheckpointError for a damaged state."""
+        return build_model_from_state(self.model_state)
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -66,13 +74,13 @@ class Bundle:
         return stored_label_classes(self.spec)
 
     def to_state(self) -> dict:
-        """Return the bundle as plain values, for `save` or the artifact registry."""
+        """Return the model as plain values, for `save` or the artifact registry."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
         return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
 
     @classmethod
-    def from_state(cls, state: Mapping, where: object = None) -> "Bundle":
-        """Build the bundle of a `to_state`; where : path it was read from, for the message.
+    def from_state(cls, state: Mapping, where: object = None) -> "TrainedModel":
+        """Build the model of a `to_state`; where : path it was read from, for the message.
 
         Raises
         ------
@@ -80,27 +88,27 @@ class Bundle:
         """
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise CheckpointError(
-                "Not a bundle of this version", where=where, wanted=FORMAT,
-                got=state.get("format", "no bundle") if isinstance(state, Mapping) else "no bundle",
+                "Not a trained model of this version", where=where, wanted=FORMAT,
+                got=state.get("format", "no model") if isinstance(state, Mapping) else "no model",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
         if "calibration" not in state and "temperature" in state:  # written before 2026-11-22: a temperature alone
             state = {**state, "calibration": state["temperature"]}
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
-            raise CheckpointError("A bundle lacks parts", where=where, got=f"no {', '.join(missing)}")
+            raise CheckpointError("A trained model lacks parts", where=where, got=f"no {', '.join(missing)}")
         names = state["feature_names"]
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise CheckpointError("A bundle's feature names are damaged", where=where, got=repr(names)[:60])
+            raise CheckpointError("A model's feature names are damaged", where=where, got=repr(names)[:60])
         return cls(**{item.name: state[item.name] for item in fields(cls)})
 
     def save(self, path: str | Path) -> Path:
-        """Write the bundle to one file, whole or not at all."""
+        """Write the model to one file, whole or not at all."""
         write_state_file(path, self.to_state())
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Bundle":
+    def load(cls, path: str | Path) -> "TrainedModel":
         """Read the file of `save`. Raises CheckpointError as `from_state` does."""
         return cls.from_state(read_state_file(path), where=path)
 
@@ -118,9 +126,9 @@ class Bundle:
         missing = [name for name in self.feature_names if name not in set(columns)]
         extra = [name for name in columns if name not in set(self.feature_names)]
         if missing:
-            next_step = f"prepare the features with the bundle's settings; missing: {_some(missing)}"
+            next_step = f"prepare the features with the model's settings; missing: {_some(missing)}"
         else:
-            next_step = "select the bundle's columns in its order: features[list(bundle.feature_names)]"
+            next_step = "select the model's columns in its order: features[list(model.feature_names)]"
         raise SettingsError(
             f"These are not the model's {len(self.feature_names)} features"
             + (f"; not known to it: {_some(extra)}" if extra else ""),
@@ -132,7 +140,7 @@ class Bundle:
 
     def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
         """Return one line per library whose version differs from that of training."""
-        now = bundle_library_versions() if now is None else now
+        now = installed_library_versions() if now is None else now
         return [
             f"{name} {was} when trained, {now.get(name, 'absent')} now"
             for name, was in self.versions.items()
