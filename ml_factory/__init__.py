@@ -13,9 +13,10 @@ from ml_factory.redaction import redact_logs
 if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr__`
     from ml_factory import notebook, pipeline
     from ml_factory.checkpoints.manager import CheckpointManager
+    from ml_factory.inference.bundle import Bundle
     from ml_factory.storage.workspace import Workspace
 
-__all__ = ["CheckpointManager", "Workspace", "__version__", "notebook", "pipeline"]
+__all__ = ["Bundle", "CheckpointManager", "Workspace", "__version__", "notebook", "pipeline"]
 
 # Boosters and torch share two cores with notebooks and logs: busy-waiting threads made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it is set before all imports.
@@ -28,6 +29,7 @@ redact_logs()
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Bundle": "ml_factory.inference.bundle",
     "CheckpointManager": "ml_factory.checkpoints.manager",
     "Workspace": "ml_factory.storage.workspace",
 }

@@ -63,13 +63,14 @@ evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation
 evaluation.attention_plots evaluation.html_report
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
-inference.trained_model inference.predict inference.prediction_spec inference.split_times
+inference.trained_model inference.predict inference.prediction_spec inference.split_times inference.bundle_checks
+inference.model_card inference.bundle
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
 workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
-workflows.cross_validate workflows.predictions workflows.explain workflows.export workflows.stack
+workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt

@@ -172,15 +172,20 @@ def predict(
 def export(
     market: MarketOptions,
     horizon: Horizon = 20,
-    model: Model = "lstm",
+    model: Annotated[str, Option("--model", help="A finished model, or stack.")] = "xgboost",
     formats: Annotated[
-        list[str] | None, Option("--format", help="pth: a network's state dict, for torch.load elsewhere.")
+        list[str] | None,
+        Option(
+            "--format",
+            help="Several times: bundle, one file that predicts raw bars (the default); pth, a network's state dict.",
+        ),
     ] = None,
     out: Annotated[Path | None, Option("--out", help="Folder to write to; empty: the run's in results/.")] = None,
     run: Run = "",
 ) -> None:
-    """Export a finished model for other programs. Example: `python -m ml_factory export --model lstm --format pth`"""
+    """Export a finished model for use elsewhere. Example: `python -m ml_factory export --symbol MES --model stack`"""
     place = market.check((horizon,), models=(model,))
     check_model_trained(place, market.symbol)
-    result = pipeline.export(place, market.symbol, horizon, model, tuple(formats or ("pth",)), run=run, out=out)
+    with cli_progress_of_work(f"exporting {model}", market.as_json):
+        result = pipeline.export(place, market.symbol, horizon, model, tuple(formats or ("bundle",)), run=run, out=out)
     print_cli_result(result, market.as_json)

@@ -16,12 +16,14 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
 from ml_factory.models.heads import zero_output_head
 from ml_factory.models.multi_timeframe_network import Strides, multi_timeframe_network_class, parse_timeframe_strides
+from ml_factory.models.registry import registered_source_hash
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.estimator_base import (
     NeuralEstimatorBase,
+    check_stored_weight_shapes,
     init_network_from_seed,
     network_covariate_shapes,
     split_neural_settings,
@@ -121,7 +123,12 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         state = self._checked_state(state)
         self.__init__(self.name, self.network_kind, **state["settings"])
         if state["weights"]:
-            self._build(int(state["n_features"]))
+            features = int(state["n_features"])
+            if not registered_source_hash(self.name):  # a network of the user's own may read its initial weights
+                check_stored_weight_shapes(
+                    lambda: self.kind(features, self.lookback, len(CLASSES), self.network_spec), state["weights"]
+                )
+            self._build(features)
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
         if (offset := state.get("offset")) is not None:  # networks of before 2026-11-23 have none

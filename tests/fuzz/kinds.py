@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from tests.fuzz.damage import damaged_bytes, damaged_value
 from tests.interrupting_phase import InterruptingPhase
@@ -104,6 +105,24 @@ def _read_field(text: str) -> object:
         return text
 
 
+def damaged_bundle(data: bytes, generator: np.random.Generator) -> bytes:
+    """Change a value of a bundle's description, or the state of its model, and make its hashes right."""
+    from ml_factory.inference.bundle import Bundle
+    from ml_factory.storage.serialization import deserialize_state
+
+    state = deserialize_state(data)
+    facts, models = state["description"], state["models"]
+    if generator.random() < 0.5:
+        models = {name: damaged_state(model, generator) for name, model in models.items()}
+    else:
+        while not isinstance(facts := damaged_value(facts, generator), dict):
+            facts = state["description"]
+    try:
+        return Bundle.from_parts(facts, models).to_bytes()
+    except (ValueError, TypeError):  # not finite: the file cannot have a right fingerprint
+        return damaged_bytes(data, generator)
+
+
 def seal_prepared(root: Path, file: Path) -> list[Path]:
     """Write the damaged file's size and hash into its data set's manifest."""
     import hashlib
@@ -183,6 +202,14 @@ def read_registry(root: Path) -> object:
 
     registry = ArtifactRegistry(root / "models")
     return [repr(registry.lineage(artifact)) for artifact in registry.list("DEMO")]
+
+
+def read_bundle(root: Path) -> object:
+    from ml_factory.inference.bundle import Bundle
+    from ml_factory.storage.workspace import Workspace
+
+    bars = pd.read_parquet(Workspace(root).raw_bars("DEMO"))
+    return Bundle.load(root / "model.bundle").predict(bars, all_rows=True).iloc[:, :3].to_numpy()
 
 
 def predicted(state: dict) -> object:
@@ -358,6 +385,8 @@ KINDS = {
     "run records": Kind("results/DEMO/**/*.json", read_run_records, False, damaged_json),
     "session lifetimes": Kind("sessions/*.json", read_lifetimes, False, damaged_json),
     "predictions": Kind("predictions.parquet", read_predictions, False),
+    "bundle": Kind("model.bundle", read_bundle),
+    "bundle, right hash": Kind("model.bundle", read_bundle, False, damaged_bundle),
     "label spec": Kind("labels.json", read_label_spec, False, damaged_json),
     "notebook": Kind("a.ipynb", read_notebook, False),
     "notebook, values": Kind("a.ipynb", read_notebook, False, damaged_json),

@@ -25,6 +25,8 @@ def build_workspace(root: Path) -> None:
     ensure_synthetic_demo_market(place, "DEMO", days=8)
     pipeline.prepare(place, "DEMO", (5,))
     _train(place, root)
+    exported = pipeline.export(place, "DEMO", 5, "gru", formats=("bundle",))
+    shutil.copy(exported.paths["bundle"], root / "model.bundle")
     _save_checkpoints(place, root)
     _write_small_files(root)
     bars = load_bars(place, "DEMO")[0].head(800).reset_index()

@@ -49,8 +49,8 @@ def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(worksp
 
 def test_export_booster_unknown_format_or_absent_model_raises(workspace, call):
     with pytest.raises(SettingsError, match="Only a network has a state dict"):
-        pipeline.export(workspace, "MES", 5, "xgboost")
-    with pytest.raises(SettingsError, match=r"Unknown export format.*gguf.*pth"):
+        pipeline.export(workspace, "MES", 5, "xgboost", formats=("pth",))
+    with pytest.raises(SettingsError, match=r"Unknown export format.*gguf.*bundle"):
         pipeline.export(workspace, "MES", 5, "gru", formats=("gguf",))
     with pytest.raises(NotPreparedError, match="No finished tft"):
         pipeline.export(workspace, "MES", 5, "tft")

@@ -1,0 +1,191 @@
+"""Bundle: one file with all it takes to predict from raw bars, checked when it is loaded.
+
+The file is a state (`storage.serialization`) of four values: `description` (names, numbers and texts: settings of the
+data, facts of the run, certificate, metrics, versions, hashes), its `fingerprint`, `models` (name -> the bytes of the
+registered model) and `onnx` (a graph of the whole, or nothing). Loading runs no code of the file and imports nothing
+that it names.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import pandas as pd
+
+from ml_factory.data.validation import RawBarSpec
+from ml_factory.errors import CheckpointError, refuse_damaged_content
+from ml_factory.inference.bundle_checks import (
+    LARGEST_BUNDLE,
+    check_bars_on_tick,
+    check_bundle_certificate,
+    check_bundle_description,
+    check_bundle_features,
+    check_bundle_libraries,
+    check_bundle_market,
+    check_fitted_models,
+)
+from ml_factory.inference.model_card import model_card
+from ml_factory.inference.predict import FittedModels
+from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.split_times import add_prediction_splits
+from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
+from ml_factory.storage.serialization import deserialize_state, serialize_state
+
+FORMAT = "ml_factory.bundle/2"
+_PARTS = ("format", "description", "fingerprint", "models", "onnx")
+_AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A finished model, or a stack with its base models, that predicts raw bars without a workspace.
+
+    description : facts as JSON values, as `workflows.export` gathers them.
+    models : name -> bytes of the state of a `TrainedModel`; of a stack those of its base models, in its order.
+    onnx : bytes of the ONNX graph of the whole; b"" without one.
+    where : the file it was read from.
+    """
+
+    description: Mapping
+    models: Mapping[str, bytes]
+    onnx: bytes = b""
+    where: Path | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Bundle":
+        """Read and check the file of `save`.
+
+        Raises CheckpointError for a file that is no bundle or damaged, SettingsError for one that does not fit here:
+        features defined otherwise, other facts of the market, an older library; MissingPackageError where the library
+        of its model is not installed; WorkspaceError for a file that is absent or larger than any bundle.
+        """
+        path = Path(path)
+        state = _read(path)
+        with _damaged(path):
+            bundle = cls(state["description"], state["models"], state["onnx"], path)
+            bundle._check_hashes(state["fingerprint"])
+        bundle.check()
+        return bundle
+
+    @classmethod
+    def from_parts(cls, facts: Mapping, models: Mapping[str, bytes], onnx: bytes = b"") -> "Bundle":
+        """Return the bundle of these parts; their hashes are added to the facts."""
+        description = to_json_value(dict(facts) | {"hashes": _hashes(models, onnx)})
+        return cls(description, dict(models), onnx)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the bundle to one file, whole or not at all."""
+        files.write(path, self.to_bytes())
+        return Path(path)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return serialize_state({
+            "format": FORMAT, "description": dict(self.description), "onnx": self.onnx, "models": dict(self.models),
+            "fingerprint": fingerprint_json(self.description),
+        })  # fmt: skip
+
+    def check(self) -> None:
+        """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
+        with _damaged(self.where):
+            check_bundle_description(self.description, self.where)
+            check_bundle_certificate(self.description, self.where)
+            check_bundle_libraries(self.description, self.where)
+            check_bundle_market(self.spec.market, self.where)
+            check_bundle_features(self.description, self.spec, self.where)
+            check_fitted_models(self.fitted, self.where)
+
+    @cached_property
+    def spec(self) -> PredictionSpec:
+        """Settings of the data: market, bars, features, labels."""
+        return PredictionSpec.from_stored(self.description["spec"], self.where)
+
+    @cached_property
+    def fitted(self) -> FittedModels:
+        """The models, ready to predict feature rows."""
+        models = {name: TrainedModel.from_state(deserialize_state(data)) for name, data in self.models.items()}
+        return FittedModels(models, self.description["stack"])
+
+    @property
+    def card(self) -> str:
+        """The model card in Markdown."""
+        with _damaged(self.where):
+            return model_card(self.description)
+
+    def predict(
+        self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False
+    ) -> pd.DataFrame:
+        """Predict raw bars: the frame of `pipeline.predict` on the same bars.
+
+        bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
+            as many before the first wanted row as the features need (`description["warmup_bars"]` base bars).
+        stamped : format of these bars; None: that of the bars of training.
+        all_rows : also rows that the model was fitted or chosen on.
+
+        Raises BarsError for bars that are refused, too few, or on another tick than those of training.
+        """
+        checked, report = self.spec.check_bars(bars, stamped=stamped)
+        check_bars_on_tick(report, self.spec.market, self.description["off_tick"])
+        frame, _ = self.spec.predict_bars(checked, self.fitted)
+        with _damaged(self.where):
+            return add_prediction_splits(frame, self.description, all_rows, self.where)
+
+    def _check_hashes(self, fingerprint: str) -> None:
+        """Raise CheckpointError unless the description has this fingerprint and the parts have its hashes."""
+        if fingerprint_json(self.description) != fingerprint:
+            raise CheckpointError(
+                "The description in this bundle was changed", where=self.where, got="another fingerprint",
+                wanted=str(fingerprint)[:12], next_step=_AGAIN,
+            )  # fmt: skip
+        stored, found = self.description["hashes"], _hashes(self.models, self.onnx)
+        if list(stored["models"]) != list(found["models"]) or not self.models:
+            raise CheckpointError(
+                "This bundle has other models than it describes", where=self.where, got=", ".join(self.models) or "none",
+                wanted=", ".join(stored["models"]), next_step=_AGAIN,
+            )  # fmt: skip
+        for name, one in (found["models"] | {"the ONNX graph": found["onnx"]}).items():
+            wanted = (stored["models"] | {"the ONNX graph": stored["onnx"]})[name]
+            if one != wanted:
+                raise CheckpointError(
+                    f"A part of this bundle was changed: {name}", where=self.where, got=one[:12] or "nothing",
+                    wanted=wanted[:12] or "nothing", next_step=_AGAIN,
+                )  # fmt: skip
+
+
+def _damaged(where: object) -> AbstractContextManager:
+    """Raise CheckpointError where the values in the file are not those that are read."""
+    return refuse_damaged_content(CheckpointError, "This bundle is damaged", where=where, next_step=_AGAIN)
+
+
+def _hashes(models: Mapping[str, bytes], onnx: bytes) -> dict:
+    digests = {name: sha256(data).hexdigest() for name, data in models.items()}
+    return {"models": digests, "onnx": sha256(onnx).hexdigest() if onnx else ""}
+
+
+def _read(path: Path) -> dict:
+    """Return the state in the file, its parts present and of their types."""
+    data = files.read(path, LARGEST_BUNDLE)
+    try:
+        state = deserialize_state(data)
+    except CheckpointError as error:
+        raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
+                              next_step=_AGAIN) from error  # fmt: skip
+    if state.get("format") != FORMAT:
+        earlier = state.get("format") == "ml_factory.bundle/1"
+        raise CheckpointError(
+            "Not a bundle of this version", where=path, wanted=FORMAT,
+            got="a registered model, which predicts feature rows" if earlier else str(state.get("format"))[:60],
+            next_step="python -m ml_factory export writes one from the workspace",
+        )  # fmt: skip
+    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "onnx": bytes}
+    wrong = [name for name in _PARTS if not isinstance(state.get(name), kinds[name])]
+    if wrong or not all(isinstance(data, bytes) for data in state["models"].values()):
+        raise CheckpointError(
+            "A bundle lacks parts", where=path, got=f"no {', '.join(wrong or ['bytes of a model'])}", next_step=_AGAIN
+        )
+    return state

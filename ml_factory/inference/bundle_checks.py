@@ -1,0 +1,202 @@
+"""Checks of a bundle against the library that loads it: certificate, libraries, market, features, size."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import ml_factory
+from ml_factory.code_fingerprint import changed_code_files, import_closure, source_hashes
+from ml_factory.data.bar_report import BarReport
+from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE
+from ml_factory.data.sessions import MarketSpec, resolve_market_spec
+from ml_factory.datasets.preprocessing import preprocessing_from_dict, step_feature_names_out
+from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError
+from ml_factory.features.build import feature_column_names
+from ml_factory.features.custom import get_custom_feature
+from ml_factory.inference.predict import FittedModels
+from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.trained_model import installed_library_versions
+from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.models.registry import find_model_spec, registered_source_hash
+from ml_factory.storage.json_values import fingerprint_json
+
+LARGEST_BUNDLE = 256 * 2**20  # bytes
+_FEATURE_FILES = ("features/build.py", "features/stream.py")
+_NO_LIBRARY = ("linear",)
+_NEEDED = {
+    **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "horizon": int, "off_tick": int | float,
+    **dict.fromkeys(
+        ("split_times", "spec", "feature_sources", "custom", "networks", "versions", "hashes", "raw"), dict
+    ),
+    "feature_names": list, "classes": list, "stack": dict | None, "certificate": dict | None,
+}  # fmt: skip
+
+
+# ---- what a bundle stores, and what this library has -----------------------------------------------------------------
+
+
+def feature_source_hashes() -> dict[str, str]:
+    """Return file -> hash of the code from which features are computed here."""
+    return source_hashes(import_closure(_FEATURE_FILES))
+
+
+def libraries_of_models(names: Iterable[str]) -> list[str]:
+    """Return the packages that these models predict with."""
+    return sorted({
+        "torch" if find_model_spec(name).windowed else name for name in names if name not in _NO_LIBRARY
+    })  # fmt: skip
+
+
+def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:
+    """Return the user's own features: name -> the module that defines it, and the hash of its source."""
+    made = {name: get_custom_feature(name) for name in spec.features.custom}
+    return {
+        one.name: {"module": one.original.__module__, "hash": one.signature} for one in made.values()
+    }  # fmt: skip
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------
+
+
+def check_bundle_description(description: Mapping, where: object) -> None:
+    """Raise CheckpointError where a fact that predictions need is absent or of another type."""
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(description.get(name), kind)]
+    if wrong:
+        raise CheckpointError(
+            "A bundle lacks facts, or was written by another version", where=where, got=f"no {', '.join(wrong)}",
+            next_step="export it again",
+        )  # fmt: skip
+
+
+def check_bundle_certificate(description: Mapping, where: object) -> None:
+    """Raise CheckpointError for a certificate that is changed, of other data, or of a pipeline that looks ahead."""
+    stored = description["certificate"]
+    if stored is None:
+        return
+    content = {name: value for name, value in stored.items() if name != "hash"}
+    if stored["hash"] != fingerprint_json(content):
+        raise CheckpointError("The certificate in this bundle was changed", where=where, next_step="export it again")
+    about = [content["subject"], content["symbol"], content["horizon"]]
+    wanted = [description["data"], description["symbol"], description["horizon"]]
+    if about != wanted:
+        raise CheckpointError(
+            "The certificate in this bundle is of other data", where=where, got=about, wanted=wanted,
+            next_step="export it again",
+        )  # fmt: skip
+    if not content["passed"]:
+        raise CheckpointError(
+            "The certificate in this bundle reports a look-ahead", where=where, got=f"{len(content['leaks'])} leaks",
+            next_step="correct it, audit and train again",
+        )  # fmt: skip
+
+
+def check_bundle_libraries(description: Mapping, where: object) -> None:
+    """Raise SettingsError naming a library that is older here than where the bundle was made, MissingPackageError for
+    one that is absent.
+    """
+    names = libraries_of_models(description["hashes"]["models"])
+    made_with = description["versions"]
+    here = installed_library_versions(names) | {"ml_factory": ml_factory.__version__}
+    for name in ("ml_factory", *names):
+        if name not in here:
+            if name in EXTRAS:
+                raise missing_package_error(name)
+            raise MissingPackageError(f"The package {name} is not installed", where=where, next_step=f"install {name}")
+        if _release(here[name]) < _release(made_with[name]):
+            raise SettingsError(
+                f"{name} is too old for this bundle", where=where, got=here[name], wanted=f"{made_with[name]} or newer",
+                next_step=f"pip install --upgrade {name}",
+            )  # fmt: skip
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor number."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_bundle_market(market: MarketSpec, where: object) -> None:
+    """Raise SettingsError where this library knows another tick or calendar for the symbol.
+
+    Facts that the user gave, or that were inferred from the bars, are not looked up.
+    """
+    looked_up = [name for name, how in market.source if how == "lookup" and name in ("calendar", "tick")]
+    calendar = None if "calendar" in looked_up else market.calendar
+    known = resolve_market_spec(market.symbol, calendar=calendar, bar_minutes=market.bar_minutes)
+    for name in looked_up:
+        if getattr(known, name) != getattr(market, name):
+            raise SettingsError(
+                f"The {name} of {market.symbol} is another in this bundle", where=where, got=getattr(market, name),
+                wanted=getattr(known, name), next_step="prepare and train again, or use the version it was made with",
+            )  # fmt: skip
+
+
+def check_bundle_features(description: Mapping, spec: PredictionSpec, where: object) -> None:
+    """Raise SettingsError where a feature is defined otherwise here: by the library's code, or the user's own."""
+    for name, one in description["custom"].items():
+        _check_custom_feature(name, one, where)
+    for name, signature in description["networks"].items():
+        if registered_source_hash(name) != signature:
+            raise SettingsError(
+                f"The network {name} is not the one in this bundle", where=where,
+                got=f"source {registered_source_hash(name) or 'unknown'}", wanted=f"source {signature}",
+                next_step="register it as it was, before loading",
+            )  # fmt: skip
+    changed = changed_code_files(description["feature_sources"], feature_source_hashes())
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise SettingsError(
+            "Features are defined otherwise in this version", where=where, got="other code in " + ", ".join(changed[:3])
+            + more, wanted=f"that of ml_factory {description['versions']['ml_factory']}, as exported",
+            next_step="use that version, or prepare, train and export again",
+        )  # fmt: skip
+    names = feature_column_names(spec.market, spec.features)
+    if names != description["feature_names"]:
+        other = [name for name in (*names, *description["feature_names"])
+                 if name not in names or name not in description["feature_names"]]  # fmt: skip
+        raise SettingsError(
+            "The features of this bundle have other columns here", where=where, got=", ".join(other[:5]) or "the order",
+            next_step="use the version it was made with",
+        )  # fmt: skip
+
+
+def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
+    step = f"import {stored['module']} (or run the cell that defines it) before loading the bundle"
+    try:
+        found = get_custom_feature(name)
+    except SettingsError as error:
+        raise SettingsError(
+            "This bundle reads a feature of your own, which is not defined here", where=where, got=f"no {name}",
+            wanted=f"{name} of the module {stored['module']}", next_step=step,
+        ) from error  # fmt: skip
+    if found.signature != stored["hash"]:
+        raise SettingsError(
+            f"The feature {name} is not the one in this bundle", where=where, got=f"source {found.signature}",
+            wanted=f"source {stored['hash']} of the module {stored['module']}", next_step="define it as it was",
+        )  # fmt: skip
+
+
+def check_fitted_models(fitted: FittedModels, where: object) -> None:
+    """Build every model. Raises CheckpointError where one does not read the columns that its preprocessing gives."""
+    for name, model in fitted.models.items():
+        step = preprocessing_from_dict(model.scaler)
+        count = len(step_feature_names_out(step, model.feature_names))
+        if model.model_state["n_features"] != count:
+            raise CheckpointError(
+                f"The model {name} reads other columns than its preprocessing gives", where=where,
+                got=model.model_state["n_features"], wanted=count, next_step="export it again",
+            )  # fmt: skip
+        _ = model.estimator
+
+
+def check_bars_on_tick(report: BarReport, market: MarketSpec, share_of_training: float) -> None:
+    """Raise BarsError for bars whose prices are not multiples of the tick, where those of training were.
+
+    share_of_training : share of the bars of training with prices off the tick.
+    """
+    finding = report.get_finding("off_tick")
+    if finding is None or share_of_training > ON_SHARE or len(finding.rows) <= OFF_SHARE * report.rows:
+        return
+    raise BarsError(
+        "These bars are on another tick than those the model was trained on", where=market.symbol,
+        got=finding.message, wanted=f"prices that are multiples of {market.tick:g}",
+        next_step=f"give the bars of {market.symbol} as they were traded, not adjusted, and in its units",
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""Gather the bundle of a finished model: its states, and the facts that a bundle describes."""
+
+import ml_factory
+from ml_factory.code_fingerprint import source_hash
+from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform
+from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
+from ml_factory.datasets.store import open_current_store
+from ml_factory.errors import NotPreparedError
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.bundle_checks import custom_feature_modules, feature_source_hashes
+from ml_factory.inference.predict import FittedModels
+from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.trained_model import installed_library_versions
+from ml_factory.leakage.certificate import certificate_path, read_certificate
+from ml_factory.models.registry import registered_source_hash
+from ml_factory.settings import DATA_PACKAGES
+from ml_factory.storage.artifact_registry import Artifact
+from ml_factory.storage.serialization import serialize_state
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.predictions import load_fitted_models, predict_and_evaluate_artifact
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+
+_FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
+_METRICS = (
+    "split", "name", "log_loss", "accuracy", "gain_best", "gain_best_low", "gain_best_high", "best_baseline",
+    "direction_gain", "direction_low", "rows", "effective_rows",
+)  # fmt: skip
+
+
+def build_bundle(workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str) -> Bundle:
+    """Return the bundle of a registered model or stack.
+
+    data : the prepared data it was trained on.
+    file : name of the file it will be written to, for the card.
+    Raises NotPreparedError where the prepared data is not that of the model, or other code made it.
+    """
+    if (data.fingerprint, source_hash(DATA_PACKAGES)) != (artifact.facts["data"], _sources(workspace, artifact)):
+        raise NotPreparedError(
+            "The prepared data is not the one this model was trained on", where=artifact.path,
+            got=f"data {data.fingerprint[:12]}", wanted=f"data {artifact.facts['data'][:12]} and the code of then",
+            next_step=f"python -m ml_factory prepare --symbol {data.symbol}, and train it again",
+        )  # fmt: skip
+    fitted = load_fitted_models(workspace, artifact)
+    models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
+    description = _describe(workspace, data, artifact, fitted) | {"file": file}
+    return Bundle.from_parts(description, models)
+
+
+def _sources(workspace: Workspace, artifact: Artifact) -> str:
+    return artifact.load_state()["spec"]["sources"]
+
+
+def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
+    spec, evaluation = PredictionSpec.from_stored(data.settings), predict_and_evaluate_artifact(workspace, data, artifact)
+    store = open_current_store(workspace, data.symbol)
+    certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
+    report, metrics = store.facts["bars"], evaluation.metrics
+    off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
+    networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}
+    return {name: artifact.facts[name] for name in _FACTS} | {
+        "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
+        "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
+        "warmup_bars": _warmup_bars(spec, fitted), "custom": custom_feature_modules(spec), "networks": networks,
+        "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
+        | {name: report[name] for name in ("first", "last")},
+        "off_tick": off_tick / max(report["rows"], 1),
+        "certificate": certificate and certificate.to_dict(),
+        "certified": certificate.describe() if certificate else "none: uncertified",
+        "metrics": metrics[[name for name in _METRICS if name in metrics]].to_dict("records"),
+        "verdict": evaluation.verdict.sentence,
+        "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},
+    }  # fmt: skip
+
+
+def _stack_state(fitted: FittedModels) -> dict | None:
+    """Return what a stack predicts with, as JSON values; None for a single model."""
+    return None if fitted.stack is None else {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}
+
+
+def _warmup_bars(spec: PredictionSpec, fitted: FittedModels) -> int | None:
+    """Return base bars after which a cold start predicts; None where only the whole history will do."""
+    if not isinstance(spec.features.base, int):
+        return None
+    return spec.features.warmup_bars + max(_rows_before(model.scaler) + model.lookback for model in fitted.models.values())
+
+
+def _rows_before(scaler: dict) -> int:
+    """Return the rows before its own that the preprocessing of a row reads."""
+    step = preprocessing_from_dict(scaler)
+    steps = step.steps if isinstance(step, Preprocessor) else (step,)
+    return max((one.window for one in steps if isinstance(one, FractionalDifferenceTransform)), default=0)

@@ -1,0 +1,231 @@
+"""A bundle predicts raw bars as the pipeline does, and is refused where anything in it or around it does not fit."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import Bundle, pipeline
+from ml_factory.data import sessions
+from ml_factory.errors import BarsError, CheckpointError, FactoryError, MissingPackageError, SettingsError
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
+from ml_factory.inference import bundle_checks
+from ml_factory.settings import DataSpec
+from ml_factory.storage.serialization import deserialize_state, serialize_state
+from tests.inference.conftest import H, SETTINGS
+from tests.limited_reading import read_with_limits
+
+MODELS = [*SETTINGS, "stack"]
+
+
+def changed(path, target, **facts):
+    """Write a bundle whose description has other facts, and right hashes."""
+    whole = Bundle.load(path)
+    Bundle.from_parts({**whole.description, **facts}, whole.models).save(target)
+    return target
+
+
+# ---- it predicts as the pipeline does --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_bundle_predict_equals_frame_of_pipeline_predict(trained, bundle_file, raw_bars, model):
+    bundle = Bundle.load(bundle_file(model))
+    for all_rows in (False, True):
+        wanted = pipeline.predict(trained, "DEMO", H, model, all_rows=all_rows).frame
+        got = bundle.predict(raw_bars, all_rows=all_rows)
+        pd.testing.assert_frame_equal(got, wanted, check_exact=True)
+        assert len(got) > 50 and set(got["split"]) <= ({"test", "new"} if not all_rows else {*got["split"]})
+
+
+def test_bundle_moved_away_predicts_where_its_workspace_is_gone(bundle_file, raw_bars, tmp_path, spawn):
+    shutil.copy(bundle_file("linear"), tmp_path / "a.bundle")
+    raw_bars.to_parquet(tmp_path / "bars.parquet")
+    code = "import sys, pandas; from ml_factory import Bundle; print(Bundle.load(sys.argv[1]).predict("
+    code += "pandas.read_parquet(sys.argv[2])).iloc[:, :3].to_numpy().tobytes().hex())"
+    process = spawn(code, tmp_path / "a.bundle", tmp_path / "bars.parquet", ML_FACTORY_ROOT=str(tmp_path / "none"))
+    there = np.frombuffer(bytes.fromhex(process.communicate(timeout=120)[0])).reshape(-1, 3)
+    wanted = Bundle.load(bundle_file("linear")).predict(raw_bars).iloc[:, :3].to_numpy()
+    np.testing.assert_allclose(there, wanted, rtol=0, atol=1e-12)
+
+
+def test_bundle_with_custom_feature_is_refused_where_it_is_absent_or_another(prepared, tmp_path, monkeypatch):
+    @custom.feature(memory=4)
+    def high_over_low(bars):
+        return np.log(bars.high / bars.low)
+
+    settings = DataSpec(features=FeatureSpec(frames=(15,), families=("calendar",), custom=("high_over_low",)))
+    pipeline.prepare(prepared, "DEMO", (H,), settings=settings)
+    pipeline.train(prepared, "DEMO", H, "linear", mirror="off", model_settings={"rounds": 5})
+    path = pipeline.export(prepared, "DEMO", H, "linear", formats=("bundle",), out=tmp_path).paths["bundle"]
+    bars = pd.read_parquet(prepared.raw_bars("DEMO"))
+    wanted = pipeline.predict(prepared, "DEMO", H, "linear").frame
+    pd.testing.assert_frame_equal(Bundle.load(path).predict(bars), wanted, check_exact=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(custom, "_FEATURES", {})
+        with pytest.raises(SettingsError, match=rf"not defined here.*got no high_over_low.*import {__name__}"):
+            Bundle.load(path)
+
+    @custom.feature(memory=4, name="high_over_low")
+    def another(bars):
+        return np.log(bars.high / bars.low) + 1
+
+    with pytest.raises(SettingsError, match="high_over_low is not the one in this bundle.*source .*wanted source"):
+        Bundle.load(path)
+
+
+# ---- what does not fit is named --------------------------------------------------------------------------------------
+
+
+def test_bundle_load_with_other_tick_or_calendar_in_library_raises(bundle_file, monkeypatch):
+    for facts, named in ((("cme", 0.10), "tick of DEMO.*got 0.25, wanted 0.1"), (("nymex", 0.25), "calendar of DEMO")):
+        monkeypatch.setitem(sessions._ROOTS, "DEMO", facts)
+        with pytest.raises(SettingsError, match=named):
+            Bundle.load(bundle_file("linear"))
+
+
+def test_bundle_predict_of_bars_on_another_tick_raises(bundle_file, raw_bars):
+    bundle = Bundle.load(bundle_file("linear"))
+    shifted = raw_bars.assign(**{name: raw_bars[name] + 0.1 for name in ("open", "high", "low", "close")})
+    with pytest.raises(BarsError, match=r"another tick.*DEMO.*off the tick of 0.25.*wanted prices that are multiples"):
+        bundle.predict(shifted)
+    few = raw_bars.copy()
+    few.loc[:100, "high"] += 0.1
+    assert len(bundle.predict(few))
+
+
+def test_bundle_load_with_changed_feature_code_raises_with_file(bundle_file, monkeypatch):
+    here = bundle_checks.feature_source_hashes()
+    assert "features/momentum.py" in here and "data/resample.py" in here and len(here) < 60
+    monkeypatch.setattr(bundle_checks, "feature_source_hashes", lambda: here | {"features/momentum.py": "0" * 16})
+    with pytest.raises(SettingsError, match=r"defined otherwise.*other code in features/momentum.py, wanted.*0\.1\.0"):
+        Bundle.load(bundle_file("linear"))
+
+
+def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
+    names = Bundle.load(bundle_file("linear")).description["feature_names"]
+    path = changed(bundle_file("linear"), tmp_path / "b", feature_names=[*names[:-1], "invented"])
+    with pytest.raises(SettingsError, match="other columns here.*invented"):
+        Bundle.load(path)
+
+
+def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatch):
+    installed = bundle_checks.installed_library_versions
+
+    def old(names):
+        return installed(names) | {"xgboost": "2.9.1"}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle_checks, "installed_library_versions", old)
+        with pytest.raises(SettingsError, match=r"xgboost is too old.*got 2.9.1, wanted 3\..*pip install --upgrade"):
+            Bundle.load(bundle_file("xgboost"))
+        Bundle.load(bundle_file("lightgbm"))  # which does not need it
+        patch.setattr(bundle_checks, "installed_library_versions", lambda names: {"python": "3.11"})
+        with pytest.raises(MissingPackageError, match=r"lightgbm is not installed.*ml_factory\[train\]"):
+            Bundle.load(bundle_file("lightgbm"))
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle_checks.ml_factory, "__version__", "0.0.9")
+        with pytest.raises(SettingsError, match="ml_factory is too old"):
+            Bundle.load(bundle_file("linear"))
+
+
+def test_bundle_load_with_foreign_or_failed_certificate_raises(bundle_file, tmp_path):
+    whole = Bundle.load(bundle_file("linear")).description["certificate"]
+    assert whole["passed"]
+    for facts, named in (
+        ({"data": "0" * 64}, "certificate in this bundle is of other data"),
+        ({"certificate": whole | {"passed": False}}, "certificate in this bundle was changed"),
+    ):
+        with pytest.raises(CheckpointError, match=named):
+            Bundle.load(changed(bundle_file("linear"), tmp_path / "b", **facts))
+
+
+def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_file, tmp_path):
+    (registered,) = trained.models.glob("DEMO/model-linear-*/state.safetensors")
+    with pytest.raises(CheckpointError, match="got a registered model.*ml_factory export"):
+        Bundle.load(registered)
+    state = deserialize_state(bundle_file("linear").read_bytes())
+    (tmp_path / "a").write_bytes(serialize_state({name: state[name] for name in ("format", "models")}))
+    with pytest.raises(CheckpointError, match="lacks parts.*description, fingerprint, onnx"):
+        Bundle.load(tmp_path / "a")
+
+
+# ---- a file from anywhere --------------------------------------------------------------------------------------------
+
+
+def test_bundle_cut_short_or_changed_in_any_place_is_refused(bundle_file, tmp_path):
+    whole = bundle_file("xgboost").read_bytes()
+    generator = np.random.default_rng(0)
+    for number in range(60):
+        data, place = bytearray(whole), int(generator.integers(len(whole)))
+        if number % 3:
+            data[place] ^= 1 << int(generator.integers(8))
+        else:
+            del data[place:]
+        (tmp_path / "b").write_bytes(data)
+        with pytest.raises(CheckpointError):
+            Bundle.load(tmp_path / "b")
+
+
+def test_bundle_of_network_with_enormous_settings_takes_no_memory(bundle_file, tmp_path):
+    """Right hashes around a model whose settings would take terabytes, or never end being built."""
+    whole = Bundle.load(bundle_file("lstm"))
+    model = deserialize_state(whole.models["lstm"])
+    for name in ("hidden", "layers"):
+        settings = model["model_state"]["settings"] | {name: 1 << 30}
+        state = model | {"model_state": model["model_state"] | {"settings": settings}}
+        Bundle.from_parts(whole.description, {"lstm": serialize_state(state)}).save(tmp_path / name)
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(bundle_checks.LARGEST_BUNDLE + 1)
+    reader = "ml_factory.inference.bundle:Bundle.load"
+    Bundle.load(bundle_file("lstm"))
+    first, *others = read_with_limits(reader, [bundle_file("lstm"), *(tmp_path / n for n in ("hidden", "layers", "huge"))])
+    assert first.error == ""
+    for outcome in others:
+        outcome.check_refused("CheckpointError", "FileError")
+
+
+def test_bundle_load_imports_no_module_that_the_file_names(bundle_file, tmp_path, monkeypatch):
+    (tmp_path / "evil_module.py").write_text("open(__file__ + '.ran', 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"secret": {"module": "evil_module", "hash": "0" * 12}}
+    path = changed(bundle_file("linear"), tmp_path / "b", custom=own)
+    with pytest.raises(SettingsError, match="import evil_module"):
+        Bundle.load(path)
+    assert "evil_module" not in sys.modules and not os.path.exists(tmp_path / "evil_module.py.ran")
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
+def test_export_bundle_writes_card_of_the_same_facts(trained, tmp_path, call):
+    words = ["--workspace", trained.root, "--symbol", "DEMO", "--horizon", H, "--model", "stack", "--out", tmp_path]
+    code, out, err = call("export", *words, "--format", "bundle", "--json")
+    assert code == 0, err
+    paths = json.loads(out)["paths"]
+    bundle, card = Bundle.load(paths["bundle"]), Path(paths["card"]).read_text(encoding="utf-8")
+    facts = bundle.description
+    assert card == bundle.card and {p.name for p in tmp_path.iterdir()} == {"DEMO-h5-stack.bundle", "DEMO-h5-stack.md"}
+    evaluated = pipeline.stack(trained, "DEMO", H, ("xgboost", "lstm"), folds=2, mirror="off", model_settings={
+        name: SETTINGS[name] for name in ("xgboost", "lstm")
+    })  # fmt: skip
+    row = evaluated.metrics.query("split == 'test' and name == 'stack'").iloc[0]
+    cells = [f"{row['log_loss']:.4f}", *(f"{row[name]:+.4f}" for name in ("gain_best", "gain_best_low", "gain_best_high"))]
+    assert f"| test | stack | {' | '.join(cells)} |" in card
+    for text in (facts["run_id"], "tick 0.25", "calendar cme", "quick, ", facts["split_times"]["test"], "base model: lstm"):
+        assert text in card, text
+    assert f"waits for {facts['warmup_bars']:,} base bars" in card and facts["warmup_bars"] > 640
+
+
+def test_export_of_model_whose_prepared_data_is_another_raises_and_leaves_nothing(prepared, tmp_path):
+    pipeline.train(prepared, "DEMO", H, "linear", mirror="off", model_settings={"rounds": 5})
+    pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(families=("calendar",))))
+    with pytest.raises(FactoryError, match="prepared data is not the one this model was trained on"):
+        pipeline.export(prepared, "DEMO", H, "linear", formats=("bundle",), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
