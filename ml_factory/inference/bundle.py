@@ -117,9 +117,7 @@ class Bundle:
         with _damaged(self.where):
             return model_card(self.description)
 
-    def predict(
-        self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False
-    ) -> pd.DataFrame:
+    def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
         """Predict raw bars: the frame of `pipeline.predict` on the same bars.
 
         bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
@@ -145,8 +143,8 @@ class Bundle:
         stored, found = self.description["hashes"], _hashes(self.models, self.onnx)
         if list(stored["models"]) != list(found["models"]) or not self.models:
             raise CheckpointError(
-                "This bundle has other models than it describes", where=self.where, got=", ".join(self.models) or "none",
-                wanted=", ".join(stored["models"]), next_step=_AGAIN,
+                "This bundle has other models than it describes", where=self.where,
+                got=", ".join(self.models) or "none", wanted=", ".join(stored["models"]), next_step=_AGAIN,
             )  # fmt: skip
         for name, one in (found["models"] | {"the ONNX graph": found["onnx"]}).items():
             wanted = (stored["models"] | {"the ONNX graph": stored["onnx"]})[name]

@@ -61,7 +61,10 @@ def _pairs(values: Mapping) -> str:
 
 def _metrics(rows: Sequence[Mapping]) -> list[str]:
     """Return the table of the metrics as Markdown."""
-    lines = ["| split | forecast | log loss | gain | low | high | rows | effective |", "|---|---|--:|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| split | forecast | log loss | gain | low | high | rows | effective |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
     for row in rows:
         cells = [_number(row.get(name), "+.4f" if "gain" in name else ".4f") for name in _INTERVAL]
         counts = [_number(row.get(name), ",.0f") for name in ("rows", "effective_rows")]

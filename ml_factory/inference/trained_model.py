@@ -53,8 +53,6 @@ class TrainedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
-        if not all(isinstance(name, str) for name in self.feature_names):
-            raise SettingsError("A feature's name is text", where="feature_names", got=repr(self.feature_names)[:80])
         doubled = sorted({name for name in self.feature_names if self.feature_names.count(name) > 1})
         if not self.feature_names or doubled:
             raise SettingsError(

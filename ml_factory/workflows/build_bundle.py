@@ -51,7 +51,10 @@ def _sources(workspace: Workspace, artifact: Artifact) -> str:
 
 
 def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
-    spec, evaluation = PredictionSpec.from_stored(data.settings), predict_and_evaluate_artifact(workspace, data, artifact)
+    spec, evaluation = (
+        PredictionSpec.from_stored(data.settings),
+        predict_and_evaluate_artifact(workspace, data, artifact),
+    )
     store = open_current_store(workspace, data.symbol)
     certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
     report, metrics = store.facts["bars"], evaluation.metrics
@@ -81,7 +84,9 @@ def _warmup_bars(spec: PredictionSpec, fitted: FittedModels) -> int | None:
     """Return base bars after which a cold start predicts; None where only the whole history will do."""
     if not isinstance(spec.features.base, int):
         return None
-    return spec.features.warmup_bars + max(_rows_before(model.scaler) + model.lookback for model in fitted.models.values())
+    return spec.features.warmup_bars + max(
+        _rows_before(model.scaler) + model.lookback for model in fitted.models.values()
+    )
 
 
 def _rows_before(scaler: dict) -> int:

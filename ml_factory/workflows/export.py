@@ -49,10 +49,10 @@ def export(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] = ("bundle",), *,
     run: str = "", out: str | Path | None = None,
 ) -> ExportResult:  # fmt: skip
-    """Write the newest finished model, or stack, for use without the workspace, by default below results/SYMBOL/RUN/.
+    """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
-    formats : "bundle", all it takes to predict raw bars, with a model card beside it; "pth", a network's state dict
-        for `torch.load(..., weights_only=True)`.
+    formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "pth", a network's state
+        dict for `torch.load(..., weights_only=True)`.
     run : run id of the model; "" for the newest.
     out : folder to write to.
 
@@ -71,10 +71,7 @@ def export(
         content["card"] = (f"{name}.md", bundle.card.encode())
     if "pth" in formats:
         content["pth"] = (PTH, b"")
-    paths = {
-        kind: Path(out) / file if out else stored_path(workspace.results / symbol, run_id, file, inside=workspace.results)
-        for kind, (file, _) in content.items()
-    }
+    paths = {kind: _path(workspace, artifact, file, out) for kind, (file, _) in content.items()}
     if "bundle" in paths:
         python += ["from ml_factory import Bundle", f"frame = Bundle.load({str(paths['bundle'])!r}).predict(bars)"]
     if "pth" in paths:
@@ -86,6 +83,12 @@ def export(
         symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _path(workspace: Workspace, artifact: Artifact, file: str, out: str | Path | None) -> Path:
+    if out:
+        return Path(out) / file
+    return stored_path(workspace.results / artifact.symbol, artifact.facts["run_id"], file, inside=workspace.results)
 
 
 def _check_formats(formats: Sequence[str], model: str) -> None:

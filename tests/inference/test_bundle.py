@@ -18,7 +18,7 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.inference import bundle_checks
 from ml_factory.settings import DataSpec
 from ml_factory.storage.serialization import deserialize_state, serialize_state
-from tests.inference.conftest import H, SETTINGS
+from tests.inference.conftest import SETTINGS, H
 from tests.limited_reading import read_with_limits
 
 MODELS = [*SETTINGS, "stack"]
@@ -76,7 +76,7 @@ def test_bundle_with_custom_feature_is_refused_where_it_is_absent_or_another(pre
     def another(bars):
         return np.log(bars.high / bars.low) + 1
 
-    with pytest.raises(SettingsError, match="high_over_low is not the one in this bundle.*source .*wanted source"):
+    with pytest.raises(SettingsError, match=r"high_over_low is not the one in this bundle.*source .*wanted source"):
         Bundle.load(path)
 
 
@@ -111,7 +111,7 @@ def test_bundle_load_with_changed_feature_code_raises_with_file(bundle_file, mon
 def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
     names = Bundle.load(bundle_file("linear")).description["feature_names"]
     path = changed(bundle_file("linear"), tmp_path / "b", feature_names=[*names[:-1], "invented"])
-    with pytest.raises(SettingsError, match="other columns here.*invented"):
+    with pytest.raises(SettingsError, match=r"other columns here.*invented"):
         Bundle.load(path)
 
 
@@ -131,7 +131,7 @@ def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatc
             Bundle.load(bundle_file("lightgbm"))
     with monkeypatch.context() as patch:
         patch.setattr(bundle_checks.ml_factory, "__version__", "0.0.9")
-        with pytest.raises(SettingsError, match="ml_factory is too old"):
+        with pytest.raises(SettingsError, match=r"ml_factory is too old"):
             Bundle.load(bundle_file("linear"))
 
 
@@ -148,11 +148,11 @@ def test_bundle_load_with_foreign_or_failed_certificate_raises(bundle_file, tmp_
 
 def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_file, tmp_path):
     (registered,) = trained.models.glob("DEMO/model-linear-*/state.safetensors")
-    with pytest.raises(CheckpointError, match="got a registered model.*ml_factory export"):
+    with pytest.raises(CheckpointError, match=r"got a registered model.*ml_factory export"):
         Bundle.load(registered)
     state = deserialize_state(bundle_file("linear").read_bytes())
     (tmp_path / "a").write_bytes(serialize_state({name: state[name] for name in ("format", "models")}))
-    with pytest.raises(CheckpointError, match="lacks parts.*description, fingerprint, onnx"):
+    with pytest.raises(CheckpointError, match=r"lacks parts.*description, fingerprint, onnx"):
         Bundle.load(tmp_path / "a")
 
 
@@ -185,7 +185,9 @@ def test_bundle_of_network_with_enormous_settings_takes_no_memory(bundle_file, t
         file.truncate(bundle_checks.LARGEST_BUNDLE + 1)
     reader = "ml_factory.inference.bundle:Bundle.load"
     Bundle.load(bundle_file("lstm"))
-    first, *others = read_with_limits(reader, [bundle_file("lstm"), *(tmp_path / n for n in ("hidden", "layers", "huge"))])
+    first, *others = read_with_limits(
+        reader, [bundle_file("lstm"), *(tmp_path / n for n in ("hidden", "layers", "huge"))]
+    )
     assert first.error == ""
     for outcome in others:
         outcome.check_refused("CheckpointError", "FileError")
@@ -196,7 +198,7 @@ def test_bundle_load_imports_no_module_that_the_file_names(bundle_file, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     own = {"secret": {"module": "evil_module", "hash": "0" * 12}}
     path = changed(bundle_file("linear"), tmp_path / "b", custom=own)
-    with pytest.raises(SettingsError, match="import evil_module"):
+    with pytest.raises(SettingsError, match=r"import evil_module"):
         Bundle.load(path)
     assert "evil_module" not in sys.modules and not os.path.exists(tmp_path / "evil_module.py.ran")
 
@@ -216,9 +218,19 @@ def test_export_bundle_writes_card_of_the_same_facts(trained, tmp_path, call):
         name: SETTINGS[name] for name in ("xgboost", "lstm")
     })  # fmt: skip
     row = evaluated.metrics.query("split == 'test' and name == 'stack'").iloc[0]
-    cells = [f"{row['log_loss']:.4f}", *(f"{row[name]:+.4f}" for name in ("gain_best", "gain_best_low", "gain_best_high"))]
+    cells = [
+        f"{row['log_loss']:.4f}",
+        *(f"{row[name]:+.4f}" for name in ("gain_best", "gain_best_low", "gain_best_high")),
+    ]
     assert f"| test | stack | {' | '.join(cells)} |" in card
-    for text in (facts["run_id"], "tick 0.25", "calendar cme", "quick, ", facts["split_times"]["test"], "base model: lstm"):
+    for text in (
+        facts["run_id"],
+        "tick 0.25",
+        "calendar cme",
+        "quick, ",
+        facts["split_times"]["test"],
+        "base model: lstm",
+    ):
         assert text in card, text
     assert f"waits for {facts['warmup_bars']:,} base bars" in card and facts["warmup_bars"] > 640
 
@@ -226,6 +238,6 @@ def test_export_bundle_writes_card_of_the_same_facts(trained, tmp_path, call):
 def test_export_of_model_whose_prepared_data_is_another_raises_and_leaves_nothing(prepared, tmp_path):
     pipeline.train(prepared, "DEMO", H, "linear", mirror="off", model_settings={"rounds": 5})
     pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(families=("calendar",))))
-    with pytest.raises(FactoryError, match="prepared data is not the one this model was trained on"):
+    with pytest.raises(FactoryError, match=r"prepared data is not the one this model was trained on"):
         pipeline.export(prepared, "DEMO", H, "linear", formats=("bundle",), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
