@@ -60,7 +60,7 @@ training.recompute training.batches training.state training.evaluate training.pr
 training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
-evaluation.attention_plots evaluation.html_report
+evaluation.attention_plots evaluation.html_report evaluation.flame_graph
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.trained_model inference.predict inference.prediction_spec inference.split_times inference.bundle_checks
@@ -72,7 +72,7 @@ workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.trai
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
 workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
-workflows.stored_runs workflows.superseded_data workflows.clean
+workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__

@@ -51,7 +51,13 @@ class FoldFlags:
     trials: Annotated[int, Option(help="Trials of one search.")] = 40
 
 
-def train(market: MarketOptions, run: RunFlagOptions, horizon: Horizon = 20, model: Model = "xgboost") -> None:
+def train(
+    market: MarketOptions,
+    run: RunFlagOptions,
+    horizon: Horizon = 20,
+    model: Model = "xgboost",
+    profile: Annotated[bool, Option("--profile", help="Record where the time goes: table, flame graph.")] = False,
+) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
     check_data_prepared(place, market.symbol)
@@ -59,7 +65,7 @@ def train(market: MarketOptions, run: RunFlagOptions, horizon: Horizon = 20, mod
     settings = parse_settings(run.setting)
     with cli_training_progress(model, market.as_json or further) as on_epoch:
         result = pipeline.train(
-            place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
+            place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,), profile=profile,
             **run.pipeline_arguments(market.as_json),
         )  # fmt: skip
     if not further:
