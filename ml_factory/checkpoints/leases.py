@@ -46,6 +46,7 @@ from ml_factory.process_identity import boot_id
 from ml_factory.storage.files import disk_errors
 from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.locks import HeldLock
+from ml_factory.storage.regular_files import refuse_linked_folder
 
 RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
 MAX_CLOCK_ERROR = 86400.0  # seconds; no clock is wrong by more, because TLS certificates would already fail
@@ -75,6 +76,7 @@ def write_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict
     path = _path(folder, unit)
     with disk_errors(path):
         disk.make_folder(path.parent)
+        refuse_linked_folder(path.parent)
     write_small_file(disk, path, json.dumps({"run": unit.run, "phase": unit.phase, **lease}).encode())
 
 

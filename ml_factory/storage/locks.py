@@ -28,7 +28,7 @@ from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import boot_id, process_id
 from ml_factory.storage.files import disk_errors, files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.regular_files import open_regular_file
+from ml_factory.storage.regular_files import open_regular_file, refuse_linked_folder
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 _PATIENCE_SECONDS = 0.3  # another process may look at the lock, or a child of its last holder be about to start
@@ -150,6 +150,7 @@ def acquire_lock_file(path: Path, what: str) -> HeldLock | None:
             return _held[path].lock
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            refuse_linked_folder(path.parent)
             file = _lock(path, what)
             if file is None:
                 return None

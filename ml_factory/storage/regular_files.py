@@ -47,6 +47,12 @@ def open_regular_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
+def refuse_linked_folder(folder: Path) -> None:
+    """Raise RefusedFileError where the folder itself is a symbolic link: files written in it would lie elsewhere."""
+    if folder.is_symlink():
+        raise RefusedFileError(errno.ELOOP, "its folder is a symbolic link")
+
+
 def _has_hole(descriptor: int, size: int) -> bool:
     """Return True when the file system knows of a hole: ZFS counts the blocks of a new file seconds later."""
     try:

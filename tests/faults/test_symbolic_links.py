@@ -75,6 +75,18 @@ def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
     assert dangling is not target.exists()
 
 
+def test_lock_and_lease_in_linked_folder_are_refused_and_nothing_is_written(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("locks", "leases"):
+        (tmp_path / name).symlink_to(elsewhere)
+    with pytest.raises(FileError, match="symbolic link"):
+        acquire_lock_file(tmp_path / "locks" / "run.lock", "a run")
+    with pytest.raises(FileError, match="symbolic link"):
+        write_lease_file(Disk(), tmp_path, CheckpointUnit("run", "p"), {"fence": 9, "seen": 1.0})
+    assert not list(elsewhere.iterdir())
+
+
 @pytest.mark.parametrize("flush", [True, False])
 def test_replace_with_link_at_temporary_path_writes_new_file(tmp_path, victim, flush):
     path = tmp_path / "results" / "a.json"
