@@ -59,6 +59,15 @@ def _frame(price: np.ndarray, volume: np.ndarray | None = None, *, seed: int = 0
     return ResampledBars(5, start, start + 5 * MINUTE_NS, opens, high, low, price, volume, session, session)
 
 
+@pytest.fixture(params=["synthetic", "real"])
+def either_frame(request):
+    """A function that returns a frame of (symbol, minutes): the synthetic one, and the real one where it is there."""
+    if request.param == "real":
+        return request.getfixturevalue("real_frame")
+    rough = request.getfixturevalue("rough")
+    return lambda symbol, minutes: rough
+
+
 @pytest.fixture(scope="session")
 def make_frame():
     """Frames by hand: see `_frame`."""

@@ -88,9 +88,8 @@ TWINS = {
 }
 
 
-def test_entropy_columns_equal_reference(real_frame, rough, markets, check_columns):
-    check_columns(FAMILY, rough, markets["ES"], TWINS)
-    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS)
+def test_entropy_columns_equal_reference(either_frame, markets, check_columns):
+    check_columns(FAMILY, either_frame("ES", 60), markets["ES"], TWINS)
 
 
 @pytest.mark.parametrize(

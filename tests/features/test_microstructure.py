@@ -156,9 +156,8 @@ WITH_VOLUME = {
 }
 
 
-def test_microstructure_columns_equal_reference(real_frame, rough, markets, check_columns):
-    check_columns(FAMILY, rough, markets["SPY"], PRICE_ONLY | WITH_VOLUME)
-    check_columns(FAMILY, real_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
+def test_microstructure_columns_equal_reference(either_frame, markets, check_columns):
+    check_columns(FAMILY, either_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
 
 
 def test_microstructure_market_without_volume_has_price_columns_only(real_frame, markets, check_columns):

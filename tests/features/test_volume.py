@@ -182,9 +182,8 @@ TWINS = {
 }
 
 
-def test_volume_columns_not_in_talib_equal_reference(real_frame, rough, markets, check_columns):
-    check_columns(FAMILY, rough, markets["SPY"], TWINS, known=KNOWN)
-    check_columns(FAMILY, real_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
+def test_volume_columns_not_in_talib_equal_reference(either_frame, markets, check_columns):
+    check_columns(FAMILY, either_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
 
 
 def test_volume_columns_with_scaled_volume_are_unchanged(rough, markets):

@@ -34,9 +34,8 @@ TWINS = {f"haar_share_{scale}": share(scale) for scale in SCALES}
 TWINS |= {f"haar_detail_{scale}": normal_detail(scale) for scale in SCALES}
 
 
-def test_wavelet_columns_equal_reference(real_frame, rough, markets, check_columns):
-    check_columns(FAMILY, rough, markets["ES"], TWINS)
-    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS)
+def test_wavelet_columns_equal_reference(either_frame, markets, check_columns):
+    check_columns(FAMILY, either_frame("ES", 60), markets["ES"], TWINS)
 
 
 def test_haar_share_of_periodic_returns_is_largest_at_matching_scale(make_frame, markets):
