@@ -18,7 +18,7 @@ switch = $(if $(filter-out 0 false no,$(1)),$(2))
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export SEED SHARE COLAB OWNER ROWS BENCH
 
-.PHONY: kills lock sbom fuzz kernels picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: kills lock sbom fuzz kernels picture browser peers dvc help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -57,7 +57,7 @@ mutants: setup  ## change the library in 100 places, one at a time, and count th
 
 soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours
 	@$(PY) -m pytest $(SPREAD) -m soak $(ARGS)
-	@for campaign in notebooks peers chaos kills faults fuzz browser test-xla matrix; do $(MAKE) $$campaign || exit 1; done
+	@for campaign in notebooks peers chaos kills faults fuzz browser dvc test-xla matrix; do $(MAKE) $$campaign || exit 1; done
 
 sample: setup  ## a share of `make soak`, drawn with SEED=text: what .ci/run takes of it
 	@$(PY) -m pytest $(SPREAD) -m soak --sample "$$SHARE" --sample-seed "$$SEED" $(ARGS)
@@ -87,6 +87,11 @@ sbom: setup  ## the packages of .venv: dist/sbom.json (CycloneDX) and dist/licen
 browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curves that move, Stop, Run all
 	@$(PYTHON) .ci/environment.py .venv-browser requirements/locked/browser.txt
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
+
+dvc:  ## the commands of docs/dvc.md with DVC in an environment of its own, and a folder in the place of the bucket
+	@test -n "$(PYTHON)" || { echo "make dvc: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/environment.py .venv-dvc requirements/locked/dvc.txt
+	@.venv-dvc/bin/python -m pytest tests/dvc --confcutdir tests/dvc -p no:cacheprovider $(ARGS)
 
 lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
 	@$(PY) -m ruff check .

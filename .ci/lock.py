@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
-NAMES = ("dev", "xla", "browser", "peers", "bench", "tools", "colab")
+NAMES = ("dev", "xla", "browser", "peers", "bench", "dvc", "tools", "colab")
 # Wheels of download.pytorch.org without CUDA, which the package index does not list: torch 2.13.0+cpu, Python 3.11.
 CPU_WHEELS = {"torch==2.13.0": ["6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"]}
 

@@ -212,6 +212,13 @@ def test_guide_rm_of_checkpoints_keeps_finished_model_and_begins_killed_training
     assert in_the_middle.history["val_loss"].tolist() == finished.history["val_loss"].tolist()
 
 
+def test_dvc_page_has_three_commands_for_bucket_as_remote():
+    page = (ROOT / "docs" / "dvc.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    assert blocks[1].splitlines() == ["dvc remote add --default bucket gs://bucket/dvc", "dvc add data/raw", "dvc push"]
+    assert "(dvc.md)" in next(row for row in GUIDE.splitlines() if row.startswith("| FAQ: Drive storage"))
+
+
 def test_artifact_versions_project_equals_dashboard_project():
     assert PROJECT == "ohlcv-ml-factory"
 
