@@ -180,3 +180,7 @@ def test_parse_timestamps_python_datetime_objects_return_utc_ns():
 def test_parse_timestamps_booleans_raise_bars_error():
     with pytest.raises(BarsError, match="bool"):
         read(np.array([True, False]))
+
+
+def test_parse_timestamps_epochs_as_text_with_decimals_are_seconds():
+    assert (read([f"{number // 10**9}.0" for number in WANTED])[0] == WANTED).all()

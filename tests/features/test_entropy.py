@@ -6,6 +6,7 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
+from ml_factory.features import entropy
 from ml_factory.features.engine import compute_family_columns
 from ml_factory.features.entropy import FAMILY, lempel_ziv_complexity, ordinal_patterns_of_four
 from ml_factory.features.rolling import HISTORY
@@ -129,3 +130,11 @@ def test_entropy_columns_of_constant_price_are_minimal(rough, markets):
     assert still.pop("lempel_ziv_48") == pytest.approx(2 * math.log2(48) / 48)
     assert still.pop("match_entropy_48") == pytest.approx(5.0 / 33)
     assert set(still.values()) == {0.0}
+
+
+def test_sigma_encode_returns_puts_no_move_in_middle_bin_and_large_ones_at_ends():
+    rng = np.random.default_rng(0)
+    ret = rng.choice([-0.001, 0.001], 200)
+    ret[150:155] = 0.0, 0.0011, -0.0011, 1.0, -1.0
+    bins = entropy._sigma_encode_returns(ret, 0, 100)[150:155]
+    assert bins.tolist() == [4, 6, 1, 7, 0]

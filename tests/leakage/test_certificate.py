@@ -157,3 +157,11 @@ def test_certificate_describe_names_form_and_first_leak(bars):
     assert certificate(bars).describe() == "quick, 10 cuts"
     assert certificate(bars, LEAK).describe() == "FAILED: 1 leaks, the first in features, rsi_14"
     assert replace(certificate(bars), leaks=()).passed
+
+
+@pytest.mark.parametrize(("leaks", "more"), [(1, ""), (2, " and 1 more"), (3, " and 2 more")])
+def test_require_certificate_counts_leaks_that_it_does_not_name(bars, tmp_path, leaks, more):
+    write_certificate(tmp_path, certificate(bars, *[replace(LEAK, column=f"rsi_{n}") for n in range(leaks)]))
+    with pytest.raises(NotPreparedError) as caught:
+        need(tmp_path)
+    assert (f"{more}." in str(caught.value)) and ("more" in str(caught.value)) == bool(more)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError
+from ml_factory.models import lightgbm_trees
 from ml_factory.models.lightgbm_trees import SHARE, LightGBMModelText, compile_lightgbm_trees
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_lightgbm import LightGBM
@@ -164,3 +165,11 @@ def test_model_text_split_and_join_round_trips():
     np.testing.assert_allclose(
         less.predict(x, raw_score=True), whole.predict(x, raw_score=True, start_iteration=1), rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2])
+def test_softmax_of_large_score_of_any_class_does_not_overflow(largest):
+    score = np.zeros((1, 3))
+    score[0, largest] = 1000.0
+    lightgbm_trees._softmax(score)
+    assert score[0].tolist() == [float(k == largest) for k in range(3)]

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pandas as pd
@@ -197,3 +197,11 @@ def test_search_barriers_invalid_input_raises_error(monkeypatch, found):
 def test_search_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=rf"SearchSpec\.{next(iter(bad))}"):
         BarrierSearchSpec(**bad)
+
+
+@pytest.mark.parametrize("field", ["k", "sigma_spans", "neutral", "lean"])
+def test_barrier_search_spec_with_wrong_field_shows_default_of_that_field(field):
+    default = {one.name: one.default for one in fields(BarrierSearchSpec)}[field]
+    with pytest.raises(SettingsError) as caught:
+        BarrierSearchSpec(LABELS, **{field: "x"})
+    assert f"something like {default!r}" in str(caught.value)

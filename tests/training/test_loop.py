@@ -9,6 +9,7 @@ from torch import nn
 
 from ml_factory.checkpoints.uploader import REFUSED
 from ml_factory.errors import FactoryError
+from ml_factory.progress import record_progress
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import Validation, run_training_loop, take_training_step
@@ -310,3 +311,10 @@ def test_fit_resumed_callback_receives_history_of_earlier_epochs():
     memory.load, memory.save, again = (lambda: {"state": memory.state}), (lambda *args, **more: None), Curves()
     run(TrainSpec(epochs=4, batch=5), checkpoints=memory, callbacks=(again, lambda epoch, metrics: None))
     assert (again.before, again.now) == ([1, 2], [3, 4])
+
+
+def test_fit_reports_progress_in_rows():
+    with record_progress() as ended:
+        run(TrainSpec(epochs=3, batch=4))
+    (training,) = [one for one in ended if one.name == "training"]
+    assert (training.rows, training.done, training.start) == (28, 28, 0)
