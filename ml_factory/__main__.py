@@ -21,7 +21,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 VERBS = (
-    machine.doctor, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
+    machine.doctor, data.export_data, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
     training.evaluate, training.plan, training.predict, training.export,
     machine.clean, machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip

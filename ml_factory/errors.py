@@ -70,6 +70,10 @@ class NotPreparedError(FactoryError):
     """Output of an earlier step that does not exist yet."""
 
 
+class DatabaseError(FactoryError):
+    """A database that cannot be reached, refuses a question, or whose rows are not those of the file."""
+
+
 class MissingPackageError(FactoryError):
     """A package that an extra of this library would have installed."""
 

@@ -43,6 +43,7 @@ from ml_factory.workflows.cross_validate import (
 )
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
+from ml_factory.workflows.export_data import export_data
 from ml_factory.workflows.fit_profile import profile_fit, write_fit_profile
 from ml_factory.workflows.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.folds import FoldModel
@@ -105,7 +106,8 @@ from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_singl
 
 __all__ = [
     "audit", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
-    "explain", "export", "feature_families", "frame_alignment", "gap_table", "load_features", "load_labels",
+    "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "load_features",
+    "load_labels",
     "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers",
     "stack", "train", "try_feature",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec"}
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
 NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython"}
-MODULES = {"scikit-learn": "sklearn"}
+MODULES = {"scikit-learn": "sklearn", "adbc-driver-postgresql": "adbc_driver_postgresql"}
 
 # Runs the command line with each list of words, in an interpreter that has none of the packages of extras.
 WITHOUT_EXTRAS = """
@@ -71,6 +71,7 @@ def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path
         "catboost": ["cross-validate", "--model", "catboost", *data],
         "optuna": ["prepare", "--search", *data],
         "papermill": ["run", "00"],
+        "adbc_driver_postgresql": ["export-data", "--source", "postgresql://user@host/db", "--output", "a.csv"],
         "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
     }
     answers = without_extras(*lacking.values(), folder=tmp_path)
@@ -98,7 +99,7 @@ def test_requirements_equal_imported_packages_of_library():
 
 
 def test_requirements_version_ranges_have_lower_and_upper_bound():
-    for path in [ROOT / "requirements.txt", ROOT / "requirements" / "gs.txt"]:
+    for path in [ROOT / "requirements.txt", ROOT / "requirements" / "gs.txt", ROOT / "requirements" / "database.txt"]:
         for line in read_requirement_lines(path):
             assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line
 

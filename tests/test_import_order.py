@@ -34,6 +34,8 @@ data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.p
 data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
 data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
+data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
+data.databases.export_parts data.databases.exported_file data.databases.postgres data.databases.questdb
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
 features.fractional features.calendar features.multi_timeframe features.clone_function features.custom
@@ -70,7 +72,8 @@ workflows.run_status workflows.restore_run workflows.append workflows.prove work
 workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
 workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
-workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export workflows.stack
+workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export
+workflows.export_data workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
@@ -97,6 +100,7 @@ HOMES = {
     "IPython": {"heartbeat", "notebook", "notebook_parameters"},
     "papermill": {"notebook_suite"},
     "optuna": {"targets.barrier_search"},
+    "adbc_driver_postgresql": {"data.databases.postgres"},
 }
 TORCH_STARTS_AT = "datasets.windows"
 TORCH_ON_DEMAND = {

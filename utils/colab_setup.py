@@ -351,6 +351,18 @@ def _read_colab_secret(name: str, colab: bool) -> tuple[str, str]:
     return value, "" if value else f"{name} is empty in Colab's secrets"
 
 
+def load_database_secrets() -> list[str]:
+    """Put PGPASSWORD and DATABASE_URL of Colab's secrets into this process's environment, for `export-data`.
+
+    What the environment already has stays. Returns the names that are set now; their values are printed nowhere.
+    """
+    for name in ("PGPASSWORD", "DATABASE_URL"):
+        value, _ = _read_colab_secret(name, True)
+        if value:
+            os.environ[name] = value
+    return [name for name in ("PGPASSWORD", "DATABASE_URL") if os.environ.get(name)]
+
+
 # ------------------------------------------------------------------ printing
 
 

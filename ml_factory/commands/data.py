@@ -1,4 +1,4 @@
-"""Verbs that prepare data and prove it: prepare, audit."""
+"""Verbs that bring data in, prepare and prove it: export-data, prepare, audit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +22,8 @@ from ml_factory.lazy_module import LazyModule
 pipeline = LazyModule("ml_factory.pipeline")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
+address = LazyModule("ml_factory.data.databases.address")
+exported_file = LazyModule("ml_factory.data.databases.exported_file")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,43 @@ Settings = Annotated[
     Option("--set", help="NAME=VALUE of DataSpec or RollSpec, such as labels.k_up=1.2 or roll.months=[3,6]. "
            "Several times; it wins over the other options."),
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DatabaseRows:
+    """Rows of the database"""
+
+    table: Annotated[str | None, Option(help="Also schema.table; empty: the only table with prices.")] = None
+    symbol: Annotated[str | None, Option(help="Rows of this symbol; empty: all, of a table with one.")] = None
+    start: Annotated[str | None, Option(help="First time, such as 2024-01-31T14:30Z; without a zone: UTC.")] = None
+    end: Annotated[str | None, Option(help="First time that is left out.")] = None
+    columns: Annotated[list[str] | None, Option(help="Several times, or with commas; empty: all.")] = None
+    time_column: Annotated[str | None, Option(help="Empty: timestamp, ts, time, ...")] = None
+    symbol_column: Annotated[str | None, Option(help="Empty: symbol, ticker, instrument, ...")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `pipeline.export_data`."""
+        names = [name.strip() for text in self.columns or () for name in text.split(",") if name.strip()]
+        return vars(self) | {"columns": names or None}
+
+
+def export_data(
+    rows: DatabaseRows,
+    source: Annotated[
+        str, Option(envvar="DATABASE_URL", help="postgresql://user@host/database, or http://host:9000 of QuestDB.")
+    ],
+    output: Annotated[str, Option(help=".parquet or .csv; also gs://bucket/folder/name.parquet.")],
+    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON on standard output.")] = False,
+) -> None:
+    """Bars of a database to one file.
+
+    Example: `python -m ml_factory export-data --source postgresql://user@host/db --symbol MES --output MES.parquet`
+    """
+    address.parse_database_address(source)
+    exported_file.check_output_format(output)
+    with cli_progress_bars(as_json, what="exporting"):
+        result = pipeline.export_data(source, output, **rows.arguments())
+    print_cli_result(result, as_json)
 
 
 def prepare(

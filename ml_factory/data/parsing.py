@@ -22,7 +22,7 @@ TEXT_FORMATS = (
     "%d.%m.%Y %H:%M",
     *(f"{day} {clock}" for day in _SLASHED for clock in _CLOCKS),
 )
-_EPOCHS = {"s": (1e8, 1e11, 10**9), "ms": (1e11, 1e14, 10**6), "us": (1e14, 1e17, 10**3), "ns": (1e17, 5e18, 1)}
+EPOCH_UNITS = {"s": (1e8, 1e11, 10**9), "ms": (1e11, 1e14, 10**6), "us": (1e14, 1e17, 10**3), "ns": (1e17, 5e18, 1)}
 _PLAUSIBLE = (pd.Timestamp("1970-01-02").value, pd.Timestamp("2100-01-01").value)
 _NO_ROWS = np.empty(0, np.int64)
 LEAST_STEPS = 3  # between bars, for a statement about their spacing
@@ -147,7 +147,7 @@ def _to_datetimes(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, l
 def _from_epochs(epochs: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Convert numbers since 1970 to datetimes; the unit follows from their size and is the same for every row."""
     size = np.abs(epochs.astype(float))
-    for unit, (low, high, factor) in _EPOCHS.items():
+    for unit, (low, high, factor) in EPOCH_UNITS.items():
         if size.min() >= low and size.max() < high:
             if epochs.dtype.kind == "f":
                 scaled = np.round(epochs * (factor / 10**6)).astype(np.int64) * 10**6  # floats: to the millisecond

@@ -250,6 +250,15 @@ def test_colab_setup_puts_wandb_key_of_colab_secrets_only_into_environment(colab
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
+def test_database_secrets_of_colab_go_into_environment_alone(colab):
+    facts, printed = colab(
+        f"userdata.get = lambda key: {{'PGPASSWORD': {KEY!r}}}[key]\n"
+        "from utils.colab_setup import load_database_secrets\n"
+        f"told(names=load_database_secrets(), same=os.environ['PGPASSWORD'] == {KEY!r})"
+    )
+    assert facts == {"names": ["PGPASSWORD"], "same": True} and KEY not in printed
+
+
 SECRETS = {
     "absent": "raise userdata.SecretNotFoundError(key)",
     "no access": "raise userdata.NotebookAccessError(key)",

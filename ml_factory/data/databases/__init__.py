@@ -1,0 +1,1 @@
+"""Bars in databases: PostgreSQL through ADBC, QuestDB through its REST interface."""

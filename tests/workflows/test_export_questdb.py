@@ -1,0 +1,167 @@
+"""Exports of QuestDB's REST interface, a fake server on loopback: right rows, resumed, and no half answer taken."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.databases import export_parts, questdb
+from ml_factory.data.io import import_bars
+from ml_factory.errors import DatabaseError, SettingsError
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.export_data import export_data
+from tests.questdb_server import LOGIN, questdb_server
+
+COLUMNS = [("symbol", "SYMBOL"), ("ts", "TIMESTAMP"), ("open", "DOUBLE"), ("high", "DOUBLE"), ("low", "DOUBLE"),
+           ("close", "DOUBLE"), ("volume", "LONG"), ("note", "VARCHAR"), ("live", "BOOLEAN")]  # fmt: skip
+ROWS = 12_000
+
+
+@pytest.fixture(scope="module")
+def made_rows() -> list[tuple]:
+    times = pd.date_range("2024-01-01", periods=ROWS, freq="1min").strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    rows = [
+        (
+            "MES",
+            at,
+            4000.5 + n,
+            4001.1 + n,
+            3999.25 + n,
+            4000.0 + n + n % 3 / 3,
+            n if n % 7 else None,
+            f'n"{n % 5}',
+            "true",
+        )
+        for n, at in enumerate(times)
+    ]
+    return [*rows, ("BTC/USDT", times[3], 1.0, 1.0, 1.0, 1.0, 1, None, "false")]
+
+
+@pytest.fixture
+def quest(made_rows):
+    with questdb_server() as server:
+        server.add_table("bars", COLUMNS, made_rows)
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(export_parts, "ROWS_PER_PART", 1_000)
+    monkeypatch.setattr(questdb, "_BLOCK", 1 << 14)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_questdb_export_equals_table_and_is_read_by_prepare(quest, tmp_path, made_rows, suffix):
+    result = export_data(quest.source, tmp_path / f"bars{suffix}", symbol="MES")
+    assert (result.rows, result.table, result.compared) == (ROWS, "bars", "hash of the rows read a second time")
+    got = pd.read_parquet(result.path) if suffix == ".parquet" else pd.read_csv(result.path)
+    assert list(got) == ["timestamp", "open", "high", "low", "close", "volume", "note", "live"]
+    for place, name in enumerate(("open", "high", "low", "close", "volume"), start=2):
+        wanted = np.array([np.nan if row[place] is None else row[place] for row in made_rows[:-1]], float)
+        np.testing.assert_array_equal(got[name].to_numpy(float), wanted)
+    assert got["note"].tolist() == [row[7] for row in made_rows[:-1]] and got["live"].all()
+    assert import_bars(result.path, Workspace(tmp_path / "w"), "MES").rows == ROWS
+    assert json.loads((tmp_path / f"bars{suffix}.json").read_text())["rows"] == ROWS
+
+
+def test_questdb_export_start_and_end_and_columns_choose_rows(quest, tmp_path):
+    result = export_data(
+        quest.source, tmp_path / "a.parquet", symbol="MES", start="2024-01-02",
+        end="2024-01-02T01:00+00:30",
+        columns=["close"],
+    )  # fmt: skip
+    assert (result.rows, result.first, result.columns) == (30, "2024-01-02T00:00:00.000000Z", ["timestamp", "close"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"), [("short", 0.02), ("silent", 0.6), ("chunk", 0.6), ("short", 0.98), ("silent", 0.98)]
+)
+def test_questdb_answer_that_ends_early_is_refused_and_resumed_to_same_bytes(quest, tmp_path, fault, at):
+    whole = export_data(quest.source, tmp_path / "whole.parquet", symbol="MES")
+    quest.fault, quest.fault_at = fault, at
+    with pytest.raises(DatabaseError, match="connection to the database was lost") as error:
+        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+    assert "\n" not in str(error.value) and not (tmp_path / "bars.parquet").exists()
+    quest.fault = ""
+    result = export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+    assert (result.resumed_rows > 0) == (at > 0.2) and result.path.read_bytes() == whole.path.read_bytes()
+
+
+def test_questdb_rows_that_change_between_two_readings_are_refused(quest, tmp_path, made_rows):
+    changed = [(*row[:2], row[2] + (row[2] > 10_000), *row[3:]) for row in made_rows]
+    run, seen = quest.run, []
+
+    def run_and_change(query: str):
+        seen.append(query)
+        if len([one for one in seen if "ORDER BY" in one]) == 2:
+            quest.add_table("bars", COLUMNS, changed)
+        return run(query)
+
+    quest.run = run_and_change
+    with pytest.raises(DatabaseError, match="content hash"):
+        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+    assert not (tmp_path / "bars.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"table": "bars; DROP TABLE bars"}, "no such table"),
+        ({"table": 'bars"; DROP TABLE bars; --'}, "no such table"),
+        ({"symbol": "MES'; DROP TABLE bars; --"}, "cannot be the name"),
+        ({"symbol": "MES", "columns": ['open" FROM bars; --']}, "no such column"),
+        ({"symbol": "MES", "start": "' OR 1=1"}, "not a time"),
+        ({}, "several symbols"),
+    ],
+)
+def test_questdb_export_of_hostile_or_unknown_name_asks_nothing_of_it(quest, tmp_path, given, words):
+    with pytest.raises(SettingsError, match=words) as error:
+        export_data(quest.source, tmp_path / "bars.parquet", **given)
+    assert "\n" not in str(error.value) and not any("DROP" in query or "1=1" in query for query in quest.queries)
+
+
+def test_questdb_symbol_of_the_table_with_a_quote_is_refused(quest, tmp_path, made_rows):
+    quest.add_table("odd", COLUMNS, [("a' OR '1'='1", *made_rows[0][1:])])
+    with pytest.raises(SettingsError, match="cannot be the name"):
+        export_data(quest.source, tmp_path / "odd.parquet", table="odd")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((400, {}, b'{"error": "table busy", "position": 3}'), "HTTP 400 Bad Request: table busy"),
+        ((500, {}, b"<html>\nbroken"), "HTTP 500"),
+        ((302, {"Location": "http://127.0.0.1:9/"}, b""), "HTTP 302"),
+        ((200, {}, b"<html>a page of something else"), "not QuestDB"),
+        ((200, {}, b"[" * 100_000), "not QuestDB"),
+    ],
+)
+def test_questdb_error_answers_are_one_line(quest, tmp_path, answer, words):
+    quest.answer = answer
+    with pytest.raises(DatabaseError) as error:
+        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+    assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_questdb_text_in_number_column_is_refused(quest, tmp_path):
+    quest.fault = "text"
+    with pytest.raises(DatabaseError, match="not the table that was asked for"):
+        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+
+
+def test_questdb_password_goes_to_its_host_and_into_no_text(quest, tmp_path, monkeypatch, call):
+    quest.guarded = True
+    words = "export-data", "--symbol", "MES", "--output", tmp_path / "b.csv", "--source"
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    code, _, err = call(*words, quest.source)
+    assert code == 1 and "PGPASSWORD" in err
+    monkeypatch.setenv("PGPASSWORD", LOGIN[1])
+    code, out, err = call(*words, quest.source.replace("//", f"//{LOGIN[0]}@"))
+    assert code == 0 and LOGIN[1] not in out + err + (tmp_path / "b.csv.json").read_text()
+
+
+def test_questdb_that_is_absent_is_one_line(call, tmp_path):
+    code, _, err = call("export-data", "--source", "http://127.0.0.1:9", "--output", tmp_path / "b.csv")
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 1 and "cannot be reached" in line
