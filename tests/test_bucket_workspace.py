@@ -15,6 +15,7 @@ from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import CheckpointError
 from ml_factory.storage import workspace as workspaces
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -146,3 +147,22 @@ def test_second_session_in_bucket_is_refused_while_first_renews_its_lease(sessio
         first.wait()
         first.save_checkpoint("p", {"value": 5}, force=True)
     assert lease_in_bucket(second)["fence"] == 2
+
+
+def test_clean_of_bucket_workspace_deletes_objects_and_copies_of_other_machine(machine, monkeypatch, tmp_path):
+    place = machine("one")
+    registry = ArtifactRegistry(Workspace(place).models)
+    models = [
+        registry.register("MES", "model", "xgboost", {"number": n}, {"run_id": f"r{n}", "horizon": 5}) for n in range(3)
+    ]
+    names = {str(model.path.relative_to(registry.folder)) for model in models}
+    Workspace(place).push()
+    other = Workspace(machine("two"))
+    assert {one.path.parent.name + "/" + one.path.name for one in ArtifactRegistry(other.models).list("MES")} == names
+    machine("one")
+    result = pipeline.clean(place, "MES", 1)
+    assert {item.path for item in result.items} == {model.path for model in models[:2]}
+    mirror = workspaces._buckets[Workspace(place).root]
+    assert {name.split("/")[2] for name in mirror._list_remote(("models/",))} == {models[2].path.name}
+    left = ArtifactRegistry(Workspace(machine("two")).models).list("MES")
+    assert [one.hash for one in left] == [models[2].hash] and left[0].is_intact()

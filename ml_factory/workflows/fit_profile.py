@@ -141,7 +141,7 @@ def _profile_steps(profile: FitProfile) -> Iterator[None]:
         profile.root = _events_to_boxes(recorder.record.events(), recorder.seconds)
         between = profile.root.child(_BETWEEN).seconds
         events = recorder.record.key_averages()
-        rows = [(one.key, one.count, _seconds(one, "self_"), _seconds(one, "")) for one in events]
+        rows = [(one.key, one.count, *_own_and_total_seconds(one)) for one in events]
         profile.table = _table("operation", [*rows, (_BETWEEN, recorder.steps, between, between)])
         profile.what = f"{recorder.steps} steps under torch's profiler"
 
@@ -173,12 +173,13 @@ class _StepRecorder:
             self.record.stop()
 
 
-def _seconds(event: Any, form: str) -> float:
-    """Return an event's seconds on the processor and on an accelerator.
+def _own_and_total_seconds(event: Any) -> tuple[float, float]:
+    """Return the seconds of an operation on the processor, or of a kernel on its accelerator.
 
-    form : "self_", or "" with all that it calls.
+    An operation also carries the time of the kernels that it started, which have rows of their own.
     """
-    return sum(getattr(event, form + name, 0.0) for name in ("cpu_time_total", "device_time_total")) / 1e6
+    where = "cpu" if str(event.device_type).endswith("CPU") else "device"
+    return tuple(getattr(event, f"{form}{where}_time_total", 0.0) / 1e6 for form in ("self_", ""))
 
 
 def _events_to_boxes(events: Any, seconds: float) -> FlameBox:

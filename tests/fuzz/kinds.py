@@ -301,8 +301,10 @@ def read_run_log(root: Path) -> object:
 def read_run_records(root: Path) -> object:
     from ml_factory.run_folder import RunFolder
     from ml_factory.storage.files import files
+    from ml_factory.storage.workspace import Workspace
     from ml_factory.tracking.log_upload import is_log_complete
     from ml_factory.workflows.run_status import _mismatch, _read_run_machine, _run_records
+    from ml_factory.workflows.stored_runs import read_stored_runs
 
     found = []
     for path in _run_records(root / "results" / "DEMO"):
@@ -311,6 +313,8 @@ def read_run_records(root: Path) -> object:
         wanted = {"settings": {"a": 1}, "data": "x"}
         if isinstance(stored, dict) and isinstance(stored.get("run_id"), str):
             found.append(repr(_mismatch(path, stored, wanted, {"models/a.py": "x"})))
+    for one in read_stored_runs(Workspace(root), "DEMO").runs:
+        found.append([one.run_id, one.task, list(one.models), list(one.bases), one.data, one.ended, one.begun_at])
     return found
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from ml_factory import CheckpointManager, Workspace, pipeline
+from ml_factory import Bundle, CheckpointManager, Workspace, pipeline
 from ml_factory.checkpoints import leases
 from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import write_lease_file
@@ -24,6 +25,7 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.tracking.run_log import list_log_files, read_log_segments
+from ml_factory.workflows.stored_runs import read_stored_runs
 
 DATA = fingerprint_json("data")
 
@@ -417,6 +419,24 @@ def test_clean_within_training_changes_nothing_of_it(prepared, monkeypatch):
     assert found["run_id"].unique().tolist() == [again.run_id]
     assert pipeline.predict(prepared, "DEMO", 5, "linear").run_id == again.run_id
     assert not pipeline.load_features(prepared, "DEMO").empty
+
+
+def test_clean_keeps_bundle_in_results_and_its_model(prepared):
+    settings = {"model_settings": {"rounds": 10}, "mirror": "off"}
+    exported = pipeline.train(prepared, "DEMO", 5, "linear", **settings)
+    path = pipeline.export(prepared, "DEMO", 5, "linear").paths["bundle"]
+    later = [pipeline.train(prepared, "DEMO", 5, "linear", seed=seed, **settings) for seed in (1, 2)]
+    pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=2, **settings)
+    runs = read_stored_runs(prepared, "DEMO").runs
+    assert {run.task: run.ended for run in runs} == {"train": True, "folds": True}
+    assert [run.added for run in runs if run.added] == [path.name]
+    bars = pd.read_parquet(prepared.raw_bars("DEMO"))
+    before = Bundle.load(path).predict(bars)
+    result = pipeline.clean(prepared, "DEMO", 1)
+    gone = {item.path for item in result.items if item.kind in ("model", "results")}
+    assert gone == {later[0].artifact, later[0].report_path.parent}
+    assert Bundle.load(path).predict(bars).equals(before)
+    assert pipeline.predict(prepared, "DEMO", 5, "linear", run=exported.run_id).run_id == exported.run_id
 
 
 def test_cli_clean_lists_asks_and_deletes_after_yes(call, workspace, monkeypatch):

@@ -3,6 +3,7 @@
 import shutil
 import time
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -84,6 +85,12 @@ def test_profile_of_steps_records_so_many_after_the_first(monkeypatch):
     assert profile.table.loc["aten::sum", "calls"] == PROFILED_STEPS
     assert "aten::linalg_inv" not in profile.table.index and f"{PROFILED_STEPS} steps" in profile.sentence()
     assert sum(box.seconds for box in profile.root.below.values()) == pytest.approx(profile.root.seconds, rel=0.05)
+
+
+def test_profile_counts_kernel_of_accelerator_once():
+    times = {"self_cpu_time_total": 2e6, "cpu_time_total": 3e6, "self_device_time_total": 5e6, "device_time_total": 7e6}
+    rows = [SimpleNamespace(device_type=f"DeviceType.{kind}", **times) for kind in ("CPU", "CUDA")]
+    assert [fit_profile._own_and_total_seconds(row) for row in rows] == [(2.0, 3.0), (5.0, 7.0)]
 
 
 def test_profile_of_training_without_enough_steps_says_so(tmp_path):
