@@ -4,6 +4,7 @@ The guides themselves are not part of the project: their headings stand here, an
 """
 
 import ast
+import cProfile
 import gc
 import json
 import re
@@ -210,6 +211,23 @@ def test_guide_rm_of_checkpoints_keeps_finished_model_and_begins_killed_training
         prepared, "DEMO", 5, "linear", fresh=True, callbacks=[lambda *_: subprocess.run(remove, check=True)], **settings
     )
     assert in_the_middle.history["val_loss"].tolist() == finished.history["val_loss"].tolist()
+
+
+def test_guide_lines_on_profile_price_and_cleaning_work_from_command_line(prepared, call):
+    where = ("--workspace", prepared.root, "--symbol", "DEMO")
+    model = ("--horizon", 5, "--model", "linear", "--quick")
+    code, out, _ = call("train", *where, *model, "--profile")
+    assert code == 0 and re.search(r"time: \d+% .* under cProfile", out)
+    assert [path.name for path in sorted(prepared.results.glob("DEMO/train-linear-*/profile/*"))] == [
+        "flame_graph.svg", "table.csv",
+    ]  # fmt: skip
+    recorder = cProfile.Profile()  # as the guide says it, around a call of one's own
+    trained = recorder.runcall(pipeline.train, prepared, "DEMO", 5, "linear", quick=True, seed=1, mirror="off")
+    assert not trained.reused and "train_with_holdout" in str(recorder.getstats())
+    code, out, _ = call("plan", *where, *model, "--seed", 2, "--units-per-hour", 1.76)
+    assert code == 0 and "compute units at 1.76 an hour" in out
+    code, out, _ = call("clean", *where, "--keep", 3, "--dry-run")
+    assert code == 0 and "the newest 3 kept" in out
 
 
 def test_dvc_page_has_three_commands_for_bucket_as_remote():

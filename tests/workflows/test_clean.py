@@ -337,17 +337,24 @@ def test_clean_interrupted_anywhere_leaves_whole_things_and_is_finished_by_next(
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_clean_on_mount_empties_files_before_deleting_them(mounted, workspace, monkeypatch):
+def test_clean_on_mount_empties_files_before_deleting_them(mounted, workspace, monkeypatch, tmp_path):
     for n in range(2):
         model, folder = add_model(workspace, n), add_run(workspace, n)
     old = next(path for path in (workspace.results / "MES").iterdir() if path != folder)
     os.link(old / "done.json", workspace.root / "copy.json")
     if mounted:
         monkeypatch.setenv("ML_FACTORY_MOUNTS", str(workspace.root))
+    with CheckpointManager(workspace.checkpoints, run="finished", background=False) as manager:
+        manager.save_checkpoint("p", {"weights": np.ones(1000)}, force=True)
+        assert manager.wait(60)
+        manager.phase("p").release_slots()
     with open(old / "predictions.parquet", "rb") as opened:
         result = pipeline.clean(workspace, "MES", 1)
         assert os.fstat(opened.fileno()).st_size == (0 if mounted else 1000)
-    assert kinds(result) == {"model": 1, "results": 1} and not old.exists() and model.is_intact()
+    assert kinds(result) == {"checkpoints": 1, "model": 1, "results": 1} and not old.exists() and model.is_intact()
+    places = [workspace.checkpoints, tmp_path / "cache"] if mounted else [workspace.checkpoints]
+    for place in places:  # a mount's slots have copies on the local disk
+        assert [path.stat().st_size for path in place.rglob("slot-*.ckpt")] == [0]
     assert (workspace.root / "copy.json").read_bytes()
 
 
