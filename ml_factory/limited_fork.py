@@ -20,8 +20,8 @@ def failure_in_fork(call: Callable[[], object], *, memory: int, cpu_seconds: int
     """Return the name of the signal that ends the call in a fork of this process, OUT_OF_MEMORY where it would allocate
     more than `memory`; "" where it ends otherwise.
 
-    Another exception of the call counts as no failure: it comes again here. Nor does a fork that is still there after
-    `seconds`: a lock that another thread held may have kept it waiting.
+    Another exception of the call counts as no failure: the caller repeats the call and meets it. Nor does a fork that
+    is still there after `seconds`: a lock that another thread held may have kept it waiting.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def _run_and_exit(call: Callable[[], object], memory: int, cpu_seconds: int) -> 
         call()
         if _memory().get("VmHWM", 0) > before.get("VmRSS", 0) + memory:  # an allocator may have reserved it before
             raise MemoryError
-    except BaseException as error:  # noqa: BLE001 - it comes again in the parent
+    except BaseException as error:  # noqa: BLE001 - the parent repeats the call and meets it
         os._exit(_MEMORY_CODE if isinstance(error, MemoryError) or "bad_alloc" in str(error) else 1)
     os._exit(0)
 

@@ -51,7 +51,7 @@ class ChildSlots(WorkerProcess):
     Methods raise what `Slots` raises, UnresponsiveMountError when the folder does not answer, and KilledChildError.
     """
 
-    shared = True
+    other_machines_write = True
 
     def __init__(
         self, folder: Path, lock: Path, lease: SlotWriterId, *, disk: str = MOUNT, memory: int = -1,

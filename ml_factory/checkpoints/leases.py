@@ -133,7 +133,7 @@ class _LeaseTier(Protocol):
     """Slots of one disk, as a lease uses them."""
 
     @property
-    def shared(self) -> bool: ...  # with other machines, which this machine's locks do not reach
+    def other_machines_write(self) -> bool: ...  # this machine's locks do not reach them
     def read_lease(self, unit: CheckpointUnit) -> dict: ...
     def renew(self, unit: CheckpointUnit, record: dict) -> None: ...
     def list_unverified(self, unit: CheckpointUnit) -> list[dict]: ...
@@ -162,6 +162,7 @@ class LeaseHolder:
         self._lock: HeldLock | None = None
         self._tiers: list[_LeaseTier] = []
         self._mount_checked = True
+        self._known_records: list[dict] = []  # leases that were there when the watch began
         self._mount_watch: tuple[dict[str, dict], float] | None = None  # suspects, and when they are stale
         self._write_lock = threading.Lock()  # the heartbeat never writes after the release
         self._write_queued = False
@@ -176,6 +177,7 @@ class LeaseHolder:
         self._tiers = [self._local, *([self._mount] if query_mount and self._mount is not None else [])]
         self._lock, self._mount_checked, self._mount_watch = lock, query_mount, None
         found, saved = self._leases(), self._saved()
+        self._known_records = found
         if suspects := self._suspects(found, saved):
             self._watch(suspects)
             found, saved = [*found, *self._leases()], self._saved()
@@ -226,6 +228,7 @@ class LeaseHolder:
         lease, saved = mount.read_lease(self.unit), _sessions_that_saved(mount, self.unit)
         found = [lease] if lease else []
         if self._mount_watch is None:
+            self._known_records = found
             suspects = self._suspects(found, saved)
             remaining = max(map(self._seconds_until_stale, suspects.values()), default=0.0)
             self._mount_watch = suspects, self._clock() + remaining
@@ -257,7 +260,7 @@ class LeaseHolder:
     def _leases(self) -> list[dict]:
         """List the leases of all tiers; an unreadable one on the local disk is left out under this session's lock."""
         leases = self._query(lambda tier: [(tier, tier.read_lease(self.unit))])
-        locked = self._lock is not None and not self._local.shared
+        locked = self._lock is not None and not self._local.other_machines_write
         return [
             lease for tier, lease in leases if lease and not (tier is self._local and locked and "fence" not in lease)
         ]  # fmt: skip
@@ -326,9 +329,10 @@ class LeaseHolder:
         records : none where the lease is unreadable, or the mount does not answer just now.
         """
         ended = set()
-        for record in records if suspects else ():
-            session, newest = str(record.get("session")), max(suspects.values(), key=_record_order)
-            if _record_order(record) <= _record_order(suspects.get(session, newest)):
+        for record in (one for one in records if suspects and one not in self._known_records):
+            session = str(record.get("session"))
+            before = suspects.get(session, None if "" in suspects else max(suspects.values(), key=_record_order))
+            if before is not None and _record_order(record) <= _record_order(before):
                 continue
             if not self._has_ended(record):
                 raise error(

@@ -6,7 +6,7 @@ from pathlib import Path
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.bucket_sync import URGENT
+from ml_factory.storage.bucket_sync import LEASES_PREFIX
 from ml_factory.storage.workspace import pull_workspace_checkpoints, push_workspace_checkpoints
 
 _log = logging.getLogger("ml_factory")
@@ -23,18 +23,18 @@ class MirroredLeases:
     root : folder of the workspace.
     """
 
-    shared = True
+    other_machines_write = True
 
     def __init__(self, slots: Slots, root: Path):
         self._slots, self._root = slots, root
 
     def read_lease(self, unit: CheckpointUnit) -> dict:
-        self._pull(URGENT)
+        self._pull(LEASES_PREFIX)
         return self._slots.read_lease(unit)
 
     def renew(self, unit: CheckpointUnit, record: dict) -> None:
         self._slots.renew(unit, record)
-        push_workspace_checkpoints(self._root, URGENT)
+        push_workspace_checkpoints(self._root, LEASES_PREFIX)
 
     def list_unverified(self, unit: CheckpointUnit) -> list[dict]:
         self._pull("checkpoints/")

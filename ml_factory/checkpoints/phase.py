@@ -153,6 +153,7 @@ class PhaseCheckpoints:
         try:
             self.lease_holder.acquire(query_mount=wait, lock=self._lock)
         except BaseException:
+            self.lease_holder.held = False
             self._unlock()
             raise
         self.store.heartbeat.start()

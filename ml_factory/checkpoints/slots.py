@@ -45,7 +45,7 @@ class Slots:
     lease : identity of the writer.
     """
 
-    shared = False  # where this object is a machine's first disk: no other machine writes there
+    other_machines_write = False  # to this disk, where it is a machine's first one
 
     def __init__(self, pool: SlotPool, lease: SlotWriterId | None = None):
         self.pool, self.lease = pool, lease or SlotWriterId()

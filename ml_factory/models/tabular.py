@@ -50,7 +50,7 @@ from ml_factory.seeding import derive_seed
 
 DEVICES = ("auto", "cpu", "cuda")
 _MACHINE = ("threads", "device")  # settings of the machine: a run may resume with others, and is then marked
-_MOST = 1 << 24  # features, or rounds, of a stored model
+_MOST_FEATURES_OR_ROUNDS = 1 << 24  # of a stored model
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,10 @@ class TabularModel(ModelBase, ABC):
         state = self._checked_state(state)
         self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = state["n_features"], state["best_round"]
-        if not all(type(number) is int and 0 <= number <= _MOST for number in (self.n_features, self.best_round)):
+        if not all(
+            type(number) is int and 0 <= number <= _MOST_FEATURES_OR_ROUNDS
+            for number in (self.n_features, self.best_round)
+        ):
             raise ValueError(f"{self.n_features!r} features, best round {self.best_round!r}")
         self._fitted = state["fitted"]
         offset = state.get("offset")  # models of before 2026-11-22 have none

@@ -22,8 +22,8 @@ from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
-# Limits of the trial of a snapshot: several times what a whole one takes (docs/log.md, 2026-11-23).
-_TRIAL_CPU_SECONDS, _TRIAL_SECONDS = 3600, 600.0
+# Limits of the trial of a snapshot: several times what a whole one takes (docs/log.md, "20,000 damaged files").
+_TRIAL_CPU_SECONDS, _TRIAL_SECONDS, _TRIAL_SNAPSHOT_TIMES = 3600, 600.0, 12
 _TRIAL_BYTES, _TRIAL_BYTES_PER_THREAD, _TRIAL_BYTES_PER_VALUE, _TRIAL_BYTES_PER_ROW = 200 << 20, 20 << 20, 8, 1000
 _LIMITS = ("SIGKILL", "SIGXCPU", "SIGTERM")  # a machine without memory or time says nothing about the snapshot
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
@@ -192,7 +192,7 @@ class _Trainer(TabularBlockTrainer):
             raise CheckpointError(
                 "CatBoost needs far more memory for the snapshot in this checkpoint than for its rows",
                 wanted=f"at most {self._trial_bytes() >> 20} MB beyond what the process has",
-                next_step="run again where more memory is free, or start a new run (FRESH=True, --fresh)",
+                next_step="start a new run (FRESH=True, --fresh)",
             )  # fmt: skip
         if ended and ended not in _LIMITS:
             raise CheckpointError(
@@ -205,6 +205,7 @@ class _Trainer(TabularBlockTrainer):
         rows = sum(pool.num_row() for pool in pools)
         values = sum(pool.num_row() * pool.num_col() for pool in pools)
         fixed = _TRIAL_BYTES + self.params["thread_count"] * _TRIAL_BYTES_PER_THREAD
+        fixed += _TRIAL_SNAPSHOT_TIMES * self.snapshot.stat().st_size
         return fixed + rows * _TRIAL_BYTES_PER_ROW + values * _TRIAL_BYTES_PER_VALUE
 
     def model(self, rounds):

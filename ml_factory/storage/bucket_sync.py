@@ -10,9 +10,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ml_factory.background_thread import BackgroundThread
@@ -27,8 +27,8 @@ _LEDGER = ".bucket.json"
 # Seconds for one request. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
-URGENT = "checkpoints/leases/"  # small files that are transferred beside a pass over large ones
-_sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over `URGENT`
+LEASES_PREFIX = "checkpoints/leases/"  # has passes of its own, which do not wait for one over large files
+_sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over the leases
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class BucketMirror:
         self.folder = Path(folder or local_cache_folder("buckets") / fingerprint_json(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
-        self._background, self._urgent = BackgroundThread("bucket"), BackgroundThread("bucket-urgent")
+        self._background, self._lease_thread = BackgroundThread("bucket"), BackgroundThread("bucket-leases")
         self._push_requested: set[tuple[str, ...]] = set()  # places whose push has not begun
 
     def push_in_background(self, *places: str) -> None:
@@ -68,7 +68,7 @@ class BucketMirror:
         """
         if places not in self._push_requested:
             self._push_requested.add(places)
-            thread = self._urgent if places == (URGENT,) else self._background
+            thread = self._lease_thread if places == (LEASES_PREFIX,) else self._background
             thread.submit(lambda: self._push_requested_changes(*places))
 
     def _push_requested_changes(self, *places: str) -> None:
@@ -84,8 +84,21 @@ class BucketMirror:
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
-        with self._pass_lock(*places):
-            return self._pull(places)
+        return self._in_passes(self._pull, places)
+
+    def _in_passes(
+        self, sync: Callable[[tuple[str, ...]], "BucketSyncResult"], places: tuple[str, ...]
+    ) -> "BucketSyncResult":
+        """Run one pass over `places` without the leases, and one over the leases where they are among the places."""
+        leases = (LEASES_PREFIX,)
+        passes = [places, leases] if places != leases and _within(LEASES_PREFIX, places) else [places]
+        results = []
+        for one in passes:
+            with self._pass_lock(*one):
+                results.append(sync(one))
+        return BucketSyncResult(
+            *(sum((getattr(result, field.name) for result in results), ()) for field in fields(BucketSyncResult))
+        )
 
     def _pull(self, places: tuple[str, ...]) -> BucketSyncResult:
         ledger, remote = self._ledger(), self._list_remote(places)
@@ -98,7 +111,7 @@ class BucketMirror:
                 version = self._fetch(name, facts)
                 ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
-        gone = [name for name in ledger if _within(name, places) and name not in remote]
+        gone = [name for name in ledger if _in_pass(name, places) and name not in remote]
         for name in gone:
             if _stamp(self.folder / name) in (ledger[name]["local"], None):
                 (self.folder / name).unlink(missing_ok=True)
@@ -120,12 +133,11 @@ class BucketMirror:
         """Upload files that are new or changed since the last pass, and delete objects whose files were deleted.
         Data first, JSON last. `places` as for `pull`.
         """
-        with self._pass_lock(*places):
-            return self._push(places)
+        return self._in_passes(self._push, places)
 
     def _pass_lock(self, *places: str) -> threading.RLock:
         """Return the lock of passes over `places`: a lease is not renewed too late behind an upload of minutes."""
-        name = places[0] if places in ((URGENT,), (_LEDGER,)) else ""
+        name = places[0] if places in ((LEASES_PREFIX,), (_LEDGER,)) else ""
         return _sync_locks.setdefault((self.folder, name), threading.RLock())
 
     def _push(self, places: tuple[str, ...]) -> BucketSyncResult:
@@ -141,7 +153,7 @@ class BucketMirror:
                     raise
                 continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
-        for name in [name for name in ledger if _within(name, places) and name not in local]:
+        for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
             with self._errors(name):
                 if self._files.exists(self._key(name)):
                     self._files.rm_file(self._key(name))
@@ -196,9 +208,10 @@ class BucketMirror:
     def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
         with self._errors(""):
             self._files.invalidate_cache()
-            found = self._files.find(self._prefix, detail=True)
+            folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
+            found = self._files.find(f"{self._prefix}/{folder}".rstrip("/"), detail=True)
         names = {path.removeprefix(self._prefix + "/"): _facts(facts) for path, facts in found.items()}
-        usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _within(name, places)}
+        usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
         spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
         for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
             _log.warning("An object of the bucket is skipped, another differs in upper and lower case alone: %s", name)
@@ -217,7 +230,7 @@ class BucketMirror:
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp")
-            if path.is_file() and not path.is_symlink() and not temporary and _within(name, places):
+            if path.is_file() and not path.is_symlink() and not temporary and _in_pass(name, places):
                 yield name
 
     # ------------------------------------------------------------------ ledger of synchronized versions
@@ -325,6 +338,11 @@ def _ignores_case(folder: Path) -> bool:
 def _within(name: str, places: Iterable[str]) -> bool:
     places = tuple(places)
     return not places or name.startswith(places)
+
+
+def _in_pass(name: str, places: tuple[str, ...]) -> bool:
+    """Return True for a name below `places` that a pass over them takes: leases only in a pass of their own."""
+    return _within(name, places) and name.startswith(LEASES_PREFIX) == (places == (LEASES_PREFIX,))
 
 
 def _data_first(item: tuple[str, object]) -> tuple[bool, str]:

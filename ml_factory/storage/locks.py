@@ -63,6 +63,7 @@ class _LockFile:
     guard = threading.RLock()  # no fork between the opening of a file and its entry in `open_files`
 
     def __init__(self, path: Path, write: bool = True):
+        refuse_linked_folder(path.parent)
         with self.guard:
             try:
                 flags = os.O_RDWR | os.O_CREAT if write else os.O_RDONLY
@@ -150,7 +151,6 @@ def acquire_lock_file(path: Path, what: str) -> HeldLock | None:
             return _held[path].lock
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            refuse_linked_folder(path.parent)
             file = _lock(path, what)
             if file is None:
                 return None

@@ -5,6 +5,8 @@ import os
 import stat
 from pathlib import Path
 
+from ml_factory.errors import CheckpointError
+
 _SPARSE_BYTES, _SPARSE_SHARE = 1 << 28, 100  # a file above this size is sparse where less than 1/share of it is stored
 _BLOCK = 512  # bytes that one of st_blocks stands for, on every file system
 
@@ -48,9 +50,14 @@ def open_regular_file(path: str | os.PathLike, flags: int = os.O_RDONLY) -> int:
 
 
 def refuse_linked_folder(folder: Path) -> None:
-    """Raise RefusedFileError where the folder itself is a symbolic link: files written in it would lie elsewhere."""
+    """Raise CheckpointError where the folder itself is a symbolic link: locks and leases in it would lie elsewhere, and
+    without them two processes own one run.
+    """
     if folder.is_symlink():
-        raise RefusedFileError(errno.ELOOP, "its folder is a symbolic link")
+        raise CheckpointError(
+            "Locks and leases are not kept in a folder that is a symbolic link", where=folder,
+            next_step="replace the link by a folder",
+        )  # fmt: skip
 
 
 def _has_hole(descriptor: int, size: int) -> bool:

@@ -262,11 +262,15 @@ class TrainingState:
             raise ValueError(f"sums of the shape {tuple(self.totals.shape)}")
         self.memory = EarlyStoppingState(**state["memory"])
         self.memory.check(self.network.state_dict(), self.spec.epochs)
-        over = len(self.memory.history)
-        if not self.order.steps_until_epoch(over) <= self.step <= self.order.steps_until_epoch(over + 1):
-            raise ValueError(f"step {self.step} after {over} epochs")
-        if over == self.spec.epochs and not self.done:
-            raise ValueError(f"a training that goes on after {over} epochs of {over}")
+        finished_epochs = len(self.memory.history)
+        if (
+            not self.order.steps_until_epoch(finished_epochs)
+            <= self.step
+            <= self.order.steps_until_epoch(finished_epochs + 1)
+        ):
+            raise ValueError(f"step {self.step} after {finished_epochs} epochs")
+        if finished_epochs == self.spec.epochs and not self.done:
+            raise ValueError(f"a training that goes on after {finished_epochs} epochs, all there are")
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
 

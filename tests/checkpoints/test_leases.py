@@ -633,3 +633,30 @@ def test_session_that_never_loaded_copies_no_checkpoint_while_lease_on_mount_is_
         holder.mount_fence()
     two.waited += EXPIRY_SECONDS
     assert holder.mount_fence() >= 1
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_lease_acquire_watches_unreadable_lease_of_mount_in_spite_of_released_one_here(machines, tmp_path, renews):
+    """A session that once finished this phase here left a released lease, which says nothing of the mount's."""
+    one, two = machines
+    mount, local = two.slots, Slots(SlotPool(tmp_path / "local"), SlotWriterId("two"))
+    local.renew(UNIT, {"session": "before", "fence": 3, "beat": 10, "seen": 900.0, "released": True})
+    held = one.lease_holder()
+    held.acquire()
+    lease_file(one).write_bytes(b"{")
+
+    def passes():
+        if renews and two.waited >= 60:
+            one.sits_here()
+            held.renew()
+
+    two.while_waiting = passes
+    two.sits_here()
+    clocks = {"now": lambda: two.now, "clock": lambda: two.waited, "sleep": two._sleep}
+    holder = LeaseHolder(UNIT, "two", local, mount, **clocks)
+    if renews:
+        with pytest.raises(CheckpointError, match="Another session is working"):
+            holder.acquire()
+    else:
+        holder.acquire()
+    assert two.waited == pytest.approx(60 if renews else EXPIRY_SECONDS)

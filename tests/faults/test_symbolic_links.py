@@ -9,7 +9,7 @@ from ml_factory.checkpoints.disk import Disk
 from ml_factory.checkpoints.leases import write_lease_file
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import CheckpointUnit
-from ml_factory.errors import FileError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.atomic_replace import temporary_path
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, file_lock, release_lock_file
@@ -75,15 +75,17 @@ def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
     assert dangling is not target.exists()
 
 
-def test_lock_and_lease_in_linked_folder_are_refused_and_nothing_is_written(tmp_path):
-    elsewhere = tmp_path / "elsewhere"
+@pytest.mark.parametrize("linked", ["locks", "leases"])
+def test_run_whose_locks_or_leases_lie_in_linked_folder_is_refused(tmp_path, linked):
+    """Without the lock, or without a lease that others see, two processes would own one run."""
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "checkpoints"
     elsewhere.mkdir()
-    for name in ("locks", "leases"):
-        (tmp_path / name).symlink_to(elsewhere)
-    with pytest.raises(FileError, match="symbolic link"):
-        acquire_lock_file(tmp_path / "locks" / "run.lock", "a run")
-    with pytest.raises(FileError, match="symbolic link"):
-        write_lease_file(Disk(), tmp_path, CheckpointUnit("run", "p"), {"fence": 9, "seen": 1.0})
+    folder.mkdir()
+    (folder / linked).symlink_to(elsewhere)
+    with CheckpointManager(folder, run="run", background=False) as manager:
+        for _ in range(2):  # nothing of the refused attempt is kept
+            with pytest.raises(CheckpointError, match=r"symbolic link .*replace the link by a folder"):
+                manager.save_checkpoint("p", {"step": 1}, force=True)
     assert not list(elsewhere.iterdir())
 
 

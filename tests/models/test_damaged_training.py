@@ -8,7 +8,7 @@ import pytest
 from ml_factory.errors import CheckpointError
 from ml_factory.models import tabular_catboost
 from ml_factory.models.lightgbm_trees import LightGBMModelText
-from ml_factory.models.registry import build_model_from_state
+from ml_factory.models.registry import build_model, build_model_from_state
 from tests.fuzz.kinds import MODELS, build_small_model, training_rows
 from tests.interrupting_phase import InterruptingPhase
 
@@ -96,6 +96,19 @@ def test_catboost_snapshot_that_ends_its_process_is_refused(states, monkeypatch)
     assert len(tried) == 1
     with pytest.raises(CheckpointError, match="its process ended with SIGSEGV"):
         resume("catboost", dict(states["catboost"]))
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(8000, 30, 6), (150, 4, 14)])
+def test_catboost_trial_of_whole_snapshot_takes_at_most_half_of_its_limit(monkeypatch, rows, columns, depth):
+    generator, phase = np.random.default_rng(0), InterruptingPhase(1)
+    x, y = generator.normal(size=(rows, columns)).astype(np.float32), generator.integers(-1, 2, rows)
+    settings = {"rounds": 10, "block": 5, "threads": 2, "depth": depth}
+    with pytest.raises(KeyboardInterrupt):
+        build_model("catboost", **settings).fit(x, y, checkpoints=phase)
+    limit = tabular_catboost._Trainer._trial_bytes
+    monkeypatch.setattr(tabular_catboost._Trainer, "_trial_bytes", lambda trainer: limit(trainer) // 2)
+    phase.until = -1
+    build_model("catboost", **settings).fit(x, y, checkpoints=phase)
 
 
 def test_catboost_snapshot_that_takes_far_more_memory_than_its_rows_is_refused(states, monkeypatch):

@@ -245,18 +245,42 @@ def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(
     monkeypatch.setattr(one, "_send", slow)
     one.push_in_background("checkpoints/")
     assert began.wait(30)
-    write(one, f"{bucket_sync.URGENT}unit.json", b"{}")
+    write(one, f"{bucket_sync.LEASES_PREFIX}unit.json", b"{}")
     if background:
-        one.push_in_background(bucket_sync.URGENT)
-        assert one._urgent.wait(30)
+        one.push_in_background(bucket_sync.LEASES_PREFIX)
+        assert one._lease_thread.wait(30)
     else:
-        one.push(bucket_sync.URGENT)
-    assert two.pull().pulled == (f"{bucket_sync.URGENT}unit.json",)
-    assert one.pull(bucket_sync.URGENT).pulled == ()
+        one.push(bucket_sync.LEASES_PREFIX)
+    assert two.pull().pulled == (f"{bucket_sync.LEASES_PREFIX}unit.json",)
+    assert one.pull(bucket_sync.LEASES_PREFIX).pulled == ()
     may_go_on.set()
     assert one._background.wait(30)
-    assert sorted(one._ledger()) == [f"{bucket_sync.URGENT}unit.json", "checkpoints/slot-1.ckpt"]
+    assert sorted(one._ledger()) == [f"{bucket_sync.LEASES_PREFIX}unit.json", "checkpoints/slot-1.ckpt"]
     assert one.push().pushed == ()
+
+
+def test_bucket_mirror_slow_push_of_everything_leaves_lease_released_meanwhile(machines, monkeypatch):
+    one, two = machines
+    lease = f"{bucket_sync.LEASES_PREFIX}unit.json"
+    write(one, "checkpoints/slot-1.ckpt", b"large")
+    write(one, lease, b"held")
+    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+
+    def slow(name):
+        if name.endswith(".ckpt"):
+            began.set()
+            assert may_go_on.wait(30)
+        return send(name)
+
+    monkeypatch.setattr(one, "_send", slow)
+    one.push_in_background()
+    assert began.wait(30)
+    write(one, lease, b"released")
+    one.push(bucket_sync.LEASES_PREFIX)
+    may_go_on.set()
+    assert one._background.wait(30)
+    assert sorted(two.pull().pulled) == [lease, "checkpoints/slot-1.ckpt"]
+    assert (two.folder / lease).read_bytes() == b"released"
 
 
 def _refuse():
