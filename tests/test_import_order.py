@@ -45,7 +45,8 @@ targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_sea
 targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
 datasets.exact_quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
-datasets.feature_selection datasets.preprocessing datasets.row_selection datasets.store_parts datasets.memmap
+datasets.feature_selection datasets.preprocessing datasets.preprocessing_stream
+datasets.row_selection datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
@@ -66,7 +67,7 @@ evaluation.attention_plots evaluation.html_report evaluation.flame_graph
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.trained_model inference.predict inference.prediction_spec inference.split_times inference.bundle_checks
-inference.model_card inference.bundle
+inference.model_card inference.bundle inference.stream
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers

@@ -120,8 +120,11 @@ class FractionalDifferenceTransform:
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
         """Return float32 (N, F + 1)."""
         _require_close(close, self.kind)
-        column = _difference(np.log(close), fractional_difference_weights(self.order, self.window))
-        return np.column_stack([x_NF, column.astype(np.float32)])
+        return np.column_stack([x_NF, self.difference_closes(close).astype(np.float32)])
+
+    def difference_closes(self, close: np.ndarray) -> np.ndarray:
+        """Return float64[N], the differences of the log closes; NaN until the window is full."""
+        return _difference(np.log(close), fractional_difference_weights(self.order, self.window))
 
     def names_out(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return (*names, "log_price_differenced")
@@ -167,7 +170,19 @@ class TwoStateHmmTransform:
         """Return float32 (N, F + 1)."""
         _require_close(close, self.kind)
         returns = np.diff(np.log(close), prepend=np.nan)
-        return np.column_stack([x_NF, _filtered(returns, self.mean, self.deviation, self.stay).astype(np.float32)])
+        return np.column_stack([x_NF, self.filter_returns(returns, self.initial_prior()).astype(np.float32)])
+
+    def initial_prior(self) -> np.ndarray:
+        """Return float64[2], the probability of each state before the first return."""
+        leave = 1.0 - self.stay
+        return np.array([leave[1], leave[0]]) / max(leave.sum(), 1e-300)
+
+    def filter_returns(self, returns: np.ndarray, prior: np.ndarray) -> np.ndarray:
+        """Return float64[N], the probability of the volatile state after each return; a missing one leaves the prior.
+
+        prior : float64[2], before the first of these returns; set to that after the last one.
+        """
+        return _filtered(returns, self.mean, self.deviation, self.stay, prior)
 
     def names_out(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return (*names, "wild_state")
@@ -251,11 +266,10 @@ def _weigh(r, mean, deviation, prior, posterior):
 
 
 @njit(cache=True, nogil=True)
-def _filtered(returns, mean, deviation, stay):
+def _filtered(returns, mean, deviation, stay, prior):
     """Return float64[N]: probability of state 1 given the returns so far; a missing return leaves the prior."""
     out = np.empty(len(returns))
     leave = 1.0 - stay
-    prior = np.array([leave[1], leave[0]]) / max(leave.sum(), 1e-300)
     posterior = np.empty(2)
     for i in range(len(returns)):
         posterior[:] = prior

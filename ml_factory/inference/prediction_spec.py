@@ -1,7 +1,7 @@
 """Raw bars to predictions with the stored settings of training: check, features, probabilities, side."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -56,6 +56,11 @@ class PredictionSpec:
                 wanted=f"{self.market.bar_minutes} min", next_step="give a file of such bars",
             )  # fmt: skip
         return validate_bars(table, stamped, where=where, market=self.market)
+
+    @property
+    def stream_bars(self) -> RawBarSpec:
+        """Format of single bars of a feed: that of the training's bars, with their length."""
+        return replace(self.bars, minutes=self.market.bar_minutes)
 
     def predict_bars(self, bars: pd.DataFrame, fitted: FittedModels) -> tuple[pd.DataFrame, pd.Series]:
         """Return (probabilities, close) of checked bars; of meta-labels only the rows where the primary side bets,

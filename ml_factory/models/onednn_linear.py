@@ -50,7 +50,7 @@ def should_use_onednn(multiplications: int) -> bool:
     """Return True where a linear map of so many float32 multiplications on a CPU should run on oneDNN."""
     # bf16 runs on oneDNN anyway, and a compiler chooses itself.
     others = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    return ONEDNN is not None and multiplications >= LEAST and not others
+    return ONEDNN is not None and not others and multiplications >= LEAST
 
 
 class _Linear(torch.autograd.Function):

@@ -88,7 +88,8 @@ def test_adf_rejects_equals_statsmodels_decision():
 def test_two_state_hmm_filtered_probabilities_equal_sum_over_all_paths():
     mean, deviation, stay = np.array([0.1, -0.3]), np.array([0.5, 2.0]), np.array([0.9, 0.7])
     returns = np.random.default_rng(0).standard_normal(9)
-    found = fitted_transforms._filtered(returns, mean, deviation, stay)
+    found = fitted_transforms.TwoStateHmmTransform(mean, deviation, stay)
+    found = found.filter_returns(returns, found.initial_prior())
     start = np.array([0.3, 0.1]) / 0.4
     move = np.array([[0.9, 0.1], [0.3, 0.7]])
     density = np.exp(-0.5 * ((returns[:, None] - mean) / deviation) ** 2) / deviation

@@ -1,0 +1,152 @@
+"""Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.bar_report import raise_on_bar_findings
+from ml_factory.data.validation import validate_bar_columns
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
+from ml_factory.datasets.preprocessing_stream import PreprocessingStream
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
+from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
+from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.predict import predict_scaled_rows
+from ml_factory.inference.split_times import split_by_times
+from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.storage.json_values import fingerprint_json
+
+
+class PredictionStream:
+    """Predictions of a bundle, bar by bar.
+
+    Rows are returned when their base bar is complete. Features and boosters equal `Bundle.predict` on the bars pushed
+    so far to the bit, networks and linear models within 1e-6.
+
+    cold : the first bar pushed is not the first of the history that the model knows: no row before the bundle's
+        `warmup_bars`, after which features are within 1e-6 of a deviation. Without it the stream answers as the batch
+        on the same bars.
+    """
+
+    def __init__(self, bundle: Bundle, *, cold: bool = False):
+        if bundle.spec.labels.kind == "meta":
+            raise SettingsError(
+                "Meta-labels are not predicted bar by bar", where=bundle.where, got="a bundle of meta-labels",
+                next_step="predict the bars so far with Bundle.predict",
+            )  # fmt: skip
+        self.bundle = bundle
+        self._features = FeatureStream(bundle.spec.market, bundle.spec.features, cold=cold)
+        self._models = {name: _ModelRows(model) for name, model in bundle.fitted.used.items()}
+        self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
+
+    def push(self, bars: pd.DataFrame) -> pd.DataFrame:
+        """Return the predictions that these bars complete: the columns of `Bundle.predict`, perhaps no row.
+
+        bars : raw bars in the format of the training's, in time order, all later than those before.
+        Raises BarsError for bars that cannot be, SettingsError for other columns than the market has.
+        """
+        return self._predict(self._features.push(self._checked(bars)))
+
+    def advance(self, now: pd.Timestamp) -> pd.DataFrame:
+        """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
+        return self._predict(self._features.advance(pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value))
+
+    def get_state(self) -> dict:
+        """Return plain numbers and arrays; `load_state` on a stream of the same bundle continues from them exactly."""
+        return {
+            "bundle": fingerprint_json(self.bundle.description), "features": self._features.get_state(),
+            "models": {name: rows.get_state() for name, rows in self._models.items()}, "waiting": self._waiting,
+        }  # fmt: skip
+
+    def load_state(self, state: Mapping) -> None:
+        """Restore a state of `get_state`. Raises SettingsError for the state of another bundle, CheckpointError for a
+        damaged one.
+        """
+        step = "start the stream again from the history"
+        with refuse_damaged_content(CheckpointError, "This state of a stream is damaged", next_step=step):
+            if state["bundle"] != fingerprint_json(self.bundle.description):
+                raise SettingsError(
+                    "The state is of the stream of another bundle", where=self.bundle.where,
+                    got=str(state["bundle"])[:12], wanted=fingerprint_json(self.bundle.description)[:12], next_step=step,
+                )  # fmt: skip
+            self._features.load_state(state["features"])
+            for name, rows in self._models.items():
+                rows.load_state(state["models"][name])
+            self._waiting = int(state["waiting"])
+
+    def _checked(self, bars: pd.DataFrame) -> pd.DataFrame:
+        """Return the bars in canonical form. Raises BarsError."""
+        spec, where = self.bundle.spec, "bars of the stream"
+        if not len(bars):
+            return pd.DataFrame(
+                index=pd.DatetimeIndex([], tz="UTC"), columns=["open", "high", "low", "close", "volume"]
+            )
+        start_ns, values, findings, _ = validate_bar_columns(bars, spec.stream_bars, where)
+        raise_on_bar_findings([found for found in findings if found.severity == "refused"], where)
+        index = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC", name="timestamp")
+        if not index.is_monotonic_increasing or not index.is_unique:
+            raise BarsError("Bars overlap", where=where, got="bars out of order", wanted="rising times, each once",
+                            next_step="sort them; a bar that was pushed cannot be pushed again")  # fmt: skip
+        checked = pd.DataFrame(values, index=index)
+        if "volume" in checked:
+            checked["volume"] = checked["volume"].fillna(0.0)
+        if "contract" in bars:
+            if "chain" not in bars:
+                raise BarsError(
+                    "A stream cannot tell how prices change at a roll", where=where, got="contracts without a chain",
+                    wanted="the columns contract and chain", next_step="push the bars that prepare wrote, or one contract",
+                )  # fmt: skip
+            checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
+        return checked
+
+    def _predict(self, rows: StreamedFeatureRows) -> pd.DataFrame:
+        known_at = pd.DatetimeIndex(rows.known_at.view("M8[ns]"), tz="UTC", name="known_at")
+        frame = self.bundle.fitted.combine({name: one.push(rows, known_at) for name, one in self._models.items()})
+        frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
+        self._waiting = max(self._waiting - len(rows), 0)
+        facts = self.bundle.description
+        texts = {
+            "split": split_by_times(frame.index, facts["split_times"]),
+            "run_id": np.full(len(frame), facts["run_id"], dtype=object),
+        }  # of one type also where there is no row
+        return frame.assign(**{name: pd.Series(text, frame.index, dtype=str) for name, text in texts.items()})
+
+
+class _ModelRows:
+    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window."""
+
+    def __init__(self, model: TrainedModel):
+        self.model = model
+        self._preprocessing = PreprocessingStream(preprocessing_from_dict(model.scaler))
+        self._kept = max(model.lookback - 1, 0)
+        self._scaled: np.ndarray | None = None
+        self._segment = np.empty(0, np.int32)
+
+    def push(self, rows: StreamedFeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
+        """Return the probabilities of the next rows that have a whole window."""
+        scaled = self._preprocessing.push(rows.values, rows.close)
+        before = 0 if self._scaled is None else len(self._scaled)
+        scaled = scaled if self._scaled is None else np.concatenate([self._scaled, scaled])
+        segment = np.concatenate([self._segment, rows.segment])
+        positions = np.arange(before, len(scaled), dtype=np.int64)
+        if self.model.lookback:
+            positions = positions[mask_rows_with_full_window(segment, positions, self.model.lookback)]
+        moments = known_at[positions - before]
+        p_N3 = predict_scaled_rows(self.model, scaled, positions, moments) if len(positions) else np.empty((0, 3))
+        first = len(scaled) - min(self._kept, len(scaled))
+        self._scaled, self._segment = scaled[first:].copy(), segment[first:].copy()
+        return pd.DataFrame(p_N3, index=moments, columns=PROBABILITIES)
+
+    def get_state(self) -> dict:
+        return {
+            "preprocessing": self._preprocessing.get_state(), "segment": self._segment.copy(),
+            "scaled": None if self._scaled is None else self._scaled.copy(),
+        }  # fmt: skip
+
+    def load_state(self, state: Mapping) -> None:
+        self._preprocessing.load_state(state["preprocessing"])
+        self._segment = np.array(state["segment"], dtype=np.int32)
+        self._scaled = None if state["scaled"] is None else np.array(state["scaled"], dtype=np.float32)
