@@ -70,7 +70,8 @@ class PredictionStream:
             if state["bundle"] != fingerprint_json(self.bundle.description):
                 raise SettingsError(
                     "The state is of the stream of another bundle", where=self.bundle.where,
-                    got=str(state["bundle"])[:12], wanted=fingerprint_json(self.bundle.description)[:12], next_step=step,
+                    got=str(state["bundle"])[:12], wanted=fingerprint_json(self.bundle.description)[:12],
+                    next_step=step,
                 )  # fmt: skip
             self._features.load_state(state["features"])
             for name, rows in self._models.items():
@@ -96,8 +97,9 @@ class PredictionStream:
         if "contract" in bars:
             if "chain" not in bars:
                 raise BarsError(
-                    "A stream cannot tell how prices change at a roll", where=where, got="contracts without a chain",
-                    wanted="the columns contract and chain", next_step="push the bars that prepare wrote, or one contract",
+                    "The price step of a roll is not known to a stream", where=where, got="contracts without a chain",
+                    wanted="the columns contract and chain",
+                    next_step="push the bars that prepare wrote, or those of one contract",
                 )  # fmt: skip
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
