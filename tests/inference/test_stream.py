@@ -52,7 +52,7 @@ def test_prediction_stream_after_cold_start_equals_batch_but_for_rows_on_thresho
     assert waited - bundle.spec.features.warmup_bars in (0, 1) and got.index.equals(known[waited:]) and len(got) > 100
     away = np.abs(got[P].to_numpy() - wanted.loc[got.index, P].to_numpy()).max(axis=1) > 1e-5
     near = _on_threshold(bundle, bars, got.index)
-    assert not (away & ~near).any() and near.sum() < 0.02 * len(got), (away.sum(), near.sum())
+    assert not (away & ~near).any() and away.sum() < 0.02 * len(got), (away.sum(), near.sum())
 
 
 def _on_threshold(bundle: Bundle, bars: pd.DataFrame, rows: pd.DatetimeIndex) -> np.ndarray:
