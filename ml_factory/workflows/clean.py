@@ -43,7 +43,7 @@ class RemovableItem:
 
     kind : "checkpoints", "model", "results", "prepared data", "log segments", "compiled kernels" or "leftover".
     path : folder or file.
-    size : bytes.
+    size : bytes that its deletion frees.
     why : reason why nothing needs it.
     remove : deletes it; returns False where it is needed again.
     """
@@ -277,8 +277,7 @@ def _log_item(workspace: Workspace, run: StoredRun) -> RemovableItem | None:
             merge_log_segments(log, _NO_ATTEMPT, 0)
         return True
 
-    size = sum(files.size(file.path) for file in segments)
-    return RemovableItem("log segments", log, size, f"{len(segments)} files, merged to one an attempt", merge)
+    return RemovableItem("log segments", log, 0, f"{len(segments)} files, merged to one an attempt", merge)
 
 
 def _data_items(data: StoredDataSets, needed: set[str]) -> Iterator[RemovableItem]:
