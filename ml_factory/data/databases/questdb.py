@@ -7,7 +7,6 @@ The interface has no parameters. Names come from the catalogue and are quoted; a
 import base64
 import http.client
 import io
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -194,7 +193,7 @@ def _server_message(answer: http.client.HTTPResponse) -> str:
     """Return the message of an answer with an error, in one line."""
     content = answer.read(4096)
     with suppress(ValueError):
-        found = json.loads(content)
+        found = parse_json(content)
         content = str(found.get("error", "")).encode() if isinstance(found, dict) else content
     text = " ".join(content.decode(errors="replace").split())[:200]
     return f"HTTP {answer.status} {answer.reason}: {text}"
