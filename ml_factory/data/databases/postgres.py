@@ -74,6 +74,8 @@ class PostgresRows:
             with self._errors("The database refused a question"):
                 hashes, self._copies = self._has_our_hash(), self._allows_copy()
                 self._run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                # Compiling the one pass of the hash takes as long as a million rows of it.
+                self._query("SELECT set_config(name, 'off', true) AS value FROM pg_settings WHERE name = 'jit'")
                 self._find(selection)
                 self.summary = self._summarize(selection, hashes)
         except BaseException:
