@@ -3,12 +3,13 @@
     python -m benchmarks.export_data [--rows 5000000] [--repeats 5]
 
 Prints one JSON line a side: wall and CPU seconds of this process (the best of interleaved repeats), rows a second, and
-how many times our wall and CPU time it took; `ours_by_this_median` is the median of our time by its in each round. A
-server of its own is started in a temporary folder and reached through a socket; the table has the primary key (symbol,
-ts), seven columns and one symbol. `ours` writes a verified Parquet file: one pass of the server for count and hash, then
-the rows, then the file read back. `pandas` (SQLAlchemy and psycopg) ends with a frame in memory. `copy_table` is
-`COPY bars TO file` as CSV in the server itself, in no order; `copy_rows` the same rows in the same order as ours. The
-memory is that of a whole process, imports included. Needs psycopg in addition to the project, and PostgreSQL's programs.
+how many times our wall and CPU time it took; `ours_by_this_median` is the median over the rounds of our time divided by
+its time. A server of its own is started in a temporary folder and reached through a socket; the table has the primary
+key (symbol, ts), seven columns and one symbol. `ours` writes a verified Parquet file: one pass of the server for count
+and hash, then the rows, then the file read back. `pandas` (SQLAlchemy and psycopg) ends with a frame in memory.
+`copy_table` is `COPY bars TO file` as CSV in the server itself, in no order; `copy_rows` the same rows in the same
+order as ours. The memory is that of a whole process, imports included. Needs psycopg in addition to the project, and
+PostgreSQL's programs.
 """
 
 import argparse

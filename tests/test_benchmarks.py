@@ -17,8 +17,9 @@ FEW = {
     "features": ("--rows", "60000", "--only", "indicators", "families", "windows"),
     "resample": ("--rows", "20000"),
     "pipeline": ("--rows", "60000"),
+    "export_data": ("--rows", "20000"),
 }
-NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib"}
+NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib", "export_data": "psycopg"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
