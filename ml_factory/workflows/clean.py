@@ -129,14 +129,14 @@ def clean(
         skipped += [f"kept: {path} is needed, or gone" for path in needed]
         found = []
         with progress_phase("cleaning", len(wanted), of="things") as done:
-            for number, item in enumerate(wanted, start=1):
+            for item in wanted:
                 try:
                     removed = item.remove()
                     found += [item] if removed else []
                     skipped += [] if removed else [f"kept: {item.path} is needed again"]
                 except (FileError, CheckpointError) as error:
                     skipped.append(f"kept: {item.path}: {error}")
-                done(number)
+                done(1)
     return CleanResult(
         symbol=symbol, keep=keep, items=tuple(found), deleted=not dry_run, skipped=tuple(skipped), kept=kept,
         seconds=time.perf_counter() - started,
@@ -157,7 +157,8 @@ def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[
     if not kept:
         runs = {run.run_id: run for run in stored.runs}
         items += [_model_item(workspace, registry, one, runs.get(one.facts.get("run_id"))) for one in old_models]
-        items += [_results_item(workspace, run) for run in old_runs]
+        model_of = {one.facts.get("run_id"): one.path for one in old_models}
+        items += [_results_item(workspace, run, model_of.get(run.run_id)) for run in old_runs]
         items += _data_items(data, _data_in_use(stored, artifacts, used, old_runs))
     return [item for item in items if item is not None], kept
 
@@ -248,16 +249,21 @@ def _model_item(
 ) -> RemovableItem:
     def remove() -> bool:
         with nullcontext() if run is None else run.locked(workspace):
+            begun = [one for one in read_stored_runs(workspace, artifact.symbol).runs if not one.ended]
+            if any(artifact.hash in one.bases for one in begun):  # by a stack that began since it was listed
+                return False
             return registry.remove(artifact)
 
     why = f"{artifact.name}, horizon {artifact.facts.get('horizon')}, of {artifact.registered_at[:16]}"
     return RemovableItem("model", artifact.path, files.folder_bytes(artifact.path), why, remove)
 
 
-def _results_item(workspace: Workspace, run: StoredRun) -> RemovableItem:
+def _results_item(workspace: Workspace, run: StoredRun, model: Path | None) -> RemovableItem:
     def remove() -> bool:
         path = stored_path(run.folder.parent, run.run_id, inside=workspace.results)
         with run.locked(workspace):
+            if model is not None and files.is_folder(model):  # it was kept
+                return False
             files.remove_folder(path)
         return True
 

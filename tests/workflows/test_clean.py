@@ -20,6 +20,7 @@ from ml_factory.checkpoints.slot_pool import CheckpointUnit
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.progress import report_progress_to
 from ml_factory.storage import folder_removal
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
@@ -397,6 +398,24 @@ def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(works
     assert again.is_intact() and {item.path.name for item in result.items} < {item.path.name for item in listed.items}
     assert any(str(again.path) in one for one in result.skipped)
     assert (workspace.results / "MES" / run_id(2)).is_dir()
+
+
+def test_clean_keeps_model_of_stack_that_begins_while_it_deletes(workspace):
+    models = [add_model(workspace, n) for n in range(4)]
+    folders = [add_run(workspace, n) for n in range(4)]
+    unfinished = {"base_models": ["xgboost"], "bases": [models[1].hash]}
+    counts = []
+
+    def begin_stack(phase) -> None:
+        counts.append(phase.done)
+        if phase.done == 1:
+            add_run(workspace, 9, "stack", "stack", ended=False, settings=unfinished)
+
+    with report_progress_to(begin_stack):
+        result = pipeline.clean(workspace, "MES", 1)
+    assert {item.path for item in result.items} == {models[0].path, models[2].path, folders[0], folders[2]}
+    assert models[1].is_intact() and folders[1].is_dir() and len(result.skipped) == 2
+    assert max(counts) == 6 and all("needed again" in one for one in result.skipped)
 
 
 def test_registry_remove_of_artifact_registered_again_deletes_nothing(workspace):
