@@ -112,7 +112,8 @@ def _words(path: Path, notebook: dict) -> Iterator[str]:
     """What the reader is told first and last, and what nobody should be told any more."""
     slug, _ = owner_and_ref()
     head = source_of(notebook["cells"][0]) if notebook["cells"][0]["cell_type"] == "markdown" else ""
-    badge = f"https://colab.research.google.com/github/{slug}/blob/main/colab_notebooks/{path.name}"
+    folder = "recipes/" if path.parent.name == "recipes" else ""
+    badge = f"https://colab.research.google.com/github/{slug}/blob/main/colab_notebooks/{folder}{path.name}"
     yield from (f"the first cell lacks {part}" for part in (*HEADINGS, badge) if part not in head)
     everything = "\n".join(source_of(cell) for cell in notebook["cells"])
     yield from (f"retired advice: {why}" for pattern, why in RETIRED.items() if re.search(pattern, everything))

@@ -74,7 +74,7 @@ workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workf
 workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
 workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
 workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export
-workflows.export_data workflows.stack
+workflows.export_data workflows.training_criteria workflows.stack
 workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
@@ -169,7 +169,7 @@ def test_module_imports_follow_map_order_and_dependency_homes(name):
 def test_library_files_are_used_by_library_notebooks_or_utils():
     """A file that only tests or benchmarks import is not what a user runs."""
     used = {module.removeprefix("ml_factory.") for name, path in files().items() for _, module in imports(path)}
-    others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").glob("*.ipynb")]
+    others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").rglob("*.ipynb")]
     texts = "".join(path.read_text(encoding="utf-8") for path in others)
     named = {name for name in MAP if re.search(rf"\bml_factory\.{re.escape(name)}\b", texts)}
     assert [name for name in MAP if name not in used | named | {"__main__"}] == []

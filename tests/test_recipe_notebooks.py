@@ -1,0 +1,53 @@
+"""The recipes' notebooks, executed: what they claim about a real database, a bundle and a CPU holds in the end."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.storage.workspace import Workspace
+from tests.notebook_lint import FOLDER, ROOT
+from tests.postgres_server import missing_postgres_programs, postgres_server
+
+pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
+
+
+@pytest.fixture
+def database(tmp_path):
+    """The address of a database with a few days of the synthetic market, called MES there."""
+    if missing := missing_postgres_programs():
+        pytest.skip(f"no PostgreSQL server on this machine: {', '.join(missing)} not found")
+    made = Workspace(tmp_path / "made")
+    ensure_synthetic_demo_market(made, "DEMO", days=12)
+    bars = pd.read_parquet(made.raw_bars("DEMO"))
+    names = ["timestamp", "open", "high", "low", "close", "volume"]
+    rows = bars[names].to_csv(index=False, header=False)
+    with postgres_server() as server:
+        server.run_sql(
+            "CREATE TABLE minute_bars (symbol text DEFAULT 'MES', timestamp timestamptz, open float8, high float8, "
+            "low float8, close float8, volume float8); "
+            f"COPY minute_bars ({', '.join(names)}) FROM STDIN CSV;\n{rows}\\.\n"
+        )
+        yield server.source(), len(bars)
+
+
+def test_migration_notebook_goes_from_database_to_bundle_on_cpu(database, tmp_path):
+    source, rows = database
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", FOLDER / "recipes" / "tpu_migration.ipynb", tmp_path / "done.ipynb",
+         "--no-progress-bar", "-p", "SYMBOL", "MES", "-p", "WORKSPACE", str(tmp_path / "workspace")],
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+        env={**os.environ, "DATABASE_URL": source, "ML_FACTORY_QUICK": "1", "ML_FACTORY_WANDB": "off"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = [cell for cell in nbformat.read(tmp_path / "done.ipynb", 4).cells if cell.cell_type == "code"]
+    printed = "".join("".join(one.get("text", "")) for cell in cells for one in cell.outputs)
+    assert f"{rows:,} rows from postgresql://" in printed and "hash computed by the database" in printed
+    assert "bundle and pipeline under 1e-5: True" in printed and "tester" not in printed
+    written = Path(tmp_path / "workspace" / "data" / "MES.parquet")
+    assert written.is_file() and written.with_name("MES.parquet.json").is_file()
