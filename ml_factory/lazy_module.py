@@ -11,6 +11,7 @@ EXTRAS = {
     "torch": "train", "xgboost": "train", "lightgbm": "train", "catboost": "train", "optuna": "train",
     "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
     "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",
+    "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     "adbc_driver_postgresql": "database",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 # Required for what imports them in turn: they are a notebook's kernel, its widgets, and the two halves of gcsfs.
-NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec"}
+NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec", "onnxscript"}
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
 NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython"}
 MODULES = {"scikit-learn": "sklearn", "adbc-driver-postgresql": "adbc_driver_postgresql"}
@@ -99,7 +99,11 @@ def test_requirements_equal_imported_packages_of_library():
 
 
 def test_requirements_version_ranges_have_lower_and_upper_bound():
-    for path in [ROOT / "requirements.txt", ROOT / "requirements" / "gs.txt", ROOT / "requirements" / "database.txt"]:
+    for path in [
+        ROOT / "requirements.txt",
+        ROOT / "requirements" / "gs.txt",
+        *(ROOT / "requirements" / f"{name}.txt" for name in ("database", "onnx", "serve")),
+    ]:
         for line in read_requirement_lines(path):
             assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line
 

@@ -66,7 +66,9 @@ evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation
 evaluation.attention_plots evaluation.html_report evaluation.flame_graph
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
-inference.trained_model inference.predict inference.prediction_spec inference.split_times inference.bundle_checks
+inference.trained_model inference.predict inference.onnx_graph inference.onnx_trees inference.network_graph
+inference.onnx_export inference.onnx_models inference.onnx_gate
+inference.prediction_spec inference.split_times inference.bundle_checks
 inference.model_card inference.bundle inference.stream
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
@@ -100,6 +102,8 @@ HOMES = {
     "ipywidgets": {"notebook"},
     "IPython": {"heartbeat", "notebook", "notebook_parameters"},
     "papermill": {"notebook_suite"},
+    "onnx": {"inference.onnx_graph", "inference.onnx_trees"},
+    "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }

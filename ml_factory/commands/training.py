@@ -183,7 +183,7 @@ def export(
         list[str] | None,
         Option(
             "--format",
-            help="Several times: bundle, one file that predicts raw bars (the default); pth, a network's state dict.",
+            help="Several times: bundle, one file that predicts raw bars (the default); onnx; of networks pt2 and pth.",
         ),
     ] = None,
     out: Annotated[Path | None, Option("--out", help="Folder to write to; empty: the run's in results/.")] = None,

@@ -19,6 +19,7 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import CheckpointError, refuse_damaged_content
 from ml_factory.inference.bundle_checks import (
     LARGEST_BUNDLE,
+    absent_libraries,
     check_bars_on_tick,
     check_bundle_certificate,
     check_bundle_description,
@@ -28,6 +29,7 @@ from ml_factory.inference.bundle_checks import (
     check_fitted_models,
 )
 from ml_factory.inference.model_card import model_card
+from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.split_times import add_prediction_splits
@@ -95,19 +97,30 @@ class Bundle:
         with _damaged(self.where):
             check_bundle_description(self.description, self.where)
             check_bundle_certificate(self.description, self.where)
-            check_bundle_libraries(self.description, self.where)
+            if self.engine == "native":
+                check_bundle_libraries(self.description, self.where)
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
-            check_fitted_models(self.fitted, self.where)
+            if self.engine == "native":
+                check_fitted_models(self.fitted, self.where)
+            else:
+                _ = self.fitted.session
 
     @cached_property
     def spec(self) -> PredictionSpec:
         """Settings of the data: market, bars, features, labels."""
         return PredictionSpec.from_stored(self.description["spec"], self.where)
 
+    @property
+    def engine(self) -> str:
+        """ "native", or "onnx" where a library of the models is not installed and the file holds their graph."""
+        return "onnx" if self.onnx and absent_libraries(self.models) else "native"
+
     @cached_property
-    def fitted(self) -> FittedModels:
+    def fitted(self) -> FittedModels | OnnxModels:
         """The models, ready to predict feature rows."""
+        if self.engine == "onnx":
+            return OnnxModels(self.onnx, self.description["lookback"])
         models = {name: TrainedModel.from_state(deserialize_state(data)) for name, data in self.models.items()}
         return FittedModels(models, self.description["stack"])
 

@@ -23,7 +23,8 @@ LARGEST_BUNDLE = 256 * 2**20  # bytes
 _FEATURE_FILES = ("features/build.py", "features/stream.py")
 _NO_LIBRARY = ("linear",)
 _NEEDED = {
-    **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "horizon": int, "off_tick": int | float,
+    **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
+    **dict.fromkeys(("horizon", "lookback"), int),
     **dict.fromkeys(
         ("split_times", "spec", "feature_sources", "custom", "networks", "versions", "hashes", "raw"), dict
     ),
@@ -44,6 +45,11 @@ def libraries_of_models(names: Iterable[str]) -> list[str]:
     return sorted({
         "torch" if find_model_spec(name).windowed else name for name in names if name not in _NO_LIBRARY
     })  # fmt: skip
+
+
+def absent_libraries(names: Iterable[str]) -> list[str]:
+    """Return the packages of these models that are not installed here."""
+    return [name for name in libraries_of_models(names) if name not in installed_library_versions((name,))]
 
 
 def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:

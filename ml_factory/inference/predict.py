@@ -52,11 +52,12 @@ class FittedModels:
         """Return the prediction of the whole from those of `used`."""
         return next(iter(predictions.values())) if self.stack is None else stacked_predictions(self.stack, predictions)
 
-    def predict_features(self, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray) -> pd.DataFrame:
+    def predict_features(
+        self, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray, rows: np.ndarray | None = None
+    ) -> pd.DataFrame:
         """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
-        return self.combine(
-            {name: predict_features(model, features, segment=segment, close=close) for name, model in self.used.items()}
-        )
+        given = {"segment": segment, "close": close, "rows": rows}
+        return self.combine({name: predict_features(model, features, **given) for name, model in self.used.items()})
 
 
 def predict_features(

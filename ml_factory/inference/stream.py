@@ -1,6 +1,7 @@
 """Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,9 @@ from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
 from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import predict_scaled_rows
 from ml_factory.inference.split_times import split_by_times
-from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.storage.json_values import fingerprint_json
 
 
@@ -39,7 +40,13 @@ class PredictionStream:
             )  # fmt: skip
         self.bundle = bundle
         self._features = FeatureStream(bundle.spec.market, bundle.spec.features, cold=cold)
-        self._models = {name: _ModelRows(model) for name, model in bundle.fitted.used.items()}
+        self._models: dict[str, _ModelRows] = {}
+        if isinstance(bundle.fitted, OnnxModels):
+            self._models["onnx"] = _ModelRows(bundle.fitted.lookback, None, bundle.fitted.predict_rows)
+        else:
+            for name, model in bundle.fitted.used.items():
+                steps = PreprocessingStream(preprocessing_from_dict(model.scaler))
+                self._models[name] = _ModelRows(model.lookback, steps, partial(predict_scaled_rows, model))
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
     def push(self, bars: pd.DataFrame) -> pd.DataFrame:
@@ -106,7 +113,9 @@ class PredictionStream:
 
     def _predict(self, rows: StreamedFeatureRows) -> pd.DataFrame:
         known_at = pd.DatetimeIndex(rows.known_at.view("M8[ns]"), tz="UTC", name="known_at")
-        frame = self.bundle.fitted.combine({name: one.push(rows, known_at) for name, one in self._models.items()})
+        found = {name: one.push(rows, known_at) for name, one in self._models.items()}
+        whole = self.bundle.fitted
+        frame = found["onnx"] if isinstance(whole, OnnxModels) else whole.combine(found)
         frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
         self._waiting = max(self._waiting - len(rows), 0)
         facts = self.bundle.description
@@ -118,37 +127,46 @@ class PredictionStream:
 
 
 class _ModelRows:
-    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window."""
+    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window.
 
-    def __init__(self, model: TrainedModel):
-        self.model = model
-        self._preprocessing = PreprocessingStream(preprocessing_from_dict(model.scaler))
-        self._kept = max(model.lookback - 1, 0)
+    lookback : rows of a window; 0 for single rows.
+    preprocessing : None for a graph, which reads unscaled rows.
+    predict : (rows, positions, their moments) -> probabilities.
+    """
+
+    def __init__(
+        self, lookback: int, preprocessing: PreprocessingStream | None,
+        predict: Callable[[np.ndarray, np.ndarray, pd.DatetimeIndex], np.ndarray],
+    ):  # fmt: skip
+        self._lookback, self._preprocessing, self._predict = lookback, preprocessing, predict
+        self._kept = max(lookback - 1, 0)
         self._scaled: np.ndarray | None = None
         self._segment = np.empty(0, np.int32)
 
     def push(self, rows: StreamedFeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
         """Return the probabilities of the next rows that have a whole window."""
-        scaled = self._preprocessing.push(rows.values, rows.close)
+        scaled = rows.values if self._preprocessing is None else self._preprocessing.push(rows.values, rows.close)
         before = 0 if self._scaled is None else len(self._scaled)
         scaled = scaled if self._scaled is None else np.concatenate([self._scaled, scaled])
         segment = np.concatenate([self._segment, rows.segment])
         positions = np.arange(before, len(scaled), dtype=np.int64)
-        if self.model.lookback:
-            positions = positions[mask_rows_with_full_window(segment, positions, self.model.lookback)]
+        if self._lookback:
+            positions = positions[mask_rows_with_full_window(segment, positions, self._lookback)]
         moments = known_at[positions - before]
-        p_N3 = predict_scaled_rows(self.model, scaled, positions, moments) if len(positions) else np.empty((0, 3))
+        p_N3 = self._predict(scaled, positions, moments) if len(positions) else np.empty((0, 3))
         first = len(scaled) - min(self._kept, len(scaled))
         self._scaled, self._segment = scaled[first:].copy(), segment[first:].copy()
         return pd.DataFrame(p_N3, index=moments, columns=PROBABILITIES)
 
     def get_state(self) -> dict:
         return {
-            "preprocessing": self._preprocessing.get_state(), "segment": self._segment.copy(),
+            "preprocessing": None if self._preprocessing is None else self._preprocessing.get_state(),
+            "segment": self._segment.copy(),
             "scaled": None if self._scaled is None else self._scaled.copy(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
-        self._preprocessing.load_state(state["preprocessing"])
+        if self._preprocessing is not None:
+            self._preprocessing.load_state(state["preprocessing"])
         self._segment = np.array(state["segment"], dtype=np.int32)
         self._scaled = None if state["scaled"] is None else np.array(state["scaled"], dtype=np.float32)

@@ -309,6 +309,10 @@ class TabularModel(ModelBase, ABC):
         """Return scores (N, 3) beyond the offset; 0 where no round was better than it."""
         return np.asarray(self._scores(x), dtype=np.float64) if self.best_round else np.zeros((len(x), 3))
 
+    def tree_scores(self, x) -> np.ndarray:
+        """Return the scores of all stored rounds, float64 (N, 3), without the offset; class scores up to a constant."""
+        return np.asarray(self._scores(self._checked_input(x)), dtype=np.float64)
+
     def importances(self) -> np.ndarray:
         """Return each feature's gain while training, float64 (F,), summing to 1 (to 0 where nothing was learnt)."""
         self._checked_input(np.zeros((0, self.n_features)))

@@ -20,12 +20,12 @@ def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
     if model.network is None:
         raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
     buffer = BytesIO()
-    state = _network_with_offset(model).state_dict()
+    state = network_with_offset(model).state_dict()
     torch.save({name: value.detach().cpu().clone() for name, value in state.items()}, buffer)
     return buffer.getvalue()
 
 
-def _network_with_offset(model: NeuralClassifier) -> nn.Module:
+def network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network

@@ -1,5 +1,7 @@
 """Gather the bundle of a finished model: its states, and the facts that a bundle describes."""
 
+import logging
+
 import ml_factory
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform
@@ -11,6 +13,7 @@ from ml_factory.inference.bundle_checks import custom_feature_modules, feature_s
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import installed_library_versions
+from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.registry import registered_source_hash
 from ml_factory.settings import DATA_PACKAGES
@@ -20,6 +23,9 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.predictions import load_fitted_models, predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
+onnx_export = LazyModule("ml_factory.inference.onnx_export")  # onnx comes with an extra
+onnx_gate = LazyModule("ml_factory.inference.onnx_gate")
+_log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
 _METRICS = (
     "split", "name", "log_loss", "accuracy", "gain_best", "gain_best_low", "gain_best_high", "best_baseline",
@@ -27,12 +33,16 @@ _METRICS = (
 )  # fmt: skip
 
 
-def build_bundle(workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str) -> Bundle:
+def build_bundle(
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str, *, with_onnx: bool
+) -> Bundle:
     """Return the bundle of a registered model or stack.
 
     data : the prepared data it was trained on.
     file : name of the file it will be written to, for the card.
-    Raises NotPreparedError where the prepared data is not that of the model, or other code made it.
+    with_onnx : also its ONNX graph, which has passed the gate on rows of the prepared data.
+    Raises NotPreparedError where the prepared data is not that of the model, or other code made it; SettingsError and
+    FactoryError for a model whose graph cannot be built, or fails the gate.
     """
     if (data.fingerprint, source_hash(DATA_PACKAGES)) != (artifact.facts["data"], _sources(workspace, artifact)):
         raise NotPreparedError(
@@ -43,7 +53,22 @@ def build_bundle(workspace: Workspace, data: PreparedDataset, artifact: Artifact
     fitted = load_fitted_models(workspace, artifact)
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
     description = _describe(workspace, data, artifact, fitted) | {"file": file}
-    return Bundle.from_parts(description, models)
+    return Bundle.from_parts(description, models, _checked_graph(data, fitted, description) if with_onnx else b"")
+
+
+def _checked_graph(data: PreparedDataset, fitted: FittedModels, description: dict) -> bytes:
+    """Return the ONNX graph of the models after its gate."""
+    names = ("symbol", "horizon", "model", "run_id", "data", "lookback")
+    facts = {name: str(description[name]) for name in names} | {"features": ",".join(description["feature_names"])}
+    graph = onnx_export.onnx_of_models(fitted, facts)
+    found = onnx_gate.check_onnx_graph(graph, fitted, data.features, segment=data.segment, close=data.close)
+    _log.info(
+        "ONNX: %d rows differ by at most %.1e, %d rows at thresholds",
+        found.rows,
+        found.difference,
+        found.threshold_rows,
+    )
+    return graph
 
 
 def _sources(workspace: Workspace, artifact: Artifact) -> str:
@@ -51,10 +76,8 @@ def _sources(workspace: Workspace, artifact: Artifact) -> str:
 
 
 def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
-    spec, evaluation = (
-        PredictionSpec.from_stored(data.settings),
-        predict_and_evaluate_artifact(workspace, data, artifact),
-    )
+    spec = PredictionSpec.from_stored(data.settings)
+    evaluation = predict_and_evaluate_artifact(workspace, data, artifact)
     store = open_current_store(workspace, data.symbol)
     certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
     report, metrics = store.facts["bars"], evaluation.metrics
@@ -63,7 +86,8 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
     return {name: artifact.facts[name] for name in _FACTS} | {
         "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
         "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
-        "warmup_bars": _warmup_bars(spec, fitted), "custom": custom_feature_modules(spec), "networks": networks,
+        "lookback": fitted.lookback, "warmup_bars": _warmup_bars(spec, fitted),
+        "custom": custom_feature_modules(spec), "networks": networks,
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
         "off_tick": off_tick / max(report["rows"], 1),

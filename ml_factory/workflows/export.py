@@ -19,8 +19,9 @@ from ml_factory.workflows.build_bundle import build_bundle
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.results import Result
 
-FORMATS = ("bundle", "pth")
-PTH = "model_tpu.pth"
+FORMATS = ("bundle", "onnx", "pt2", "pth")
+PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "onnx": "onnx", "pt2": "pt2"}
+network_graph = LazyModule("ml_factory.inference.network_graph")
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 
 
@@ -51,34 +52,35 @@ def export(
 ) -> ExportResult:  # fmt: skip
     """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
-    formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "pth", a network's state
-        dict for `torch.load(..., weights_only=True)`.
+    formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", one graph from
+        unscaled feature rows to calibrated probabilities, which a bundle exported with it holds too; "pt2", a network
+        as a program of `torch.export`; "pth", its state dict for `torch.load(..., weights_only=True)`.
     run : run id of the model; "" for the newest.
     out : folder to write to.
 
-    Nothing is written unless everything can be. Raises SettingsError for another format or a model without a state
-    dict, NotPreparedError where none is finished or its prepared data is gone.
+    Nothing is written unless everything can be, and a graph passes the gate of `inference.onnx_gate`. Raises
+    SettingsError for another format or a model that does not have it, NotPreparedError where none is finished or its
+    prepared data is gone, FactoryError naming the worst row of a graph that fails the gate.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     _check_formats(formats, model)
     artifact = predictions.find_artifact_to_predict(workspace, symbol, check_horizon(horizon), model, run)
     run_id, name = artifact.facts["run_id"], f"{symbol}-h{horizon}-{model}"
-    content: dict[str, tuple[str, bytes]] = {}
-    python = []
-    if "bundle" in formats:
-        bundle = build_bundle(workspace, load_dataset(workspace, symbol, horizon), artifact, f"{name}.bundle")
-        content["bundle"] = (f"{name}.bundle", bundle.to_bytes())
-        content["card"] = (f"{name}.md", bundle.card.encode())
-    if "pth" in formats:
-        content["pth"] = (PTH, b"")
-    paths = {kind: _path(workspace, artifact, file, out) for kind, (file, _) in content.items()}
-    if "bundle" in paths:
-        python += ["from ml_factory import Bundle", f"frame = Bundle.load({str(paths['bundle'])!r}).predict(bars)"]
-    if "pth" in paths:
-        data, lines = _state_dict(artifact, paths["pth"])
-        content["pth"], python = (PTH, data), python + lines
+    files_of = {kind: f"{name}.{end}" for kind, end in _ENDINGS.items()} | {"pth": PTH}
+    kinds = [kind for kind in files_of if kind in formats or (kind == "card" and "bundle" in formats)]
+    paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in kinds}
+    content: dict[str, bytes] = {}
+    python: list[str] = []
+    if {"bundle", "onnx"} & set(formats):
+        data = load_dataset(workspace, symbol, horizon)
+        bundle = build_bundle(workspace, data, artifact, files_of["bundle"], with_onnx="onnx" in formats)
+        content = {"bundle": bundle.to_bytes(), "card": bundle.card.encode(), "onnx": bundle.onnx}
+    if {"pt2", "pth"} & set(formats):
+        content |= _network_files(artifact, set(formats))
+    for kind in kinds:
+        python += _python_lines(kind, paths[kind], artifact)
     for kind, path in paths.items():
-        files.write(path, content[kind][1])
+        files.write(path, content[kind])
     return ExportResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python,
         seconds=time.perf_counter() - started,
@@ -96,18 +98,39 @@ def _check_formats(formats: Sequence[str], model: str) -> None:
     for name in formats:
         if name not in FORMATS:
             raise SettingsError("Unknown export format", where="formats", got=name, wanted=", ".join(FORMATS))
-    if "pth" in formats and (model == predictions.STACK or not find_model_spec(model).windowed):
+    if {"pt2", "pth"} & set(formats) and (model == predictions.STACK or not find_model_spec(model).windowed):
         raise SettingsError(
-            "Only a network has a state dict", where="model", got=model, wanted="a network",
-            next_step=f"export {model} as a bundle",
+            "Only a network has a state dict or a torch program", where="model", got=model, wanted="a network",
+            next_step=f"export {model} as bundle or onnx",
         )  # fmt: skip
 
 
-def _state_dict(artifact: Artifact, path: Path) -> tuple[bytes, list[str]]:
-    """Return a network's state dict as `torch.save` writes it, and the Python that loads it."""
+def _network_files(artifact: Artifact, formats: set[str]) -> dict[str, bytes]:
+    """Return the torch files of a network: its state dict, its program."""
     fitted = TrainedModel.from_state(artifact.load_state()).estimator
-    return state_dict.export_state_dict_bytes(fitted), [
-        "# pth: input: scaled windows (the scaler is in the model's artifact); output: logits",
-        "import torch", state_dict.state_dict_module_source(fitted),
-        f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
-    ]  # fmt: skip
+    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": network_graph.network_to_pt2}
+    return {name: make(fitted) for name, make in makers.items() if name in formats}
+
+
+def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
+    """Return lines of Python that use the file elsewhere."""
+    if kind == "bundle":
+        return ["from ml_factory import Bundle", f"frame = Bundle.load({str(path)!r}).predict(bars)"]
+    if kind == "onnx":
+        return [
+            "import onnxruntime  # onnx: input: unscaled float32 rows (N, F), or windows of them (N, T, F)",
+            f"p = onnxruntime.InferenceSession({str(path)!r}).run(None, {{'features': x}})[0]",
+        ]
+    if kind == "pt2":
+        return [
+            "import torch  # pt2: input: scaled windows; output: logits",
+            f"logits = torch.export.load({str(path)!r}).module()(x)",
+        ]
+    if kind == "pth":
+        fitted = TrainedModel.from_state(artifact.load_state()).estimator
+        return [
+            "import torch  # pth: input: scaled windows (the scaler is in the model's artifact); output: logits",
+            state_dict.state_dict_module_source(fitted),
+            f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
+        ]
+    return []

@@ -1,0 +1,113 @@
+"""The gate of an ONNX graph: the model's probabilities on real rows, and the same leaves at every threshold."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
+from ml_factory.errors import FactoryError
+from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.inference.onnx_models import OnnxModels
+from ml_factory.inference.onnx_trees import tree_nodes
+from ml_factory.inference.predict import FittedModels
+from ml_factory.inference.trained_model import TrainedModel
+
+ROWS, LARGEST = 10_000, 1e-5
+_BOOSTERS = ("xgboost", "lightgbm", "catboost")
+_SAME_LEAVES = 1e-5  # of scores: a sum of other leaves differs by more, or by nothing that matters
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What the gate compared.
+
+    rows : real rows.
+    difference : largest difference of a probability.
+    threshold_rows : rows of trees on, above and below a threshold, or missing there.
+    """
+
+    rows: int
+    difference: float
+    threshold_rows: int
+
+
+def check_onnx_graph(
+    graph: bytes, fitted: FittedModels, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray
+) -> GateResult:
+    """Compare the graph with the model on at most ROWS of these rows, spread evenly.
+
+    features, segment, close : as of `predict.predict_features`.
+    Raises FactoryError naming the worst row where a probability differs by more than LARGEST, the likeliest class is
+    another, or a tree takes another leaf.
+    """
+    onnx = OnnxModels(graph, fitted.lookback)
+    rows = np.arange(len(features), dtype=np.int64)
+    if fitted.lookback:
+        rows = rows[mask_rows_with_full_window(segment, rows, fitted.lookback)]
+    rows = rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64)]
+    given = {"segment": segment, "close": close, "rows": rows}
+    wanted = fitted.predict_features(features, **given)
+    got = onnx.predict_features(features, **given)
+    _compare(got.to_numpy(), wanted.to_numpy(), wanted.index)
+    alone = onnx.predict_rows(np.ascontiguousarray(features.to_numpy(np.float32)), rows[-1:])
+    _compare(alone, wanted.to_numpy()[-1:], wanted.index[-1:])
+    x_NF = features.to_numpy(dtype=np.float32)[rows]
+    checked = [
+        _check_leaves(name, model, apply_preprocessing_step(preprocessing_from_dict(model.scaler), x_NF, close[rows]))
+        for name, model in fitted.models.items()
+        if name in _BOOSTERS
+    ]
+    return GateResult(len(rows), float(np.abs(got.to_numpy() - wanted.to_numpy()).max()), sum(checked))
+
+
+def _compare(got_N3: np.ndarray, wanted_N3: np.ndarray, known_at: pd.DatetimeIndex) -> None:
+    """Raise FactoryError naming the worst row where the probabilities are not those of the model."""
+    off_N = np.abs(got_N3 - wanted_N3).max(axis=1)
+    off_N = np.where(np.isnan(off_N), np.inf, off_N)
+    other = got_N3.argmax(axis=1) != wanted_N3.argmax(axis=1)
+    if off_N.max() <= LARGEST and not other.any():
+        return
+    worst = int(np.argmax(np.where(other, 1.0 + off_N, off_N)))
+    raise FactoryError(
+        "The ONNX graph does not predict as the model does, and is not written", where=f"row {known_at[worst]}",
+        got=np.round(got_N3[worst], 7).tolist(), wanted=np.round(wanted_N3[worst], 7).tolist(),
+        next_step="export the bundle alone, and report this",
+    )  # fmt: skip
+
+
+def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
+    """Compare the trees alone on rows at their thresholds; return the number of rows.
+
+    x_NK : rows as the model reads them. Each threshold is put into one of them: itself, the next numbers above and
+    below, and a missing value.
+    Raises FactoryError naming a row whose leaves differ.
+    """
+    nodes = tree_nodes(name, model.model_state["fitted"])
+    inner = nodes.left >= 0
+    splits = np.unique(np.stack([nodes.column[inner], nodes.threshold[inner].astype(np.float64)]), axis=1).T
+    splits = splits[np.linspace(0, len(splits) - 1, min(ROWS // 4, len(splits))).astype(np.int64)]
+    x_MK = np.repeat(x_NK[np.arange(len(splits)) % len(x_NK)], 4, axis=0)
+    threshold = splits[:, 1].astype(np.float32)
+    around = np.stack([
+        threshold, np.nextafter(threshold, np.float32(np.inf)), np.nextafter(threshold, np.float32(-np.inf)),
+        np.full_like(threshold, np.nan),
+    ], axis=1)  # fmt: skip
+    x_MK[np.arange(len(x_MK)), np.repeat(splits[:, 0].astype(np.int64), 4)] = around.ravel()
+    if not len(x_MK):
+        return 0
+    graph = OnnxGraph()
+    data = graph.to_model(nodes.add_to(graph, graph.input("rows", ["N", x_MK.shape[1]])), "scores", ["N", 3], {})
+    got, wanted = OnnxModels(data, 0).predict_rows(x_MK, np.arange(len(x_MK))), model.estimator.tree_scores(x_MK)
+    off_M = np.abs((got - got.mean(axis=1, keepdims=True)) - (wanted - wanted.mean(axis=1, keepdims=True))).max(axis=1)
+    worst = int(np.argmax(np.where(np.isnan(off_M), np.inf, off_M)))
+    if not off_M[worst] <= _SAME_LEAVES * max(1.0, float(np.abs(wanted).max())):
+        column, value = int(splits[worst // 4, 0]), x_MK[worst, int(splits[worst // 4, 0])]
+        raise FactoryError(
+            f"The trees of {name} take other leaves in ONNX, and are not written",
+            where=f"input {column + 1} of {x_MK.shape[1]} at {value!r}, threshold "
+            f"{threshold[worst // 4]!r}", got=got[worst].tolist(), wanted=wanted[worst].tolist(),
+            next_step="export the bundle alone, and report this",
+        )  # fmt: skip
+    return len(x_MK)

@@ -1,0 +1,167 @@
+"""Trees of the three boosters as nodes of ONNX, from the checked arrays that the models store.
+
+Rows are float32, as the boosters read them, and thresholds float32 numbers whose comparison decides as the library
+does; leaves are added in float64. M nodes of T trees, leaves among them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from ml_factory.errors import SettingsError
+from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.models.base import CLASSES
+from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
+
+LESS_OR_EQUAL, LESS = 0, 1  # codes of ONNX for the comparison that leads to the left
+_MISSING_RIGHT = 2  # CatBoost's code of a column whose missing values count as larger than every border
+
+
+@dataclass(frozen=True)
+class TreeNodes:
+    """Binary trees whose leaves are summed by class.
+
+    column, threshold, missing_left : (M,), of inner nodes; a value goes left where it is below the threshold, or equal
+        to it with the mode LESS_OR_EQUAL.
+    left, right : int64 (M,), positions of nodes; -1 for leaves.
+    value : float64 (M,), of leaves.
+    klass : int64 (M,), 0 to 2.
+    root : int64 (T,).
+    mode : LESS or LESS_OR_EQUAL.
+    """
+
+    column: np.ndarray
+    threshold: np.ndarray
+    missing_left: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    value: np.ndarray
+    klass: np.ndarray
+    root: np.ndarray
+    mode: int
+
+    def add_to(self, graph: OnnxGraph, x: str) -> str:
+        """Add the trees to a graph; return the scores, float64 (N, 3), of the float32 rows `x`."""
+        nodes = self.with_split_at_each_root()
+        inner, leaves = np.flatnonzero(nodes.left >= 0), np.flatnonzero(nodes.left < 0)
+        place = np.empty(len(nodes.left), np.int64)  # among the inner nodes, or among the leaves
+        place[inner], place[leaves] = np.arange(len(inner)), np.arange(len(leaves))
+        sides = {}
+        for side, child in (("true", nodes.left[inner]), ("false", nodes.right[inner])):
+            sides |= {
+                f"nodes_{side}nodeids": place[child].tolist(),
+                f"nodes_{side}leafs": (nodes.left[child] < 0).astype(np.int64).tolist(),
+            }
+        return graph.tree_ensemble(
+            graph.cast(x, "double"), n_targets=len(CLASSES), tree_roots=place[nodes.root].tolist(),
+            nodes_featureids=nodes.column[inner].tolist(),
+            nodes_modes=helper.make_tensor("modes", TensorProto.UINT8, [len(inner)], [self.mode] * len(inner)),
+            nodes_splits=_doubles("splits", nodes.threshold[inner]),
+            nodes_missing_value_tracks_true=nodes.missing_left[inner].astype(np.int64).tolist(),
+            leaf_targetids=nodes.klass[leaves].tolist(), leaf_weights=_doubles("weights", nodes.value[leaves]), **sides,
+        )  # fmt: skip
+
+    def with_split_at_each_root(self) -> "TreeNodes":
+        """Return the trees with a split of two equal leaves in the place of a tree that is one leaf: ONNX has none."""
+        alone = self.root[self.left[self.root] < 0]
+        if not len(alone):
+            return self
+        first = len(self.left) + np.arange(len(alone))
+
+        def extended(values: np.ndarray, added: object) -> np.ndarray:
+            return np.concatenate([values, np.broadcast_to(np.asarray(added, values.dtype), len(alone))])
+
+        left, right = extended(self.left, -1), extended(self.right, -1)
+        left[alone], right[alone] = first, first
+        return TreeNodes(
+            extended(self.column, 0), extended(self.threshold, 0), extended(self.missing_left, False), left, right,
+            extended(self.value, self.value[alone]), extended(self.klass, self.klass[alone]), self.root, self.mode,
+        )  # fmt: skip
+
+
+def tree_nodes(name: str, fitted: object) -> TreeNodes:
+    """Return the trees of a stored booster. Raises SettingsError for a model of another kind.
+
+    fitted : `fitted` in the state of the model.
+    """
+    if name not in _READERS:
+        raise SettingsError("This model has no trees", where="model", got=name, wanted=", ".join(_READERS))
+    return _READERS[name](fitted)
+
+
+def _doubles(name: str, values: np.ndarray) -> object:
+    return helper.make_tensor(name, TensorProto.DOUBLE, [len(values)], np.asarray(values, np.float64).tolist())
+
+
+def _xgboost(trees: Mapping[str, np.ndarray]) -> TreeNodes:
+    """Convert XGBoost's arrays: x < t goes left; a leaf's value stands in the place of its threshold."""
+    counts = trees["nodes"].astype(np.int64)
+    root = np.cumsum(counts) - counts
+    first, tree = np.repeat(root, counts), np.repeat(np.arange(len(counts)), counts)
+    leaf = trees["left_children"] == -1
+    return TreeNodes(
+        trees["split_indices"].astype(np.int64), np.where(leaf, 0, trees["split_conditions"]).astype(np.float32),
+        trees["default_left"].astype(bool), np.where(leaf, -1, trees["left_children"] + first),
+        np.where(leaf, -1, trees["right_children"] + first), np.where(leaf, trees["split_conditions"], 0.0), tree % 3,
+        root, LESS,
+    )  # fmt: skip
+
+
+def _lightgbm(text: bytes) -> TreeNodes:
+    """Convert the compiled trees: x <= t goes left; a leaf is its own left child, right follows left."""
+    trees = compile_lightgbm_trees(LightGBMModelText.checked(text).trees, classes=len(CLASSES))
+    child, position = trees.child_M.astype(np.int64), np.arange(len(trees.child_M))
+    leaf = child == position
+    tree = np.searchsorted(trees.root_T, position, side="right") - 1
+    return TreeNodes(
+        (trees.code_M >> 1).astype(np.int64), np.where(leaf, 0, trees.threshold_M).astype(np.float32),
+        (trees.code_M & 1).astype(bool), np.where(leaf, -1, child), np.where(leaf, -1, child + 1), trees.value_M,
+        tree % len(CLASSES), trees.root_T, LESS_OR_EQUAL,
+    )  # fmt: skip
+
+
+def _catboost(trees: Mapping[str, np.ndarray]) -> TreeNodes:
+    """Convert symmetric trees: a value above the border sets the split's bit in the leaf's number; each class gets a
+    tree of its own.
+    """
+    if trees["classes"].tolist() != [0, 1, 2]:
+        raise SettingsError(
+            "A CatBoost model of two classes is not exported to ONNX", where="model", got=trees["classes"].tolist(),
+            wanted="three classes in the training rows", next_step="export another model, or the bundle alone",
+        )  # fmt: skip
+    column_of = np.repeat(np.arange(len(trees["border_counts"])), trees["border_counts"])
+    parts, root, split_at, leaf_at = [], [], 0, 0
+    for depth in trees["depths"].tolist():
+        splits = trees["splits"][split_at : split_at + depth]
+        values = trees["leaf_values"][leaf_at : leaf_at + 3 * 2**depth].reshape(-1, 3)
+        split_at, leaf_at = split_at + depth, leaf_at + 3 * 2**depth
+        for klass in range(3):
+            root.append(sum(len(part[0]) for part in parts))
+            parts.append(_symmetric(splits, values[:, klass], column_of, trees, root[-1], klass))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return TreeNodes(*columns, np.array(root, np.int64), LESS_OR_EQUAL)
+
+
+def _symmetric(
+    splits: np.ndarray, values: np.ndarray, column_of: np.ndarray, trees: Mapping, root: int, klass: int
+) -> tuple[np.ndarray, ...]:
+    """Return the nodes of one symmetric tree, level by level; level k decides bit depth - 1 - k of the leaf."""
+    depth, inner = len(splits), 2 ** len(splits) - 1
+    level = np.floor(np.log2(np.arange(1, inner + 1))).astype(np.int64)
+    split = splits[depth - 1 - level] if depth else np.empty(0, np.int64)
+    leaves, count = np.zeros(inner + 1), 2 * inner + 1
+    column, missing = column_of[split], trees["missing"][column_of[split]] != _MISSING_RIGHT
+    child = root + 2 * np.arange(inner) + 1
+    none = np.full(inner + 1, -1, np.int64)
+    return (
+        np.concatenate([column, leaves.astype(np.int64)]),
+        np.concatenate([trees["borders"][split], leaves]).astype(np.float32),
+        np.concatenate([missing, leaves.astype(bool)]), np.concatenate([child, none]),
+        np.concatenate([child + 1, none]),
+        np.concatenate([np.zeros(inner), values]), np.full(count, klass, np.int64),
+    )  # fmt: skip
+
+
+_READERS: dict[str, Callable[..., TreeNodes]] = {"xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost}
