@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri
 
 from ml_factory.datasets.exact_quantiles import column_quantiles
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.lazy_module import LazyModule
 
+special = LazyModule("scipy.special")  # only quantile scaling reads it
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
 QUARTILES = (0.25, 0.5, 0.75)
 BLOCK_ROWS = 65_536
@@ -178,7 +179,7 @@ class QuantileScaler:
                 made[:, f] = (below + 1 - above) / 2
             if self.shape == "uniform":
                 return 2 * made - 1
-            return np.clip(ndtri(made), -self.clip, self.clip)
+            return np.clip(special.ndtri(made), -self.clip, self.clip)
 
         return _by_blocks(ranked, x_NF, len(self.knots), out, type(self).__name__)
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.baselines import baseline_class_shares
 from ml_factory.evaluation.calibration import floored_log_probabilities
 from ml_factory.evaluation.metrics import check_metric_rows
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
+
+optimize = LazyModule("scipy.optimize")  # only a fit reads it
 
 
 @dataclass(frozen=True)
@@ -163,5 +165,7 @@ def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:
 
     start = np.concatenate([np.full(M, 1 / M), np.zeros(3)])
     bounds = [(0, None)] * M + [(None, None)] * 3
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-14})
+    found = optimize.minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-14}
+    )
     return found.x[:M], found.x[M:]

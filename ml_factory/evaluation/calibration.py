@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
 
 from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
 
+optimize = LazyModule("scipy.optimize")  # only a fit reads it
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
 
@@ -83,7 +84,7 @@ class Calibration:
             return loss + 0.5 * float(precision @ theta**2), slope + precision * theta
 
         bounds = [(np.log(cls.LOWEST), np.log(cls.HIGHEST)), *[(None, None)] * len(CLASSES)]
-        found = minimize(objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds,
+        found = optimize.minimize(objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds,
                          options={"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500})  # fmt: skip
         bias = found.x[1:] - found.x[1:].mean()
         return cls(float(np.exp(found.x[0])), tuple(bias))

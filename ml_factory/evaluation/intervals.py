@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.fft import dct
-from scipy.special import fdtri, stdtrit
 
+from ml_factory.lazy_module import LazyModule
+
+fft, special = LazyModule("scipy.fft"), LazyModule("scipy.special")  # imported when an interval is asked for
 MEMORIES = 22  # least number of memories (autocorrelation lengths) for a verdict
 WEEKS = 8  # least number of weeks for a verdict
 FEWEST = 8  # least rows of weight for an interval
@@ -73,7 +74,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     weeks = None if times_N is None else interval_week_numbers(times_N)[counted]
     if weeks is not None and weeks[0] != weeks[-1]:
         clustered, count = week_clustered_standard_error(influence, weeks)
-        if clustered**2 > fdtri(count - 1, freedom, 0.9) * error**2:
+        if clustered**2 > special.fdtri(count - 1, freedom, 0.9) * error**2:
             candidates.append((clustered, 1.96))
     error, factor = max(candidates, key=lambda pair: pair[0] * pair[1])
     reason = _lacking(n, memory, weeks)
@@ -93,7 +94,7 @@ def squared_cosine_weights(x_N: np.ndarray) -> np.ndarray:
     The cosine transform of type II (Müller 2007; Lazarus, Lewis, Stock and Watson 2018, "EWC").
     """
     n = len(x_N)
-    return (dct(x_N, type=2, axis=0)[1:] / (np.sqrt(2) * n)) ** 2
+    return (fft.dct(x_N, type=2, axis=0)[1:] / (np.sqrt(2) * n)) ** 2
 
 
 def autocorrelation_length(x_NK: np.ndarray) -> float:
@@ -142,7 +143,7 @@ def cosine_standard_error(squares: np.ndarray, memory: float, n: int) -> tuple[f
     J = N / memory - 14, from 8 to 128: variation faster than the memory holds less information about the mean.
     """
     count = min(int(np.clip(n / memory - 14, 8, 128)), len(squares))
-    return float(np.sqrt(squares[:count].mean())), float(stdtrit(count, 0.975))
+    return float(np.sqrt(squares[:count].mean())), float(special.stdtrit(count, 0.975))
 
 
 def week_clustered_standard_error(influence: np.ndarray, weeks: np.ndarray) -> tuple[float, int]:
@@ -209,7 +210,7 @@ def fold_gain_interval(block_means) -> ConfidenceInterval:
     if count < 2:
         return ConfidenceInterval(mean, nan, nan, nan, count, nan, False, f"{count} blocks, wanted at least 2")
     error = float(means.std(ddof=1) * np.sqrt(1 / count + 1 / (count - 1)))
-    half = float(stdtrit(count - 1, 0.975)) * error
+    half = float(special.stdtrit(count - 1, 0.975)) * error
     return ConfidenceInterval(mean, mean - half, mean + half, error, count, nan, True, "")
 
 

@@ -101,10 +101,10 @@ class Bundle:
                 check_bundle_libraries(self.description, self.where)
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
-            if self.engine == "native":
-                check_fitted_models(self.fitted, self.where)
-            else:
+            if isinstance(self.fitted, OnnxModels):
                 _ = self.fitted.session
+            else:
+                check_fitted_models(self.fitted, self.where)
 
     @cached_property
     def spec(self) -> PredictionSpec:

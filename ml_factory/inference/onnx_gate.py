@@ -21,7 +21,7 @@ _SAME_LEAVES = 1e-5  # of scores: a sum of other leaves differs by more, or by n
 
 @dataclass(frozen=True)
 class GateResult:
-    """What the gate compared.
+    """Numbers of a passed gate.
 
     rows : real rows.
     difference : largest difference of a probability.
