@@ -32,7 +32,7 @@ def network_to_pt2(model: NeuralClassifier) -> bytes:
 
     def export() -> bytes:
         module = network_with_offset(model).eval()
-        program = torch.export.export(module, (_example(model),), dynamic_shapes=({0: torch.export.Dim("batch")}, None))
+        program = torch.export.export(module, (_example(model),), dynamic_shapes=({0: torch.export.Dim("batch")},))
         buffer = io.BytesIO()
         torch.export.save(program, buffer)
         return buffer.getvalue()

@@ -104,6 +104,9 @@ class VariableSelectionNetwork(nn.Module):
     def _chosen(self, x_VN1: Tensor, *parts: Tensor) -> Tensor:
         """The weighted sum of all networks' answers (N, D), on a CPU in pieces."""
         (V, N, _), D = x_VN1.shape, self.scale_VD.shape[1]
+        if torch.compiler.is_exporting():  # the number of rows is not known
+            share_VN1, norm_V1D, *maps = parts
+            return (share_VN1 * self._networks(x_VN1, *maps) * norm_V1D).sum(0)
         if x_VN1.device.type != "cpu":
             return self._in_rows(N, x_VN1, *parts)
         if not should_use_onednn(min(N, PIECE // D) * D * 2 * D):

@@ -27,6 +27,7 @@ NETWORKS = {
     "tcn": {"width": 4, "lookback": 6},
     "patchtst": {"lookback": 8, "patch": 4, "stride": 2},
     "itransformer": {"lookback": 8},
+    "tft": {"lookback": 8},
 }
 
 

@@ -15,7 +15,7 @@ from tests.inference.conftest import H
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = (
     "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "optuna", "wandb", "onnx",
-    "onnxscript", "exchange_calendars",
+    "onnxscript",
 )  # fmt: skip
 # Predicts the bars of a CSV file where these packages cannot be imported; prints what was imported from outside.
 CHILD = """

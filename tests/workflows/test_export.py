@@ -47,8 +47,24 @@ def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(worksp
     assert np.allclose(p, model.predict_proba(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["gru", "tcn"])
+def test_export_pt2_loaded_by_torch_alone_predicts_equal_probabilities(workspace, name, tmp_path):
+    x = np.random.default_rng(2).normal(size=(48, NETWORKS[name]["lookback"], 3)).astype(np.float32)
+    model = build_model(name, **NETWORKS[name], num_epochs=1, batch_size=16, threads=1)
+    model.fit(x, np.arange(48) % 3 - 1)
+    kept = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
+    registry = ArtifactRegistry(workspace.models)
+    registry.register("NQ", "model", name, kept.to_state(), {"run_id": f"train-{name}", "horizon": 5})
+    exported = pipeline.export(workspace, "NQ", 5, name, formats=("pt2",), out=tmp_path)
+    assert exported.paths == {"pt2": tmp_path / f"NQ-h5-{name}.pt2"}
+    module = torch.export.load(exported.paths["pt2"]).module()
+    for rows in (1, 48):
+        p = torch.softmax(module(torch.from_numpy(x[:rows])), dim=1).detach().numpy()
+        np.testing.assert_allclose(p, model.predict_proba(x[:rows]), rtol=0, atol=1e-6)
+
+
 def test_export_booster_unknown_format_or_absent_model_raises(workspace, call):
-    with pytest.raises(SettingsError, match="Only a network has a state dict"):
+    with pytest.raises(SettingsError, match="Only a network has a state dict or a torch program"):
         pipeline.export(workspace, "MES", 5, "xgboost", formats=("pth",))
     with pytest.raises(SettingsError, match=r"Unknown export format.*gguf.*bundle"):
         pipeline.export(workspace, "MES", 5, "gru", formats=("gguf",))
