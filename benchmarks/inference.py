@@ -9,7 +9,7 @@ turns:
   mb                      the bundle's bytes without the graph, or the graph's
   cold_cpu_s, imports_cpu_s  CPU seconds of a process that loads the bundle and predicts, and of one that imports the
                           same libraries; the median of the repeats
-  log_loss                on the test rows; int8 (networks alone, weights of matrix products) beside the other forms
+  log_loss                on the test rows; int8 (networks alone) has int8 weights of matrix products
 """
 
 import argparse
