@@ -23,6 +23,8 @@ WRONG = (
     ("train", "--symbol", "BTC/USDT"),
     ("prepare", "--symbol", "MES", "--data", "none.csv"),
     ("suite", "--symbol", "MES", "--data", "none.csv"),
+    ("export-data", "--source", "host/db", "--output", "a.csv"),
+    ("export-data", "--source", "postgresql://user@host/db", "--output", "a.csv", "--symbol", "MES'"),
     ("prepare", "--symbol", "MES"),
     ("train", "--symbol", "MES"),
     ("predict", "--symbol", "MES"),

@@ -23,6 +23,7 @@ pipeline = LazyModule("ml_factory.pipeline")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
 address = LazyModule("ml_factory.data.databases.address")
+database_columns = LazyModule("ml_factory.data.databases.columns")
 exported_file = LazyModule("ml_factory.data.databases.exported_file")
 
 
@@ -97,8 +98,10 @@ def export_data(
     """
     address.parse_database_address(source)
     exported_file.check_output_format(output)
+    arguments = rows.arguments()
+    database_columns.RowSelection(**arguments)
     with cli_progress_bars(as_json, what="exporting"):
-        result = pipeline.export_data(source, output, **rows.arguments())
+        result = pipeline.export_data(source, output, **arguments)
     print_cli_result(result, as_json)
 
 

@@ -111,7 +111,7 @@ def export_data(
 
 
 def _open_rows(address: DatabaseAddress, selection: RowSelection) -> PostgresRows | QuestDBRows:
-    with progress_phase("counting in the database"):
+    with progress_phase("counting"):
         return (QuestDBRows if address.is_questdb else PostgresRows)(address, selection)
 
 
@@ -211,14 +211,14 @@ class _Export:
         """Write stored parts, and behind them the rows that the database still has."""
         place, total = ResumePoint(), self._rows.summary.rows
         with open_writer(path, self._suffix, self._schema) as writer, _Behind() as behind:
-            with progress_phase("reading the parts of an interrupted export") as done:
+            with progress_phase("earlier parts") as done:
                 for table in self._parts.stored():
                     place.move_behind(table)
                     behind.run(writer.write_table, table)
                     done(len(table))
             self._resumed = place.rows
             number, rows = self._parts.count, export_parts.ROWS_PER_PART
-            with progress_phase("exporting", total, start=place.rows) as done, closing(
+            with progress_phase("reading rows", total, start=place.rows) as done, closing(
                 self._rows.batches(place.since)
             ) as batches:  # fmt: skip
                 for table in cut_batches(batches, rows, place.repeated):

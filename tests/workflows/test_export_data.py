@@ -68,6 +68,7 @@ def server():
         pytest.skip(f"no PostgreSQL server on this machine: {', '.join(missing)} not found")
     with postgres_server() as running:
         running.run_sql(BARS.format(name="bars", rows=ROWS))
+        running.run_sql("CREATE TABLE other_bars AS SELECT * FROM bars LIMIT 3")
         running.run_sql(
             "CREATE TABLE ticks AS SELECT 'MES'::text AS symbol, (1600000000 + i / 7)::bigint AS ts, i % 3 AS open, "
             "nullif(i % 5, 0)::float8 AS high, (i % 2)::text AS side FROM generate_series(1, 60000) i ORDER BY random()"
