@@ -21,10 +21,11 @@ import pytest
 from ml_factory.data.databases import export_parts
 from ml_factory.data.io import import_bars, read_bars_table
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import BarsError, CheckpointError, DatabaseError, SettingsError
+from ml_factory.errors import BarsError, CheckpointError, DatabaseError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import export_data as export_module
 from ml_factory.workflows.export_data import export_data
+from tests.fuzz.damage import damaged_bytes
 from tests.postgres_server import (
     GUARDED,
     PASSWORD,
@@ -398,6 +399,36 @@ def test_export_run_again_finds_the_file_until_the_table_changes(server, tmp_pat
     assert not export_data(server.source(), path, table="again").reused
     server.run_sql("UPDATE again SET open = open + 1 WHERE ts = '2020-01-01 00:05Z'")
     assert not export_data(server.source(), path, table="again").reused
+
+
+def test_export_with_damaged_record_writes_file_and_record_again(server, tmp_path):
+    first = export_data(server.source(), tmp_path / "es.parquet", table="bars", symbol="ES=F")
+    content = first.record_path.read_bytes()
+    generator = np.random.default_rng(5)
+    texts = [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"rows": 1e999}',
+        b"[" * 100_000,
+        content[:-9],
+        content.replace(b"1000", b"1001"),
+    ]
+    texts += [damaged_bytes(content, generator) for _ in range(12)]
+    for text in texts:
+        first.record_path.write_bytes(text)
+        result = export_data(server.source(), tmp_path / "es.parquet", table="bars", symbol="ES=F")
+        assert result.file_hash == first.file_hash and result.rows == 1000
+        assert not result.reused or json.loads(text) == json.loads(content)
+        assert json.loads(first.record_path.read_bytes()) == json.loads(content if not result.reused else text)
+
+
+def test_export_to_path_that_is_a_folder_is_refused_in_one_line(server, tmp_path):
+    (tmp_path / "es.parquet").mkdir()
+    with pytest.raises(WorkspaceError) as error:
+        export_data(server.source(), tmp_path / "es.parquet", table="bars", symbol="ES=F")
+    assert "es.parquet" in one_line(error)
 
 
 # ---- names and values ------------------------------------------------------------------------------------------------
