@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 
 import ml_factory
-from ml_factory.code_fingerprint import changed_code_files, import_closure, source_hashes
+from ml_factory.code_fingerprint import PACKAGE, changed_code_files, import_closure, source_hashes
 from ml_factory.data.bar_report import BarReport
 from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
@@ -21,12 +22,13 @@ from ml_factory.storage.json_values import fingerprint_json
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
 _FEATURE_FILES = ("features/build.py", "features/stream.py")
+_SOURCE = re.compile(r"(?:[a-z0-9_]+/)*[a-z0-9_]+\.py")  # a file of the package, wherever the name comes from
 _NO_LIBRARY = ("linear",)
 _NEEDED = {
     **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
     **dict.fromkeys(("horizon", "lookback"), int),
     **dict.fromkeys(
-        ("split_times", "spec", "feature_sources", "custom", "networks", "versions", "hashes", "raw"), dict
+        ("split_times", "spec", "feature_sources", "feature_files", "custom", "networks", "versions", "hashes", "raw"), dict
     ),
     "feature_names": list, "classes": list, "stack": dict | None, "certificate": dict | None,
 }  # fmt: skip
@@ -38,6 +40,17 @@ _NEEDED = {
 def feature_source_hashes() -> dict[str, str]:
     """Return file -> hash of the code from which features are computed here."""
     return source_hashes(import_closure(_FEATURE_FILES))
+
+
+def feature_file_hashes(names: Iterable[str] | None = None) -> dict[str, str]:
+    """Return file -> hash of its whole content, comments included: quicker than `feature_source_hashes`, and equal
+    contents have equal code.
+
+    names : paths from the package's root, others are left out; None: the files of `feature_source_hashes`.
+    """
+    names = names or [path.relative_to(PACKAGE).as_posix() for path in import_closure(_FEATURE_FILES)]
+    paths = {name: PACKAGE / name for name in names if _SOURCE.fullmatch(name)}
+    return {name: sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
 
 
 def libraries_of_models(names: Iterable[str]) -> list[str]:
@@ -146,7 +159,8 @@ def check_bundle_features(description: Mapping, spec: PredictionSpec, where: obj
                 got=f"source {registered_source_hash(name) or 'unknown'}", wanted=f"source {signature}",
                 next_step="register it as it was, before loading",
             )  # fmt: skip
-    changed = changed_code_files(description["feature_sources"], feature_source_hashes())
+    same = feature_file_hashes(description["feature_files"]) == description["feature_files"]
+    changed = [] if same else changed_code_files(description["feature_sources"], feature_source_hashes())
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise SettingsError(

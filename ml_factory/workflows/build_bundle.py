@@ -9,7 +9,7 @@ from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_d
 from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import NotPreparedError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.bundle_checks import custom_feature_modules, feature_source_hashes
+from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import installed_library_versions
@@ -86,6 +86,7 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
     return {name: artifact.facts[name] for name in _FACTS} | {
         "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
         "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
+        "feature_files": feature_file_hashes(),
         "lookback": fitted.lookback, "warmup_bars": _warmup_bars(spec, fitted),
         "custom": custom_feature_modules(spec), "networks": networks,
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}

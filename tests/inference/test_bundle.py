@@ -103,9 +103,20 @@ def test_bundle_predict_of_bars_on_another_tick_raises(bundle_file, raw_bars):
 def test_bundle_load_with_changed_feature_code_raises_with_file(bundle_file, monkeypatch):
     here = bundle_checks.feature_source_hashes()
     assert "features/momentum.py" in here and "data/resample.py" in here and len(here) < 60
+    monkeypatch.setattr(bundle_checks, "feature_file_hashes", lambda names: dict.fromkeys(names, "0" * 64))
+    Bundle.load(bundle_file("linear"))  # a comment alone may have changed
     monkeypatch.setattr(bundle_checks, "feature_source_hashes", lambda: here | {"features/momentum.py": "0" * 16})
     with pytest.raises(SettingsError, match=r"defined otherwise.*other code in features/momentum.py, wanted.*0\.1\.0"):
         Bundle.load(bundle_file("linear"))
+
+
+def test_bundle_load_reads_no_source_file_outside_the_package(bundle_file, tmp_path):
+    assert set(bundle_checks.feature_file_hashes(["../setup.py", "/dev/zero", "data/io.py", "a.b.py"])) == {
+        "data/io.py"
+    }
+    whole = Bundle.load(bundle_file("linear")).description["feature_files"]
+    assert whole == bundle_checks.feature_file_hashes() and len(whole) > 20
+    Bundle.load(changed(bundle_file("linear"), tmp_path / "b", feature_files=whole | {"/dev/zero": "0"}))
 
 
 def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
