@@ -28,9 +28,10 @@ _NEEDED = {
     **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
     **dict.fromkeys(("horizon", "lookback"), int),
     **dict.fromkeys(
-        ("split_times", "spec", "feature_sources", "feature_files", "custom", "networks", "versions", "hashes", "raw"), dict
+        ("split_times", "spec", "feature_sources", "feature_files", "custom", "networks", "versions"), dict
     ),
-    "feature_names": list, "classes": list, "stack": dict | None, "certificate": dict | None,
+    **dict.fromkeys(("hashes", "raw"), dict), **dict.fromkeys(("feature_names", "classes"), list),
+    **dict.fromkeys(("stack", "certificate"), dict | None),
 }  # fmt: skip
 
 

@@ -111,9 +111,7 @@ def test_bundle_load_with_changed_feature_code_raises_with_file(bundle_file, mon
 
 
 def test_bundle_load_reads_no_source_file_outside_the_package(bundle_file, tmp_path):
-    assert set(bundle_checks.feature_file_hashes(["../setup.py", "/dev/zero", "data/io.py", "a.b.py"])) == {
-        "data/io.py"
-    }
+    assert set(bundle_checks.feature_file_hashes(["../setup.py", "/dev/zero", "data/io.py"])) == {"data/io.py"}
     whole = Bundle.load(bundle_file("linear")).description["feature_files"]
     assert whole == bundle_checks.feature_file_hashes() and len(whole) > 20
     Bundle.load(changed(bundle_file("linear"), tmp_path / "b", feature_files=whole | {"/dev/zero": "0"}))
