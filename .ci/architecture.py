@@ -32,8 +32,10 @@ def sections() -> Iterator[tuple[str, list[Path]]]:
         r'MAP_TEXT = """(.*?)"""', (ROOT / "tests" / "test_import_order.py").read_text("utf-8"), re.DOTALL
     )
     files = [ROOT.joinpath("ml_factory", *name.split(".")).with_suffix(".py") for name in order[1].split()]
-    for number, (folder, together) in enumerate(groupby(files, key=lambda path: path.parent)):
-        again = number > 0 and folder.name == "ml_factory"  # what stands between and after the packages
+    written_folders: set[Path] = set()
+    for folder, together in groupby(files, key=lambda path: path.parent):
+        again = folder in written_folders  # files that stand between and after packages
+        written_folders.add(folder)
         about = "" if again else f"{first_sentence(folder / '__init__.py')}.\n\n"
         yield f"### {folder.relative_to(ROOT)}/{' (continued)' if again else ''}\n\n{about}", list(together)
     for folder in ("utils", "benchmarks", ".ci"):

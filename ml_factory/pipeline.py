@@ -41,12 +41,12 @@ from ml_factory.workflows.cross_validate import (
     cross_validate_plain,
     nested_search_settings,
 )
+from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
+from ml_factory.workflows.cross_validation.folds import FoldModel
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
 from ml_factory.workflows.fit_profile import profile_fit, write_fit_profile
-from ml_factory.workflows.fold_schemes import FoldSchemeSpec, plan_folds
-from ml_factory.workflows.folds import FoldModel
 from ml_factory.workflows.inspect_data import (
     certificate,
     draw_cuts,

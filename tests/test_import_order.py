@@ -48,7 +48,8 @@ datasets.exact_quantiles datasets.incremental_quantiles datasets.scaling dataset
 datasets.feature_selection datasets.preprocessing datasets.preprocessing_stream
 datasets.row_selection datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
-leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
+leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check
+leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
 leakage.custom_feature_check leakage.proof_spec leakage.progress_file leakage.proof leakage.certificate
 models.base models.session_clock_offset models.tabular_data models.lightgbm_trees
@@ -72,12 +73,15 @@ inference.prediction_spec inference.split_times inference.bundle_checks
 inference.model_card inference.bundle inference.stream
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
-workflows.load_prepared workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
-workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
-workflows.run_options workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores
+workflows.load_prepared workflows.audits.audit_artifacts workflows.barriers.barrier_trials
+workflows.search_barriers
+workflows.barriers.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
+workflows.run_options workflows.open_run workflows.cross_validation.fold_schemes
+workflows.cross_validation.folds workflows.cross_validation.fold_scores
 workflows.cross_validate workflows.predictions workflows.explain workflows.build_bundle workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
-workflows.audit_training workflows.audit_models workflows.audit workflows.fit_cost_model workflows.plan workflows.report
+workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
+workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.machine

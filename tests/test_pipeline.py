@@ -26,8 +26,9 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.log_upload import SUMMARY
-from ml_factory.workflows import folds, prepare, prepared_dataset
 from ml_factory.workflows import load_prepared as load
+from ml_factory.workflows import prepare, prepared_dataset
+from ml_factory.workflows.cross_validation import folds
 from tests.tracking.metrics_table import read_log
 
 H = 5

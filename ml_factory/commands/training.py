@@ -36,7 +36,7 @@ from ml_factory.process_identity import process_rank
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
-schemes = LazyModule("ml_factory.workflows.fold_schemes")
+schemes = LazyModule("ml_factory.workflows.cross_validation.fold_schemes")
 
 
 @dataclass(frozen=True)

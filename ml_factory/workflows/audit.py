@@ -30,15 +30,15 @@ from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.audit_artifacts import (
+from ml_factory.workflows.audits.audit_artifacts import (
     AuditFindings,
     audit_bars_artifact,
     audit_dataset_artifact,
     audit_row_artifacts,
     audit_scaler_artifact,
 )
-from ml_factory.workflows.audit_models import audit_finished_models, audit_model_predictions, audit_stack_model
-from ml_factory.workflows.audit_training import (
+from ml_factory.workflows.audits.audit_models import audit_finished_models, audit_model_predictions, audit_stack_model
+from ml_factory.workflows.audits.audit_training import (
     audit_fold_training,
     audit_training_baselines,
     audit_training_predictions,

@@ -26,14 +26,14 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import label_start_and_end, no_training_row_error, purge_training_rows
-from ml_factory.workflows.barrier_trials import (
+from ml_factory.workflows.barriers.barrier_trials import (
     Frames,
     format_trial_progress,
     load_barrier_trial_frames,
     run_barrier_trials,
 )
-from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec
-from ml_factory.workflows.fold_scores import (
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec
+from ml_factory.workflows.cross_validation.fold_scores import (
     UNCALIBRATED,
     fold_score_mean_gain,
     fold_score_table,
@@ -42,7 +42,7 @@ from ml_factory.workflows.fold_scores import (
     score_folds,
     verdict_of_fold_scores,
 )
-from ml_factory.workflows.folds import (
+from ml_factory.workflows.cross_validation.folds import (
     FoldModel,
     check_any_fold_fitted,
     fit_and_forecast_folds,

@@ -23,6 +23,7 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.fit_cost_model import (
     SLOTS,
     FitSize,
@@ -32,7 +33,6 @@ from ml_factory.workflows.fit_cost_model import (
     fit_cost_model,
     full_fit_size,
 )
-from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
 from ml_factory.workflows.results import Result
 from ml_factory.workflows.stack import stack_run_spec

@@ -51,8 +51,8 @@ from ml_factory.workflows.append import (
     load_appended_bars,
     resolve_market_facts,
 )
-from ml_factory.workflows.audit_artifacts import quick_artifact_audit
-from ml_factory.workflows.found_barriers import (
+from ml_factory.workflows.audits.audit_artifacts import quick_artifact_audit
+from ml_factory.workflows.barriers.found_barriers import (
     SearchedLabelsRef,
     add_found_barriers,
     check_found_barriers_bars,

@@ -36,7 +36,7 @@ from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import try_restore_from_wandb
-from ml_factory.workflows.barrier_trials import load_barrier_trial_frames, run_barrier_trials
+from ml_factory.workflows.barriers.barrier_trials import load_barrier_trial_frames, run_barrier_trials
 from ml_factory.workflows.prove import stored_data_settings
 from ml_factory.workflows.restore_run import tracked_run
 from ml_factory.workflows.results import SearchBarriersResult

@@ -21,8 +21,8 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.fold_schemes import plan_folds
-from ml_factory.workflows.folds import FoldModel, fit_and_forecast_folds_or_raise
+from ml_factory.workflows.cross_validation.fold_schemes import plan_folds
+from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds_or_raise
 from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot

@@ -183,7 +183,7 @@ def _work(hooks: Hooks) -> None:
         ("judge", "evaluation.metrics", "compute_forecast_metrics"),
         ("judge", "evaluation.html_report", "write_html_report"),
         ("stack", "workflows.stack", "_calibration"),
-        ("stack", "workflows.fold_schemes", "plan_folds"),
+        ("stack", "workflows.cross_validation.fold_schemes", "plan_folds"),
         ("stack", "workflows.prepared_dataset", "fit_dataset_preprocessing"),
         ("stack", "workflows.predictions", "uncalibrated_predictions"),
     ):

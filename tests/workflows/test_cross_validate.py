@@ -16,7 +16,8 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search import search_barriers_on_training_rows
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import triple_barrier_labels
-from ml_factory.workflows import barrier_trials, cross_validate
+from ml_factory.workflows import cross_validate
+from ml_factory.workflows.barriers import barrier_trials
 
 SPEC = BarrierSearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}

@@ -18,8 +18,9 @@ from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import fold_schemes, folds, predictions, prepared_dataset, stack
+from ml_factory.workflows import predictions, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
+from ml_factory.workflows.cross_validation import fold_schemes, folds
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_metrics_with_baselines
 

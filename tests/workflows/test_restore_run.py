@@ -12,7 +12,7 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking import wandb_process
-from ml_factory.workflows import folds
+from ml_factory.workflows.cross_validation import folds
 from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 SMALL = {"rounds": 20, "depth": 2, "block": 5, "patience": 0}

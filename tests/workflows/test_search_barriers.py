@@ -26,7 +26,8 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows import found_barriers, search_barriers
+from ml_factory.workflows import search_barriers
+from ml_factory.workflows.barriers import found_barriers
 from ml_factory.workflows.results import PrepareResult, SearchBarriersResult
 from tests.targets.markets import gappy
 

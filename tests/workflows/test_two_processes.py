@@ -31,7 +31,8 @@ import sys
 from ml_factory import pipeline
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
-from ml_factory.workflows import folds, train
+from ml_factory.workflows import train
+from ml_factory.workflows.cross_validation import folds
 
 def stop_before(owner, name, after):
     whole, calls = getattr(owner, name), []

@@ -13,7 +13,8 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.leakage.proof_spec import QUICK
 from ml_factory.workflows import audit as audit_module
-from ml_factory.workflows import audit_artifacts, load_prepared, prepare
+from ml_factory.workflows import load_prepared, prepare
+from ml_factory.workflows.audits import audit_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import ProofOutcome
 

@@ -17,16 +17,17 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
-from ml_factory.workflows import fold_schemes, fold_scores, folds, load_prepared, unit_checkpoints
-from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
-from ml_factory.workflows.fold_scores import (
+from ml_factory.workflows import load_prepared, unit_checkpoints
+from ml_factory.workflows.cross_validation import fold_schemes, fold_scores, folds
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.cross_validation.fold_scores import (
     fold_score_mean_gain,
     fold_score_table,
     labels_of_scored_folds,
     score_folds,
     verdict_of_fold_scores,
 )
-from ml_factory.workflows.folds import FoldOutcome
+from ml_factory.workflows.cross_validation.folds import FoldOutcome
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_best_baseline, dataset_sample_weights
 from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress

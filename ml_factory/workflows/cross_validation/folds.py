@@ -20,7 +20,7 @@ from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows.fold_schemes import FoldPlan
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     binned_data_fit_option,

@@ -11,8 +11,10 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference import prediction_spec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, audit_models, audit_training, folds, predictions, prepared_dataset
-from ml_factory.workflows.audit_artifacts import AuditFindings
+from ml_factory.workflows import audit, predictions, prepared_dataset
+from ml_factory.workflows.audits import audit_models, audit_training
+from ml_factory.workflows.audits.audit_artifacts import AuditFindings
+from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
 
 MODEL = "linear"

@@ -12,8 +12,8 @@ from ml_factory.evaluation.calibration import condition_on_classes
 from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_gain_interval
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_folds
 from ml_factory.targets.labels import expected_label_classes
-from ml_factory.workflows.fold_schemes import FoldPlan
-from ml_factory.workflows.folds import FoldOutcome
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan
+from ml_factory.workflows.cross_validation.folds import FoldOutcome
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_best_baseline,

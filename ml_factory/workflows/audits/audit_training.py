@@ -41,10 +41,10 @@ from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows.audit_artifacts import AuditFindings
-from ml_factory.workflows.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
-from ml_factory.workflows.fold_scores import UNCALIBRATED, score_folds
-from ml_factory.workflows.folds import FoldModel, fit_and_forecast_folds
+from ml_factory.workflows.audits.audit_artifacts import AuditFindings
+from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.cross_validation.fold_scores import UNCALIBRATED, score_folds
+from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds
 from ml_factory.workflows.predictions import predict_and_evaluate_artifact, read_prediction_frame
 from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
 from ml_factory.workflows.train import train_with_holdout

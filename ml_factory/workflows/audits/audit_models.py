@@ -24,8 +24,8 @@ from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.audit_artifacts import AuditFindings
-from ml_factory.workflows.audit_training import (
+from ml_factory.workflows.audits.audit_artifacts import AuditFindings
+from ml_factory.workflows.audits.audit_training import (
     BLIND,
     audit_training_spec,
     disturb_audit_training_labels,

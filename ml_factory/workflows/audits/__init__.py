@@ -1,0 +1,1 @@
+"""Audit of what a pipeline stores, trains and predicts."""

@@ -1,0 +1,1 @@
+"""Searched label barriers: trials and what they found."""

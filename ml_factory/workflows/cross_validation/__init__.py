@@ -1,0 +1,1 @@
+"""Folds of a cross-validation: their schemes, fits and scores."""
