@@ -62,13 +62,16 @@ class LeaseTakenOverError(CheckpointError):
 
 
 def read_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit) -> dict:
-    """Return the unit's lease; {} where there is none, UNREADABLE_LEASE where it is torn or the disk refuses it."""
+    """Return the unit's lease; {} where there is none, or the disk does not even list its folder.
+
+    UNREADABLE_LEASE : where it is there, and torn or refused.
+    """
     path = _path(folder, unit)
     with suppress(WorkspaceError, ValueError):
         return check_lease_record(parse_json(read_small_file(disk, path)))
     with suppress(OSError):
         return UNREADABLE_LEASE if path.name in disk.names(path.parent) else {}
-    return UNREADABLE_LEASE
+    return {}
 
 
 def write_lease_file(disk: Disk, folder: Path, unit: CheckpointUnit, lease: dict) -> None:

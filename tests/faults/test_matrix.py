@@ -24,7 +24,7 @@ def test_fault_matrix_covers_every_kind_of_file_operation():
     kinds, table = set(), Table()
     eio = Fault("EIO", "EIO")
     for action in ACTIONS:
-        for index in range(0, operations(action), 3):
+        for index in (0, *range(1, operations(action), 3)):
             run(table, action, eio, index)
     kinds = {kind for _, kind, _ in table.struck}
     assert kinds >= {"names", "open", "stat", "read", "write", "truncate", "sync", "close", "free"}
