@@ -126,7 +126,8 @@ def prepare(
                 try:
                     store = store or DatasetStoreWriter.begin(processed, key)
                     store, prefixes, seen = _write(store, workspace, symbol, settings, missing, raw)
-                    _certify(store, workspace, missing, prefixes, seen)
+                    # All that lack a certificate together, as where nothing was interrupted.
+                    _certify(store, workspace, horizons, prefixes, seen)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)

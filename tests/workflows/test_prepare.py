@@ -346,3 +346,24 @@ def test_bytes_needed_estimate_matches_stored_bytes(prepared):
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
     needed = prepare.estimate_prepared_bytes(bars, bars, market, settings, len(store.horizons))
     assert 0.8 * taken < needed < 1.5 * taken
+
+
+def test_prepare_killed_between_two_horizons_writes_same_certificates(place, tmp_path, monkeypatch):
+    elsewhere = Workspace(tmp_path / "there")
+    for one in (place, elsewhere):
+        raw(one, BARS)
+    pipeline.prepare(elsewhere, "MES", (5, 20))
+
+    class Died(BaseException):
+        pass
+
+    def die_at_second(store, *given, real=prepare._write_horizon):
+        if store.horizons:
+            raise Died
+        return real(store, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(prepare, "_write_horizon", die_at_second)
+        pipeline.prepare(place, "MES", (5, 20))
+    pipeline.prepare(place, "MES", (5, 20))
+    assert certificates(place) == certificates(elsewhere)
