@@ -212,7 +212,7 @@ def train(
     weights : weight of each training row; default: average uniqueness of its label.
     estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
         callback may read its state, and it holds the finished model afterwards.
-    profile : record where the time goes; the same numbers. A table and a flame graph are written next to the report.
+    profile : record where time is spent; the same numbers. A table and a flame graph are written next to the report.
     options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status, bins.
 
     Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write

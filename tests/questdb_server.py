@@ -21,7 +21,7 @@ class QuestDBServer:
     """The fake server.
 
     tables : name -> [(column, QuestDB type)]
-    queries : all that were asked
+    queries : all that were received
     fault : what /exp does wrong: "" for nothing, "short" ends the answer in mid-line, "chunk" ends in mid-chunk,
         "silent" ends between two lines before the announced length, "text" sends text in a column of numbers
     answer : (status, headers, body) of every question, instead of an answer

@@ -56,7 +56,7 @@ def train(
     run: RunFlagOptions,
     horizon: Horizon = 20,
     model: Model = "xgboost",
-    profile: Annotated[bool, Option("--profile", help="Record where the time goes: table, flame graph.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Record where time is spent: table, flame graph.")] = False,
 ) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)

@@ -270,7 +270,7 @@ class TrainingState:
         ):
             raise ValueError(f"step {self.step} after {finished_epochs} epochs")
         if finished_epochs == self.spec.epochs and not self.done:
-            raise ValueError(f"a training that goes on after {finished_epochs} epochs, all there are")
+            raise ValueError(f"a training that continues after {finished_epochs} epochs, all there are")
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
 

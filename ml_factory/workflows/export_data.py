@@ -76,7 +76,7 @@ def export_data(
 ) -> ExportDataResult:  # fmt: skip
     """Export rows of a database in order of time to a Parquet or CSV file that `prepare` takes as it is.
 
-    An interrupted export goes on behind its last complete part and ends with the bytes of an uninterrupted one. The
+    An interrupted export continues after its last complete part and ends with the bytes of an uninterrupted one. The
     file replaces an older one in one step, after count, first and last time and content hash were found equal to the
     database's; they are written next to it, as OUTPUT.json.
 

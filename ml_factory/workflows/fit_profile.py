@@ -1,4 +1,4 @@
-"""Profile of a training: a table and a flame graph of where its time goes, without a change of what is trained.
+"""Profile of a training: a table and a flame graph of where its time is spent, without a change of what is trained.
 
 A booster, or the linear model, runs under cProfile from its begin to its end. A network's steps run under torch's
 profiler, since its time is in operations and not in Python's functions: so many steps after the first ones, which
@@ -45,7 +45,7 @@ class FitProfile:
     what: str = ""
 
     def sentence(self) -> str:
-        """Return where the time goes, in a line."""
+        """Return where time is spent, in a line."""
         top = ", ".join(f"{row.share:.0%} {name}" for name, row in self.table.head(_SHOWN).iterrows())
         return f"time: {top} (of {self.root.seconds:.1f} s, {self.what})"
 

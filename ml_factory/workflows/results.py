@@ -231,7 +231,7 @@ class TrainResult(ModelResult):
     machine : device and resources of a network's fit.
     profile : of a training with `profile`, a row per function or operation: calls, seconds, total_seconds, share.
     profile_path : folder with its table and flame graph.
-    time_line : where the time goes, in a line.
+    time_line : where time is spent, in a line.
     """
 
     model: str

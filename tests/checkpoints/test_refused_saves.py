@@ -152,17 +152,23 @@ def test_manager_with_both_disks_refusing_names_each(tmp_path, monkeypatch, capl
     assert f"mount: The disk refused this file [{tmp_path / 'there'}" in caplog.text
 
 
+def refuse_first_writes(manager: CheckpointManager, monkeypatch, count: int) -> list[int]:
+    """Refuse that many writes to the local disk; return [the number left], which may be set again."""
+    write, refusals = manager.store.home.write, [count]
+
+    def refusing(*given):
+        refusals[0] -= 1
+        if refusals[0] >= 0:
+            raise WorkspaceError("refused")
+        return write(*given)
+
+    monkeypatch.setattr(manager.store.home, "write", refusing)
+    return refusals
+
+
 def test_forced_save_is_repeated_with_pauses_and_given_up_for_newer_one(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path, run="r") as manager:
-        write, refusals = manager.store.home.write, [3]
-
-        def refusing(*given):
-            refusals[0] -= 1
-            if refusals[0] >= 0:
-                raise WorkspaceError("refused")
-            return write(*given)
-
-        monkeypatch.setattr(manager.store.home, "write", refusing)
+        refusals = refuse_first_writes(manager, monkeypatch, 3)
         monkeypatch.setattr(save_writer, "_PAUSES", (0.01, 0.02, 0.03))
         assert manager.save_checkpoint("p", {"value": 1}, force=True) and manager.wait(60)
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 1}
@@ -176,15 +182,7 @@ def test_forced_save_is_repeated_with_pauses_and_given_up_for_newer_one(tmp_path
 
 def test_forced_save_is_not_given_up_for_save_of_another_phase(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path, run="r") as manager:
-        write, refusals = manager.store.home.write, [1]
-
-        def refusing(*given):
-            refusals[0] -= 1
-            if refusals[0] >= 0:
-                raise WorkspaceError("refused")
-            return write(*given)
-
-        monkeypatch.setattr(manager.store.home, "write", refusing)
+        refuse_first_writes(manager, monkeypatch, 1)
         monkeypatch.setattr(save_writer, "_PAUSES", (1.0,))
         first = manager.save_checkpoint("p", {"value": 1}, force=True)
         other = manager.save_checkpoint("q", {"value": 2}, force=True)

@@ -230,11 +230,9 @@ def test_bucket_mirror_background_push_keeps_waiting_requests_of_other_places(ma
     assert sorted(two.pull().pulled) == ["checkpoints/a", "models/a"]
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(machines, monkeypatch, background):
-    one, two = machines
-    write(one, "checkpoints/slot-1.ckpt", b"large")
-    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+def slow_checkpoint_uploads(mirror, monkeypatch) -> tuple[threading.Event, threading.Event]:
+    """Make the upload of a checkpoint wait; return (set when one has begun, lets it go on)."""
+    began, may_go_on, send = threading.Event(), threading.Event(), mirror._send
 
     def slow(name):
         if name.endswith(".ckpt"):
@@ -242,7 +240,15 @@ def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(
             assert may_go_on.wait(30)
         return send(name)
 
-    monkeypatch.setattr(one, "_send", slow)
+    monkeypatch.setattr(mirror, "_send", slow)
+    return began, may_go_on
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(machines, monkeypatch, background):
+    one, two = machines
+    write(one, "checkpoints/slot-1.ckpt", b"large")
+    began, may_go_on = slow_checkpoint_uploads(one, monkeypatch)
     one.push_in_background("checkpoints/")
     assert began.wait(30)
     write(one, f"{bucket_sync.LEASES_PREFIX}unit.json", b"{}")
@@ -264,15 +270,7 @@ def test_bucket_mirror_slow_push_of_everything_leaves_lease_released_meanwhile(m
     lease = f"{bucket_sync.LEASES_PREFIX}unit.json"
     write(one, "checkpoints/slot-1.ckpt", b"large")
     write(one, lease, b"held")
-    began, may_go_on, send = threading.Event(), threading.Event(), one._send
-
-    def slow(name):
-        if name.endswith(".ckpt"):
-            began.set()
-            assert may_go_on.wait(30)
-        return send(name)
-
-    monkeypatch.setattr(one, "_send", slow)
+    began, may_go_on = slow_checkpoint_uploads(one, monkeypatch)
     one.push_in_background()
     assert began.wait(30)
     write(one, lease, b"released")

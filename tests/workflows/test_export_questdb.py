@@ -146,7 +146,7 @@ def test_questdb_error_answers_are_one_line(quest, tmp_path, answer, words):
 
 def test_questdb_text_in_number_column_is_refused(quest, tmp_path):
     quest.fault = "text"
-    with pytest.raises(DatabaseError, match="not the table that was asked for"):
+    with pytest.raises(DatabaseError, match="not the requested table"):
         export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
 
 

@@ -1,4 +1,4 @@
-"""Parts of an unfinished export: a killed one goes on behind the last complete part, and ends with the same bytes."""
+"""Parts of an unfinished export: a killed one continues after the last complete part, and ends with the same bytes."""
 
 import shutil
 from collections.abc import Iterator

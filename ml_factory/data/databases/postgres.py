@@ -1,6 +1,6 @@
 """Rows of a PostgreSQL table through ADBC: Arrow batches of `COPY`, or of a server-side cursor where it is refused.
 
-All questions of an export are asked in one read-only transaction of one snapshot. Names come from the catalogue and
+All queries of an export run in one read-only transaction of one snapshot. Names come from the catalogue and
 are quoted; values travel as parameters into settings of the transaction, which `COPY`, that has no parameters, reads.
 """
 
@@ -256,7 +256,7 @@ class PostgresRows:
             yield
         except (self._driver.Error, OSError, pyarrow.ArrowException) as error:
             message = _first_line(error)
-            step = "run the same command again: it goes on behind the last part" if lost else "check --source"
+            step = "run the same command again: it continues after the last part" if lost else "check --source"
             if "password" in message:
                 step = (
                     "put the password into PGPASSWORD or ~/.pgpass (mode 0600), or into Colab's secrets as PGPASSWORD"

@@ -121,7 +121,7 @@ class QuestDBRows:
                 yield from pyarrow.csv.open_csv(body, read_options=read, convert_options=convert)
             except pyarrow.ArrowInvalid as error:
                 raise DatabaseError(
-                    "QuestDB's answer is not the table that was asked for",
+                    "QuestDB's answer is not the requested table",
                     where=f"{self._address.shown}, {self.table}",
                     got=" ".join(str(error).split())[:200], next_step="run the same command again",
                 ) from error  # fmt: skip
@@ -163,7 +163,7 @@ class QuestDBRows:
             raise DatabaseError(
                 "The connection to the database was lost" if lost else "The database cannot be reached",
                 where=self._address.shown, got=f"{type(error).__name__}: {error}"[:200],
-                next_step="run the same command again: it goes on behind the last part" if lost else "check --source",
+                next_step="run the same command again: it continues after the last part" if lost else "check --source",
             ) from error  # fmt: skip
         finally:
             with suppress(OSError):
