@@ -15,7 +15,7 @@ from tests.faults.mount import why_not
 class Plan:
     """One chain: `kills` in order, each with the name under which it counts.
 
-    lossy : each kill also takes the local disk, and the workspace is what the cloud had received.
+    lossy : each kill also takes the machine with its local disk, and the workspace is what the cloud had received.
     """
 
     unit: str
@@ -52,7 +52,7 @@ def run_chain(
     outcome, waiting = Outcome(plan), []
     lives = [kill for _, kill in plan.kills] + [None]
     for number, kill in enumerate(lives):
-        ended = live(machine, plan.unit, kill, broken=broken, number=number)
+        ended = live(machine, plan.unit, kill, broken=broken, number=number, new_machine=plan.lossy)
         if waiting and (resumed := _went_on_from(ended)):
             outcome.kills += [(*one, resumed) for one in waiting]
             waiting = []

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tests.chaos import half_writes
 from tests.chaos.death import die, note
 
 Around = Callable[[Callable], Callable]
+SECONDS_BETWEEN_MACHINES = 300.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,22 @@ def install(hooks: Hooks) -> None:
         replace_constant("ml_factory.checkpoints.child_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
             replace_constant("ml_factory.checkpoints.save_writer", "_INLINE_BYTES", 0)
+
+
+def run_on_new_machine(number: int) -> None:
+    """Let leases see the machine of life `number`: another kernel, started five minutes after the one before.
+
+    A session whose machine is lost comes back on another one, minutes later. Without this each life would wait three
+    minutes of real time for the lease of the life before.
+    """
+    from ml_factory.checkpoints.leases import LeaseHolder
+
+    def starts(init):
+        return functools.partialmethod(init, now=lambda: time.time() + number * SECONDS_BETWEEN_MACHINES)
+
+    LeaseHolder.__init__ = starts(LeaseHolder.__init__)
+    wrap_everywhere("ml_factory.process_identity", "boot_id", lambda _: lambda: f"machine {number}")
+    wrap_everywhere("ml_factory.checkpoints.leases", "clock_is_synchronized", lambda _: lambda: True)
 
 
 def replace_constant(module: str, name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos.cloud import Disk
 from tests.chaos.death import note
-from tests.chaos.hooks import Hooks, Kill, install
+from tests.chaos.hooks import Hooks, Kill, install, run_on_new_machine
 from tests.chaos.work import UNITS, Hashes
 
 
@@ -33,13 +33,18 @@ class Ended:
 
 
 def live(
-    machine: Disk, unit: str, kill: Kill | None, *, broken: Callable[[], None] | None = None, number: int = 0
-) -> Ended:
-    """Do `unit` on the machine in a process of its own, until it ends or is killed.  broken : sabotage done first."""
+    machine: Disk, unit: str, kill: Kill | None, *, broken: Callable[[], None] | None = None, number: int = 0,
+    new_machine: bool = False,
+) -> Ended:  # fmt: skip
+    """Do `unit` on the machine in a process of its own, until it ends or is killed.
+
+    broken : sabotage done first.
+    new_machine : leases see another machine than that of the life before, started minutes later.
+    """
     diary, out = machine.folder / f"life-{number}.jsonl", machine.folder / f"life-{number}.txt"
     pid = os.fork()
     if pid == 0:
-        _child(machine, unit, kill, broken, diary, out)
+        _child(machine, unit, kill, broken, diary, out, number if new_machine else None)
     _, status = os.waitpid(pid, 0)
     lines = [json.loads(line) for line in diary.read_text().splitlines()] if diary.exists() else []
     output = {what: [line for line in lines if line["what"] == what] for what in ("killed", "loaded", "hashes")}
@@ -49,7 +54,9 @@ def live(
     return Ended(False, output["hashes"][0]["value"] if output["hashes"] else None, output["loaded"], text)
 
 
-def _child(machine: Disk, unit: str, kill: Kill | None, broken, diary: Path, out: Path) -> None:
+def _child(
+    machine: Disk, unit: str, kill: Kill | None, broken, diary: Path, out: Path, machine_number: int | None
+) -> None:  # fmt: skip
     code = 1
     with contextlib.suppress(BaseException):
         os.setsid()
@@ -60,6 +67,8 @@ def _child(machine: Disk, unit: str, kill: Kill | None, broken, diary: Path, out
         os.environ |= {"HOME": str(machine.home), "ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}
         try:
             install(Hooks(diary, kill, machine.secure))
+            if machine_number is not None:
+                run_on_new_machine(machine_number)
             if broken:
                 broken()
             note(diary, "hashes", value=UNITS[unit](machine.root))
