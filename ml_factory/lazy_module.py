@@ -12,6 +12,7 @@ EXTRAS = {
     "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
     "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",
     "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
+    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "websockets", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
 }  # fmt: skip
 

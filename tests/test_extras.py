@@ -12,11 +12,17 @@ from ml_factory.lazy_module import EXTRAS
 from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[1]
-# Required for what imports them in turn: they are a notebook's kernel, its widgets, and the two halves of gcsfs.
-NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec", "onnxscript"}
+# Required for what imports them in turn: they are a notebook's kernel, its widgets, the two halves of gcsfs, and what
+# uvicorn reads HTTP and WebSockets with.
+NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec", "onnxscript", "httptools", "websockets"}
+NEVER_IMPORTED |= {"fastapi", "uvicorn", "prometheus_client"}
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
-NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython"}
-MODULES = {"scikit-learn": "sklearn", "adbc-driver-postgresql": "adbc_driver_postgresql"}
+NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic"}
+MODULES = {
+    "scikit-learn": "sklearn",
+    "adbc-driver-postgresql": "adbc_driver_postgresql",
+    "prometheus-client": "prometheus_client",
+}
 
 # Runs the command line with each list of words, in an interpreter that has none of the packages of extras.
 WITHOUT_EXTRAS = """
