@@ -14,10 +14,15 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from ml_factory import notebook, pipeline
     from ml_factory.checkpoints.manager import CheckpointManager
     from ml_factory.inference.bundle import Bundle
+    from ml_factory.inference.guard.guarded_stream import GuardedStream
+    from ml_factory.inference.guard.settings import GuardSettings
     from ml_factory.inference.stream import PredictionStream
     from ml_factory.storage.workspace import Workspace
 
-__all__ = ["Bundle", "CheckpointManager", "PredictionStream", "Workspace", "__version__", "notebook", "pipeline"]
+__all__ = [
+    "Bundle", "CheckpointManager", "GuardSettings", "GuardedStream", "PredictionStream", "Workspace", "__version__",
+    "notebook", "pipeline",
+]  # fmt: skip
 
 # Boosters and torch share two cores with notebooks and logs: busy-waiting threads made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it is set before all imports.
@@ -31,6 +36,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Bundle": "ml_factory.inference.bundle",
+    "GuardedStream": "ml_factory.inference.guard.guarded_stream",
+    "GuardSettings": "ml_factory.inference.guard.settings",
     "PredictionStream": "ml_factory.inference.stream",
     "CheckpointManager": "ml_factory.checkpoints.manager",
     "Workspace": "ml_factory.storage.workspace",

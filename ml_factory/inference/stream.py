@@ -55,7 +55,11 @@ class PredictionStream:
         bars : raw bars in the format of the training's, in time order, all later than those before.
         Raises BarsError for bars that cannot be, SettingsError for other columns than the market has.
         """
-        return self._predict(self._features.push(self._checked(bars)))
+        return self.push_checked(self.check_bars(bars))
+
+    def push_checked(self, bars: pd.DataFrame) -> pd.DataFrame:
+        """Return the predictions that bars of `check_bars` complete."""
+        return self._predict(self._features.push(bars))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
@@ -85,8 +89,8 @@ class PredictionStream:
                 rows.load_state(state["models"][name])
             self._waiting = int(state["waiting"])
 
-    def _checked(self, bars: pd.DataFrame) -> pd.DataFrame:
-        """Return the bars in canonical form. Raises BarsError."""
+    def check_bars(self, bars: pd.DataFrame) -> pd.DataFrame:
+        """Return the next bars in canonical form; the stream is not changed. Raises BarsError."""
         spec, where = self.bundle.spec, "bars of the stream"
         if not len(bars):
             return pd.DataFrame(
