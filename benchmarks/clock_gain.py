@@ -28,8 +28,9 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one

@@ -43,6 +43,13 @@ from ml_factory.workflows.cross_validate import (
 )
 from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel
+from ml_factory.workflows.dataset_evaluation import (
+    dataset_best_baseline,
+    dataset_calibration_by_class,
+    dataset_metrics_with_baselines,
+    dataset_missing_classes,
+    prepared_dataset_verdict,
+)
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
@@ -76,14 +83,7 @@ from ml_factory.workflows.open_run import (
 from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepare import prepare
-from ml_factory.workflows.prepared_dataset import (
-    dataset_best_baseline,
-    dataset_calibration_by_class,
-    dataset_metrics_with_baselines,
-    dataset_missing_classes,
-    prepared_dataset_verdict,
-    resolve_dataset_settings,
-)
+from ml_factory.workflows.prepared_dataset import resolve_dataset_settings
 from ml_factory.workflows.results import (
     AuditResult,
     CrossValidateResult,

@@ -33,7 +33,7 @@ argument_checks code_fingerprint limited_fork
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.price_anomalies data.gaps
 data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
-data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
+data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
 data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
 data.databases.export_parts data.databases.exported_file data.databases.postgres data.databases.questdb
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
@@ -52,7 +52,7 @@ leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_
 leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
 leakage.custom_feature_check leakage.proof_spec leakage.progress_file leakage.proof leakage.certificate
-models.base models.session_clock_offset models.tabular_data models.lightgbm_trees
+models.base models.session_clock_offset models.tabular_data models.tabular_spec models.lightgbm_trees
 models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.onednn_linear models.heads models.layers models.recurrent_layers models.sequence
@@ -73,7 +73,7 @@ inference.prediction_spec inference.split_times inference.bundle_checks
 inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.guarded_stream
 inference.guard.request_checks
-workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
+workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audits.audit_artifacts workflows.barriers.barrier_trials
 workflows.search_barriers

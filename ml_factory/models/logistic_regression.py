@@ -11,8 +11,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ml_factory.models.base import softmax
-from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularSpec
+from ml_factory.models.tabular import TabularBlockTrainer, TabularModel
 from ml_factory.models.tabular_data import TabularRows
+from ml_factory.models.tabular_spec import TabularSpec
 
 K = 3
 _MEMORY = 10  # pairs of steps and changes of the gradient

@@ -10,14 +10,14 @@ the checkpoint as bytes. The linear model draws nothing.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.hardware import cores, gpu_present
+from ml_factory.errors import FactoryError
+from ml_factory.hardware import gpu_present
 from ml_factory.models.base import (
     ModelBase,
     ModelFitResult,
@@ -38,99 +38,17 @@ from ml_factory.models.tabular_data import (
     BinnedData,
     TabularRows,
     apply_tabular_class_weights,
-    check_tabular_class_weight,
     check_tabular_progress,
     check_tabular_rows,
     refuse_damaged_training,
     to_tabular_matrix,
     training_data_checksum,
 )
+from ml_factory.models.tabular_spec import TabularBoosterSpec, TabularSpec
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 
-DEVICES = ("auto", "cpu", "cuda")
-_MACHINE = ("threads", "device")  # settings of the machine: a run may resume with others, and is then marked
 _MOST_FEATURES_OR_ROUNDS = 1 << 24  # of a stored model
-
-
-@dataclass(frozen=True)
-class TabularSpec:
-    """Settings of every tabular model.
-
-    rounds : trees per class, or steps of the linear fit, at most.
-    block : rounds between two possible checkpoints.
-    patience : rounds without a better validation loss before stopping, counted across blocks; 0 for never.
-    offset_column : input that grows evenly through the session, of the `SessionClockOffset` the model starts from;
-        -1 for none.
-    offset_bars : bars before the session's end with cells of their own in the offset.
-    class_weight : none, or balanced (see `apply_tabular_class_weights`).
-    threads : number of threads; 0 for every core.
-    """
-
-    rounds: int = 300
-    block: int = 10
-    l2: float = 1.0
-    patience: int = 30
-    class_weight: str = "none"
-    seed: int = 0
-    threads: int = 0
-    offset_column: int = -1
-    offset_bars: int = 0
-
-    def __post_init__(self):
-        check_clock_offset_settings(self.offset_column, self.offset_bars)
-        check_tabular_class_weight(self.class_weight)
-        self._whole("rounds", 1)
-        self._whole("block", 1)
-        self._whole("patience", 0)
-        self._whole("threads", 0)
-        self._at_least_0("l2")
-
-    def _whole(self, name: str, low: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or value < low:
-            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
-
-    def _at_least_0(self, name: str) -> None:
-        if not getattr(self, name) >= 0:
-            raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted=">= 0")
-
-    def identity(self) -> dict:
-        """The settings that make it another run when they change."""
-        return {name: value for name, value in asdict(self).items() if name not in _MACHINE}
-
-    @property
-    def thread_count(self) -> int:
-        """Threads as a number."""
-        return self.threads or cores()
-
-
-@dataclass(frozen=True)
-class TabularBoosterSpec(TabularSpec):
-    """Settings of all three boosters.
-
-    row_sample, column_sample : share drawn for each tree.
-    min_leaf : rows a leaf holds at least.
-    device : auto (a GPU where there is one), cpu or cuda. Equal to the bit after an interruption is promised on the cpu
-        alone; results of a GPU carry the mark.
-    """
-
-    learning_rate: float = 0.05
-    depth: int = 3
-    row_sample: float = 0.8
-    column_sample: float = 0.8
-    min_leaf: float = 20.0
-    device: str = "auto"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self._whole("depth", 1)
-        self._at_least_0("min_leaf")
-        for name in ("learning_rate", "row_sample", "column_sample"):
-            if not 0 < getattr(self, name) <= 1:
-                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted="in (0, 1]")
-        if self.device not in DEVICES:
-            raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)
 
 
 class TabularBlockTrainer(ABC):

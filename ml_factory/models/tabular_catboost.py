@@ -17,7 +17,8 @@ from ml_factory.errors import CheckpointError
 from ml_factory.limited_fork import OUT_OF_MEMORY, failure_in_fork
 from ml_factory.models.base import CLASSES
 from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
-from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
+from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
+from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"

@@ -6,7 +6,8 @@ import numpy as np
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import damaged_model_state_error
 from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
-from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel, TabularRows
+from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
+from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"

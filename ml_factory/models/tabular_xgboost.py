@@ -3,7 +3,8 @@
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.tabular import TabularBlockTrainer, TabularBoosterSpec, TabularModel
+from ml_factory.models.tabular import TabularBlockTrainer, TabularModel
+from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.models.xgboost_trees import merge_xgboost_trees, xgboost_booster_from_trees, xgboost_tree_arrays
 
 _METRIC = "mlogloss"

@@ -11,7 +11,7 @@ import pandas as pd
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.activity_bars import build_base_bars_and_frames
 from ml_factory.data.append_check import canonicalize_for_append, check_appended_bars
-from ml_factory.data.io import read_bars_table
+from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import ResampledBars, asof_rows
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.io import read_bars_table, resolve_bars_file
+from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.errors import (
@@ -34,8 +34,7 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.workflows.prepared_dataset import (
-    PreparedDataset,
+from ml_factory.workflows.dataset_evaluation import (
     dataset_best_baseline,
     dataset_calibration_by_class,
     dataset_gain_over_forecast,
@@ -44,6 +43,7 @@ from ml_factory.workflows.prepared_dataset import (
     dataset_weighted_prior_loss,
     prepared_dataset_verdict,
 )
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte

@@ -21,9 +21,10 @@ from ml_factory.run_folder import RunFolder
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
 from ml_factory.workflows.inspect_data import bar_findings_table
 from ml_factory.workflows.predictions import PredictionEvaluation
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_calibration_by_class
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ml_factory.data.io as sources
-from ml_factory.data.io import import_bars, load_bars, read_bars_table, write_bars
+from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.io import import_bars, load_bars, write_bars
 from ml_factory.data.rolls import RollSpec, undo_roll_adjustment
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError

@@ -22,7 +22,7 @@ from ml_factory.models import tabular_xgboost
 from ml_factory.targets import label_table, labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.workflows import audit, predictions, prepared_dataset
+from ml_factory.workflows import audit, dataset_evaluation, predictions, prepared_dataset
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.leakage.catalogue import bars_with_events
@@ -310,13 +310,13 @@ def starts_at_the_prior_of_all(patch):
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = prepared_dataset.prepared_dataset_baselines
+    honest = dataset_evaluation.prepared_dataset_baselines
 
     def spoilt(data, training_rows, rows):
         everything = np.arange(len(data.labels))
         return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(prepared_dataset, "prepared_dataset_baselines", spoilt)
+    patch.setattr(dataset_evaluation, "prepared_dataset_baselines", spoilt)
 
 
 def prior_other_a_history_of_all(patch):

@@ -12,8 +12,9 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.hardware import gpu_present
 from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.models.tabular import TabularBoosterSpec, early_stopping_round
+from ml_factory.models.tabular import early_stopping_round
 from ml_factory.models.tabular_data import BinnedData, TabularRows, apply_tabular_class_weights
+from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.models.xgboost_trees import xgboost_booster_from_trees
 from ml_factory.seeding import derive_seed
 

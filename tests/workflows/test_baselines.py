@@ -9,7 +9,7 @@ import pytest
 from ml_factory.evaluation.baselines import BASELINES, baseline_session_clock
 from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.prepared_dataset import (
+from ml_factory.workflows.dataset_evaluation import (
     dataset_best_baseline,
     dataset_metrics_with_baselines,
     dataset_weighted_prior_loss,

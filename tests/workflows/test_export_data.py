@@ -18,8 +18,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.databases import export_parts
-from ml_factory.data.io import import_bars, read_bars_table
+from ml_factory.data.io import import_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, DatabaseError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace

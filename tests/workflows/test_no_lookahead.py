@@ -21,8 +21,9 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import predictions, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.cross_validation import fold_schemes, folds
+from ml_factory.workflows.dataset_evaluation import dataset_metrics_with_baselines
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_metrics_with_baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}

@@ -11,7 +11,7 @@ from ml_factory.evaluation.metrics import compute_forecast_metrics, debiased_cal
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
 from ml_factory.workflows import report
-from ml_factory.workflows.prepared_dataset import dataset_gain_over_forecast
+from ml_factory.workflows.dataset_evaluation import dataset_gain_over_forecast
 
 ROWS = 600
 

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.io import load_bars, read_bars_table
+from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.io import load_bars
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample

@@ -45,8 +45,9 @@ from ml_factory.workflows.audits.audit_artifacts import AuditFindings
 from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.fold_scores import UNCALIBRATED, score_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds
+from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
 from ml_factory.workflows.predictions import predict_and_evaluate_artifact, read_prediction_frame
-from ml_factory.workflows.prepared_dataset import PreparedDataset, prepared_dataset_baselines
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.train import train_with_holdout
 
 ROWS = 3_000  # labelled rows of a small run

@@ -14,12 +14,12 @@ from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes
 from ml_factory.targets.labels import expected_label_classes
 from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan
 from ml_factory.workflows.cross_validation.folds import FoldOutcome
-from ml_factory.workflows.prepared_dataset import (
-    PreparedDataset,
+from ml_factory.workflows.dataset_evaluation import (
     dataset_best_baseline,
     prepared_dataset_baselines,
     prepared_dataset_metrics,
 )
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 # Suffix of a model's name: its forecasts before the calibration of the fold.
 UNCALIBRATED = "_uncalibrated"

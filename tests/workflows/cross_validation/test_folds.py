@@ -28,8 +28,9 @@ from ml_factory.workflows.cross_validation.fold_scores import (
     verdict_of_fold_scores,
 )
 from ml_factory.workflows.cross_validation.folds import FoldOutcome
+from ml_factory.workflows.dataset_evaluation import dataset_best_baseline
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_best_baseline, dataset_sample_weights
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_sample_weights
 from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress
 
 HORIZON = 10
