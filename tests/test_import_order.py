@@ -73,7 +73,8 @@ inference.prediction_spec inference.split_times inference.bundle_checks
 inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.guarded_stream
 inference.guard.request_checks
-workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results workflows.unit_checkpoints
+workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results
+workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audits.audit_artifacts workflows.barriers.barrier_trials
 workflows.search_barriers
