@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ml_factory.cli_output import StderrHandler
-from ml_factory.commands import data, machine, notebooks, training
+from ml_factory.commands import data, machine, notebooks, serving, training
 from ml_factory.commands.dataclass_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 VERBS = (
     machine.doctor, data.export_data, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
-    training.evaluate, training.plan, training.predict, training.export,
+    training.evaluate, training.plan, training.predict, training.export, serving.serve,
     machine.clean, machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip
 for verb in VERBS:

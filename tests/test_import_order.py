@@ -86,8 +86,12 @@ workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
 workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
+serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
+serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market serving.service
+serving.app serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
-commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.machine
+commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
+commands.machine
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -112,6 +116,8 @@ HOMES = {
     "onnx": {"inference.onnx_graph", "inference.onnx_trees"},
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
+    "fastapi": {"serving.problems", "serving.app"},
+    "uvicorn": {"serving.server"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }
 TORCH_STARTS_AT = "datasets.windows"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import CheckpointError, refuse_damaged_content
+from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.inference.bundle_checks import (
     LARGEST_BUNDLE,
     absent_libraries,
@@ -130,21 +130,38 @@ class Bundle:
         with _damaged(self.where):
             return model_card(self.description)
 
-    def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
+    def predict(
+        self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False, warm_rows: bool = False
+    ) -> pd.DataFrame:
         """Predict raw bars: the frame of `pipeline.predict` on the same bars.
 
         bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
             as many before the first wanted row as the features need (`description["warmup_bars"]` base bars).
         stamped : format of these bars; None: that of the bars of training.
         all_rows : also rows that the model was fitted or chosen on.
+        warm_rows : only rows with as many before them as the features need.
 
         Raises BarsError for bars that are refused, too few, or on another tick than those of training.
         """
         checked, report = self.spec.check_bars(bars, stamped=stamped)
         check_bars_on_tick(report, self.spec.market, self.description["off_tick"])
-        frame, _ = self.spec.predict_bars(checked, self.fitted)
+        frame, close = self.spec.predict_bars(checked, self.fitted)
+        if warm_rows:
+            frame = self._warm_rows(frame, close.index)
         with _damaged(self.where):
             return add_prediction_splits(frame, self.description, all_rows, self.where)
+
+    def _warm_rows(self, frame: pd.DataFrame, rows: pd.DatetimeIndex) -> pd.DataFrame:
+        """Return the predictions after the warm-up; rows : all feature rows of the bars. Raises BarsError for none."""
+        wanted = self.description["warmup_bars"] or 0
+        warm = frame[frame.index.isin(rows[wanted:])]
+        if not len(warm):
+            raise BarsError(
+                "Too few bars for a prediction", where="bars", got=f"{len(rows)} feature rows",
+                wanted=f"more than {wanted}, each of {self.spec.features.base_description}",
+                next_step="give as many bars before the first wanted row as the features need",
+            )  # fmt: skip
+        return warm
 
     def _check_hashes(self, fingerprint: str) -> None:
         """Raise CheckpointError unless the description has this fingerprint and the parts have its hashes."""

@@ -1,0 +1,59 @@
+"""Problem bodies: each error as JSON with what, where, got, wanted and the next step."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Response
+
+from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, WorkspaceError
+from ml_factory.redaction import redact_values
+
+
+class OverloadError(FactoryError):
+    """A request beyond the limits of the service now, which may be sent again after `seconds`."""
+
+    def __init__(self, what: str, *, seconds: float = 1.0, where: object = None, wanted: object = None):
+        super().__init__(what, where=where, wanted=wanted, next_step=f"send it again after {max(seconds, 1):.0f} s")
+        self.seconds = seconds
+
+
+class JsonResponse(Response):
+    """Strict JSON in ASCII: half a surrogate pair in a client's text is no error here."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return to_json_text(content).encode("ascii")
+
+
+def to_json_text(content: Any) -> str:
+    """Return the compact JSON of JSON values."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False)
+
+
+def status_of(error: FactoryError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, OverloadError):
+        return 429
+    if isinstance(error, WorkspaceError | MissingPackageError):
+        return 503
+    return 409 if isinstance(error, CheckpointError) else 422
+
+
+def problem_fields(error: FactoryError, status: int) -> dict[str, Any]:
+    """Return the body of an error, without secrets."""
+    parts = {name: getattr(error, name) for name in ("what", "where", "got", "wanted", "next_step")}
+    texts = {name: None if part is None else str(part)[:2000] for name, part in parts.items()}
+    return redact_values({"status": status, **texts, "message": str(error)[:4000]})
+
+
+def problem_response(
+    error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> JsonResponse:
+    """Return the response for an error; with Retry-After where it may be sent again."""
+    status = status or status_of(error)
+    headers = dict(headers or {})
+    if isinstance(error, OverloadError):
+        headers["Retry-After"] = str(max(1, round(error.seconds)))
+    return JsonResponse(problem_fields(error, status), status, headers, "application/problem+json")

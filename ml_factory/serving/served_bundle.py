@@ -1,0 +1,204 @@
+"""A bundle as the service predicts with it: raw bars, and feature rows of several requests in one call."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
+from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform, TwoStateHmmTransform
+from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
+from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_damaged_content
+from ml_factory.features.build import build_features
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.onnx_models import OnnxModels
+from ml_factory.inference.split_times import split_by_times
+from ml_factory.serving.tables import bars_to_frame, frame_to_answers
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
+
+_FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
+          "certificate", "metrics", "verdict", "versions", "split_times", "data")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Feature rows of one request.
+
+    features : float, index known_at (UTC, increasing)
+    segment : int (N,)
+    close : float64 (N,); None: not given
+    timed : the request named the moments
+    """
+
+    features: pd.DataFrame
+    segment: np.ndarray
+    close: np.ndarray | None
+    timed: bool
+
+
+class ServedBundle:
+    """A loaded bundle; its methods run in one thread at a time."""
+
+    def __init__(self, bundle: Bundle):
+        self.bundle = bundle
+        self.id = fingerprint_json(bundle.description)[:16]
+        self.symbol, self.run_id = str(bundle.description["symbol"]), str(bundle.description["run_id"])
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ServedBundle":
+        """Read and check the bundle, compile its features' kernels, and build its models. Raises as `Bundle.load`."""
+        served = cls(Bundle.load(path))
+        bars = synthetic_market(SyntheticSpec(days=3)).bars
+        market = served.bundle.spec.market
+        if not market.has_volume:
+            bars = bars.drop(columns="volume")
+        with suppress(FactoryError):  # such as features of the user's own that refuse synthetic bars
+            build_features(bars, market, served.bundle.spec.features)
+        return served
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Facts for `/info`."""
+        description = self.bundle.description
+        named = {name: description.get(name) for name in _FACTS}
+        return to_json_value(named | {"bundle": self.id, "engine": self.bundle.engine, "file": description.get("file")})
+
+    def named(self, answers: list[dict]) -> dict[str, Any]:
+        """Return the answers with the names of what made them."""
+        return {"symbol": self.symbol, "run_id": self.run_id, "bundle": self.id, "answers": answers}
+
+    def predict_bars(self, bars: Any, largest: int, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
+        """Return the answers for the newest `last` rows of these raw bars. Raises BarsError, SettingsError.
+
+        bars : of a request; at most `largest`
+        now : the clock, to which the newest bar is compared; None: history
+        """
+        table = bars_to_frame(bars, largest)
+        with refuse_damaged_content(
+            BarsError, "These bars cannot be read", where="bars", next_step="send a table of bars"
+        ):
+            frame = self.bundle.predict(table, all_rows=True, warm_rows=True)
+        return self.named(frame_to_answers(frame.iloc[-last:].assign(guard="ok", reason="")))
+
+    # ---- feature rows ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_rowwise(self) -> bool:
+        """True where the rows of several requests can be predicted in one call, with the same result for each."""
+        fitted = self.bundle.fitted
+        if isinstance(fitted, OnnxModels):
+            return True
+        steps = [preprocessing_from_dict(model.scaler) for model in fitted.models.values()]
+        flat = [one for step in steps for one in (step.steps if isinstance(step, Preprocessor) else (step,))]
+        return fitted.stack is None and not any(
+            isinstance(one, FractionalDifferenceTransform | TwoStateHmmTransform) for one in flat
+        )
+
+    def predict_rows(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any] | FactoryError]:
+        """Return the answers, or the error, of each request: each as if it were alone."""
+        found: list[Any] = [self._check_rows(table) for table in tables]
+        good = [number for number, error in enumerate(found) if error is None]
+        for group in [good] if self.is_rowwise else [[number] for number in good]:
+            if not group:
+                continue
+            try:
+                answers = self._predict_tables([tables[number] for number in group])
+            except FactoryError as error:
+                answers = (
+                    [error] * len(group) if len(group) == 1 else [self.predict_rows([tables[n]])[0] for n in group]
+                )
+            for number, answer in zip(group, answers, strict=True):
+                found[number] = answer
+        return found
+
+    def _check_rows(self, table: FeatureTable) -> FactoryError | None:
+        """Return the error of rows that this bundle cannot read."""
+        wanted, got = list(self.bundle.description["feature_names"]), list(table.features.columns)
+        if got != wanted:
+            absent = [name for name in wanted if name not in got]
+            other = [name for name in got if name not in wanted]
+            text = (
+                f"no {', '.join(absent[:5])}" if absent else f"unknown {', '.join(other[:5])}" if other else "the order"
+            )
+            return SettingsError(
+                "The columns are not the features of the model", where="rows.columns", got=text,
+                wanted=f"its {len(wanted)} features in its order", next_step="take feature_names of GET /info",
+            )  # fmt: skip
+        if not table.timed and self._reads_moments:
+            return SettingsError(
+                "This model reads the moments of the rows", where="rows.known_at", got="none",
+                wanted="a moment of each row", next_step="send known_at",
+            )  # fmt: skip
+        return None
+
+    @cached_property
+    def _reads_moments(self) -> bool:
+        fitted = self.bundle.fitted
+        return not isinstance(fitted, OnnxModels) and any(
+            getattr(model.estimator, "covariates", {}) for model in fitted.models.values()
+        )
+
+    def _predict_tables(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any]]:
+        """Return the answers of requests that are predicted in one call."""
+        sizes = [len(table.features) for table in tables]
+        features = pd.concat([table.features for table in tables]) if len(tables) > 1 else tables[0].features
+        segment, rows = _joined_segments([table.segment for table in tables]), np.arange(len(features))
+        closes = [table.close for table in tables if table.close is not None]
+        close = np.concatenate(closes) if len(closes) == len(tables) else None
+        lookback = self.bundle.description["lookback"]
+        kept = mask_rows_with_full_window(segment, rows, lookback) if lookback else np.ones(len(rows), bool)
+        if not isinstance(self.bundle.fitted, OnnxModels) and self.bundle.fitted.stack is not None:
+            kept[:] = True  # decided by the base models; such requests are predicted alone
+        with refuse_damaged_content(
+            BarsError, "These rows cannot be predicted", where="rows", next_step="see GET /info"
+        ):
+            frame = self.bundle.fitted.predict_features(features, segment=segment, close=close)
+        answers, place, starts = [], 0, np.cumsum([0, *sizes])
+        for number, table in enumerate(tables):
+            count = len(frame) if len(tables) == 1 else int(kept[starts[number] : starts[number + 1]].sum())
+            answers.append(self.named(self._row_answers(frame.iloc[place : place + count], table)))
+            place += count
+        return answers
+
+    def _row_answers(self, frame: pd.DataFrame, table: FeatureTable) -> list[dict]:
+        if table.timed:
+            frame = frame.assign(split=split_by_times(frame.index, self.bundle.description["split_times"]))
+        answers = frame_to_answers(frame.assign(guard="ok", reason=""))
+        return answers if table.timed else [answer | {"known_at": None} for answer in answers]
+
+
+def _joined_segments(segments: Sequence[np.ndarray]) -> np.ndarray:
+    """Return one segment for all rows, which changes wherever that of a request does, and between requests."""
+    changes = [np.append(True, np.diff(segment) != 0) for segment in segments]
+    return np.cumsum(np.concatenate(changes)).astype(np.int32)
+
+
+def rows_to_table(rows: Any, largest: int) -> FeatureTable:
+    """Return the feature rows of a request (`schemas.FeatureRows`) as a table. Raises BarsError, SettingsError."""
+    count = len(rows.values)
+    if count > largest:
+        raise BarsError("Too many feature rows at once", where="rows", got=count, wanted=f"at most {largest}",
+                        next_step="send them in several requests")  # fmt: skip
+    with refuse_damaged_content(BarsError, "These rows cannot be read", where="rows", next_step="see the OpenAPI page"):
+        values = np.array(rows.values, dtype=np.float64)
+        if np.isinf(values.astype(np.float32)).any():
+            raise BarsError("A value is too large", where="rows.values", wanted="numbers of 32 bits")
+        index = pd.to_datetime(rows.known_at, utc=True) if rows.known_at else pd.to_datetime(np.arange(count), utc=True)
+        index = pd.DatetimeIndex(index).as_unit("ns")
+    if not index.is_monotonic_increasing or not index.is_unique:
+        raise BarsError("Feature rows are out of order", where="rows.known_at", wanted="increasing moments",
+                        next_step="sort the rows by time, each once")  # fmt: skip
+    segment = np.zeros(count, np.int32) if rows.segment is None else np.array(rows.segment, np.int32)
+    close = None if rows.close is None else np.array(rows.close, np.float64)
+    return FeatureTable(
+        pd.DataFrame(values, index.rename("known_at"), rows.columns, dtype=np.float32),
+        segment,
+        close,
+        bool(rows.known_at),
+    )

@@ -1,0 +1,101 @@
+"""The server process: a socket, uvicorn on it, and the signals that end it or reload the bundles."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.serving.app import build_app
+from ml_factory.serving.service import Service
+from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, check_service_address, is_loopback
+
+_GRACE_SECONDS = 30
+
+
+def run_server(
+    paths: Sequence[Path], *, host: str, port: int, limits: ServiceLimits, no_key: bool, announce: Callable[[dict], None]
+) -> None:
+    """Serve these bundles until SIGTERM or Ctrl-C; return after what was under way is finished.
+
+    port : 0 takes a free one
+    announce : called with `url` and `bundles` (symbol -> run) once requests are accepted
+
+    Raises SettingsError for an address without a key, WorkspaceError for a port in use, and as `Bundle.load`.
+    """
+    key = os.environ.get(KEY_VARIABLE, "")
+    check_service_address(host, key, no_key)
+    listener = _listen(host, port)
+    with listener:
+        service = Service(paths, limits)
+        app = build_app(service, key=key, loopback=is_loopback(host))
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
+            http="httptools", ws="websockets-sansio", ws_max_size=limits.body_bytes, ws_per_message_deflate=False,
+            proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+        )  # fmt: skip
+        shown = f"[{host}]" if ":" in host else host
+        facts = {
+            "url": f"http://{shown}:{listener.getsockname()[1]}",
+            "bundles": {symbol: market.served.run_id for symbol, market in service.markets.by_symbol.items()},
+        }
+        _Server(config, lambda: announce(facts)).run([listener])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that stops by itself on SIGTERM and SIGINT, and does not raise them again."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals inside the event loop."""
+        loop, before = asyncio.get_running_loop(), {}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address. Raises WorkspaceError where that cannot be."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind)
+    except (OSError, UnicodeError) as error:
+        raise WorkspaceError(
+            "There is no such address", where=f"{host}:{port}", got=error, next_step="--host 127.0.0.1"
+        ) from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(512)
+    except OSError as error:
+        found.close()
+        used = error.errno == errno.EADDRINUSE
+        raise WorkspaceError(
+            "The port is in use" if used else "This address cannot be used", where=f"{host}:{port}",
+            got=None if used else error.strerror,
+            next_step="stop what uses it, or give another: --port 0 takes a free one",
+        ) from error  # fmt: skip
+    return found

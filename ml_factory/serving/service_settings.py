@@ -1,0 +1,59 @@
+"""Settings of the service: address, limits, folder of the feeds' state."""
+
+import ipaddress
+from dataclasses import dataclass, fields
+
+from ml_factory.errors import SettingsError, wrong_field_error
+
+KEY_VARIABLE = "ML_FACTORY_API_KEY"
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """Limits of the service. A request beyond them is refused with 413 or 429 and a reason.
+
+    body_bytes : of a request, and of a message of a stream
+    bars, rows : raw bars and feature rows of one request or message
+    requests_per_second, burst : of one client's address, and how many may come at once
+    request_seconds : from the first byte of a request to its answer
+    concurrent_requests : under way at once, of all clients
+    waiting_jobs : predictions that wait for the thread of one symbol
+    batch_rows : feature rows that are predicted in one call
+    connections, feeds : open streams; feeds by name and symbol
+    """
+
+    body_bytes: int = 8 * 2**20
+    bars: int = 100_000
+    rows: int = 4096
+    requests_per_second: float = 500.0
+    burst: int = 1000
+    request_seconds: float = 30.0
+    concurrent_requests: int = 128
+    waiting_jobs: int = 128
+    batch_rows: int = 4096
+    connections: int = 64
+    feeds: int = 64
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not 0 < getattr(self, field.name) < 1e12:
+                raise wrong_field_error(self, field.name, "A limit is a positive number", wanted="above 0")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this is a name or an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_service_address(host: str, key: str, no_key: bool) -> None:
+    """Raise SettingsError for an address that other machines reach, without a key."""
+    if not key and not no_key and not is_loopback(host):
+        raise SettingsError(
+            "Other machines reach this address, and there is no key", where="--host", got=host,
+            wanted="127.0.0.1, or a key", next_step=f"set the environment variable {KEY_VARIABLE}, or add --no-key",
+        )  # fmt: skip

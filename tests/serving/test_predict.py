@@ -1,0 +1,216 @@
+"""/predict and what surrounds it: answers of the batch, limits, keys, and problems in place of failures."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.metrics import PROBABILITIES as P
+from ml_factory.serving.rate_limits import RateLimits
+from ml_factory.serving.service_settings import check_service_address
+from tests.serving.conftest import ROOT, columns_of, list_of, rows_body, running_server
+
+
+def p_of(answer: dict) -> list[float]:
+    return [answer[name] for name in P]
+
+
+def test_predict_of_raw_bars_in_both_forms_equals_batch_to_the_bit(client, made):
+    bundle, bars = made.load("DEMO", "xgboost"), made.bars["DEMO"]
+    wanted = bundle.predict(bars, all_rows=True).tail(40)
+    for form in (columns_of, list_of):
+        got = client.post("/predict", json={"symbol": "DEMO", "bars": form(bars), "live": False, "last": 40}).json()
+        assert [p_of(one) for one in got["answers"]] == wanted[P].to_numpy().tolist()
+        assert [pd.Timestamp(one["known_at"]) for one in got["answers"]] == list(wanted.index)
+        assert [one["split"] for one in got["answers"]] == wanted["split"].tolist()
+        assert got["run_id"] == bundle.description["run_id"] and len(got["bundle"]) == 16
+
+
+def test_predict_of_feature_rows_equals_batch(client, made, feature_rows):
+    for symbol, model in (("DEMO", "xgboost"), ("MES", "linear")):
+        rows = feature_rows(symbol, model).tail(30)
+        wanted = made.load(symbol, model).predict(made.bars[symbol], all_rows=True)
+        got = client.post("/predict", json=rows_body(rows, symbol=symbol)).json()["answers"]
+        assert len(got) == 30
+        np.testing.assert_allclose([p_of(one) for one in got], wanted.loc[rows.index, P], rtol=0, atol=1e-12)
+
+
+def test_concurrent_feature_rows_are_batched_and_each_gets_its_own_answer(server, made, feature_rows):
+    rows = feature_rows("DEMO", "xgboost").tail(64)
+    wanted = made.load("DEMO", "xgboost").predict(made.bars["DEMO"], all_rows=True).loc[rows.index, P].to_numpy()
+
+    async def send_all() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=32)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60, trust_env=False) as client:
+            bodies = [rows_body(rows.iloc[n : n + 1], symbol="DEMO") for n in range(len(rows))]
+            bodies[7]["rows"]["columns"][0] = "other"  # one wrong request spoils no other
+            return await asyncio.gather(*(client.post("/predict", json=body) for body in bodies))
+
+    answers = asyncio.run(send_all())
+    assert [one.status_code for one in answers] == [422 if n == 7 else 200 for n in range(64)]
+    for number, answer in enumerate(answers):
+        if number != 7:
+            assert p_of(answer.json()["answers"][0]) == wanted[number].tolist()
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"bars": "B"}, "Several symbols are served [symbol]. got none, wanted one of DEMO, MES."),
+        ({"symbol": "ES", "bars": "B"}, "No bundle of this symbol is served [symbol]. got ES, wanted DEMO, MES."),
+        ({"symbol": "MES", "bars": "-close"}, "Missing column 'close' [bars]."),
+        ({"symbol": "MES", "bars": "few"}, "Too few bars"),
+        ({"symbol": "MES", "bars": "again"}, "contradict another row"),
+        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "The columns have unequal lengths [bars]."),
+        ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
+        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1]]}}, "The columns are not the features"),
+        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1, 2]]}}, "row 0 has 2 values for 1 columns"),
+        ({"symbol": "MES"}, "give either bars or rows"),
+        ({"symbol": "\ud800", "bars": "B"}, "wanted Input should be a valid string"),
+        ({"symbol": "MES", "bars": "B", "other": 1}, "The request is not of the form that is read [body.other]"),
+    ],
+)  # fmt: skip
+def test_predict_of_wrong_body_answers_422_with_message(client, made, body, named):
+    bars = made.bars["MES"]
+    tables = {"B": bars, "-close": bars.drop(columns="close"), "few": bars.head(300),
+              "again": pd.concat([bars, bars.tail(1).assign(close=lambda one: one["low"], open=lambda one: one["low"],
+                                                            high=lambda one: one["low"])])}  # fmt: skip
+    if isinstance(body.get("bars"), str):
+        body = body | {"bars": columns_of(tables[body["bars"]])}
+    answer = client.post("/predict", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    problem = answer.json()
+    assert (answer.status_code, problem["status"]) == (422, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
+
+
+def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
+    for method, path, content, status in (
+        ("POST", "/predict", b'{"symbol"', 422), ("POST", "/predict", b"[" * 100_000, 422), ("GET", "/none", None, 404),
+        ("POST", "/predict", b'{"symbol": NaN, "bars": [{"open": 1e999}]}', 422), ("GET", "/predict", None, 405),
+        ("POST", "/predict", b'{"symbol": 1' + b"0" * 9000 + b"}", 422), ("POST", "/predict", b"\xff\xfe", 422),
+    ):  # fmt: skip
+        answer = client.request(method, path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (status, 400) and answer.json()["what"], (path, content, answer.text)
+    undeclared = client.post("/predict", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert undeclared.status_code == 422 and "Content-Type" in undeclared.json()["where"]
+
+
+def test_health_and_info_name_bundles_certificate_and_versions(client, made):
+    health, info = client.get("/health").json(), client.get("/info").json()
+    assert health["ready"] and set(health["bundles"]) == {"DEMO", "MES"}
+    facts, description = info["bundles"]["DEMO"], made.load("DEMO", "xgboost").description
+    assert facts["bundle"] == health["bundles"]["DEMO"] and facts["run_id"] == description["run_id"]
+    assert facts["certificate"] == description["certificate"] and facts["versions"]["ml_factory"] == info["version"]
+    assert "gain_best_low" in facts["metrics"][0] and facts["feature_names"] == description["feature_names"]
+
+
+def test_server_with_key_refuses_requests_without_it_and_never_shows_it(made):
+    key = "a-very-secret-key-1234567"
+    with running_server(made.bundles["DEMO", "linear"], ML_FACTORY_API_KEY=key) as server, server.client() as client:
+        assert client.get("/health").status_code == 200
+        for headers in ({}, {"X-API-Key": "wrong"}, {"Authorization": "Bearer wrong"}, {"X-API-Key": key + "\xe9"}):
+            answer = client.get("/info", headers={name: value.encode("latin-1") for name, value in headers.items()})
+            assert answer.status_code == 401 and key not in answer.text
+        for headers in ({"X-API-Key": key}, {"Authorization": f"Bearer {key}"}):
+            answer = client.get("/info", headers=headers)
+            assert answer.status_code == 200 and key not in answer.text
+        assert server.stop() == 0
+
+
+def test_requests_of_other_sites_and_other_hosts_are_refused(client, server):
+    port = server.url.rsplit(":", 1)[1]
+    for headers, status in (
+        ({"Host": f"evil.example:{port}"}, 421), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
+        ({"Host": f"localhost:{port}"}, 200), ({"Origin": server.url}, 200),
+    ):  # fmt: skip
+        assert client.get("/info", headers=headers).status_code == status, headers
+
+
+def test_server_finishes_request_in_flight_before_it_stops(made):
+    with running_server(made.bundles["DEMO", "xgboost"]) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        body = json.dumps({"bars": columns_of(made.bars["DEMO"]), "live": False}).encode()
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(address, timeout=60) as sender:
+            sender.sendall(head.encode() + body[:-100])
+            with server.client() as other:
+                assert other.get("/health").status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            sender.sendall(body[-100:])
+            received = b""
+            while piece := sender.recv(1 << 16):
+                received += piece
+        assert received.startswith(b"HTTP/1.1 200") and b'"p_long":' in received
+        assert server.process.wait(60) == 0
+
+
+def test_body_beyond_limit_is_refused_with_413(server):
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    head, piece = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"200000\r\n" + b" " * 0x200000 + b"\r\n"
+    for kind, pieces in ((b"Content-Length: 99999999\r\n\r\n", 0), (b"Transfer-Encoding: chunked\r\n\r\n", 5)):
+        with socket.create_connection(address, timeout=60) as sender:
+            sender.sendall(head + kind)
+            with suppress(OSError):  # refused before everything was sent
+                for _ in range(pieces):
+                    sender.sendall(piece)
+            assert sender.recv(12) == b"HTTP/1.1 413"
+
+
+def test_rate_limits_refill_and_separate_clients():
+    now = 0.0
+    limits = RateLimits(2.0, 3, clock=lambda: now)
+    assert [limits.seconds_to_wait("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    assert limits.seconds_to_wait("b") == 0
+    now = 0.5
+    assert [limits.seconds_to_wait("a"), limits.seconds_to_wait("a")] == [0, 0.5]
+
+
+def test_service_address_beyond_this_machine_without_key_is_refused():
+    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
+        check_service_address(host, "", False)
+    check_service_address("0.0.0.0", "key", False)
+    check_service_address("0.0.0.0", "", True)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+        with pytest.raises(SettingsError, match="ML_FACTORY_API_KEY"):
+            check_service_address(host, "", False)
+
+
+def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
+    good = made.bundles["DEMO", "linear"]
+    (tmp_path / "cut.bundle").write_bytes(good.read_bytes()[:-1000])
+    (tmp_path / "text.bundle").write_text("no bundle")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for words, code, named in (
+            ([tmp_path / "cut.bundle"], 1, "This file is no bundle, or it is cut short"),
+            ([tmp_path / "text.bundle"], 1, "This file is no bundle, or it is cut short"),
+            ([tmp_path / "none.bundle"], 1, "No such file"),
+            ([good, "--port", port], 1, f"The port is in use [127.0.0.1:{port}]. Next: stop what uses it, or give"),
+            ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),
+            ([good, good], 2, "Two bundles of DEMO"),
+        ):
+            got, out, err = call("serve", *words, *([] if "--port" in words else ["--port", 0]))
+            (line,) = err.splitlines()
+            assert got == code and line.startswith(f"error: {named}") and not out, (words, err)
+
+
+def test_serve_help_loads_no_server(made):
+    ask = "import sys; sys.argv = ['ml_factory', 'serve', '--help']; from ml_factory.__main__ import main\n"
+    ask += (
+        "try: main()\nexcept SystemExit: pass\nprint([n for n in ('fastapi', 'uvicorn', 'pandas') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
