@@ -20,7 +20,13 @@ _GRACE_SECONDS = 30
 
 
 def run_server(
-    paths: Sequence[Path], *, host: str, port: int, limits: ServiceLimits, no_key: bool, announce: Callable[[dict], None]
+    paths: Sequence[Path],
+    *,
+    host: str,
+    port: int,
+    no_key: bool,
+    limits: ServiceLimits,
+    announce: Callable[[dict], None],
 ) -> None:
     """Serve these bundles until SIGTERM or Ctrl-C; return after what was under way is finished.
 
