@@ -131,12 +131,14 @@ def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
     return known[name]
 
 
-def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleNamespace:
+def check_parameters(family: str = "", *, with_stack: bool = False, shell: Any = None) -> types.SimpleNamespace:
     """Return the notebook's parameters, checked, as .symbol .horizon ...; prints them in one line.
 
     Called by the cell right after the parameters, with the values that papermill injected between the two. Raises
     SettingsError for an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a
     model of another notebook (`family` given: tabular, sequence or advanced).
+
+    with_stack : MODEL may be "stack" too, the ensemble of notebook 05.
     """
     shell = shell or ipython.get_ipython()
     cells = list(shell.user_ns.get("In", ()))
@@ -158,7 +160,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
                 where=name, wanted="secrets in environment variables or Colab's secrets",
                 next_step="remove it from the cell, delete executed copies, and replace the secret at its service",
             )  # fmt: skip
-    _check_values(values, family)
+    _check_values(values, family, with_stack)
     show_cell_heartbeat()
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
         values["QUICK"] = True
@@ -205,7 +207,7 @@ def _checked(name: str, kind: type, value: Any) -> Any:
     )
 
 
-def _check_values(values: dict[str, Any], family: str) -> None:
+def _check_values(values: dict[str, Any], family: str, with_stack: bool) -> None:
     """Check values beyond their types; BASE_MODELS becomes a tuple of names."""
     if "SYMBOL" in values:
         check_symbol(values["SYMBOL"])
@@ -223,9 +225,13 @@ def _check_values(values: dict[str, Any], family: str) -> None:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:
             find_model_spec(name)
-    if "SETTINGS" in values:
+    stacked = with_stack and values["MODEL"] == "stack"
+    if stacked and values["SETTINGS"]:
+        raise SettingsError("A finished stack takes no settings", where="SETTINGS", got=values["SETTINGS"], wanted="''",
+                            next_step="set those of its models in 05_train_ensemble.ipynb")  # fmt: skip
+    if "SETTINGS" in values and not stacked:
         values["SETTINGS"] = _settings(parse_named_settings(values["SETTINGS"]), values)
-    if "MODEL" in values:
+    if "MODEL" in values and not stacked:
         spec = find_model_spec(values["MODEL"])
         if family and spec.family != family:
             wanted = ", ".join(name for name in available_models() if find_model_spec(name).family == family)

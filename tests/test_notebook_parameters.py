@@ -172,3 +172,12 @@ def test_notebook_parameters_of_damaged_file_raises(text, tmp_path):
     (tmp_path / "a.ipynb").write_text(text)
     with pytest.raises(SettingsError):
         read_notebook_parameters(tmp_path / "a.ipynb")
+
+
+def test_check_parameters_with_stack_accepts_model_stack_without_settings():
+    cell = '# Parameters\nMODEL: str = "stack"\nSETTINGS: str = ""\n'
+    assert check_parameters(with_stack=True, shell=shell(cell=cell)).model == "stack"
+    with pytest.raises(SettingsError, match="stack"):
+        check_parameters(shell=shell(cell=cell))
+    with pytest.raises(SettingsError, match="A finished stack takes no settings"):
+        check_parameters(with_stack=True, shell=shell('SETTINGS = "depth=4"', cell=cell))
