@@ -1,6 +1,7 @@
 """Modules that are imported on first use, so that a command starts before its heavy imports."""
 
 import importlib
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -9,12 +10,16 @@ from ml_factory.errors import MissingPackageError
 # Package -> the extra of this library that installs it (requirements/EXTRA.txt).
 EXTRAS = {
     "torch": "train", "xgboost": "train", "lightgbm": "train", "catboost": "train", "optuna": "train",
+    "sklearn": "train", "matplotlib": "train",
     "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
     "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",
     "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     **dict.fromkeys(("fastapi", "uvicorn", "httptools", "websockets", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
 }  # fmt: skip
+
+# Of the base, and not needed to predict: a small image leaves them out.
+_REMOVABLE = ("pyarrow", "scipy")
 
 
 class LazyModule:
@@ -33,7 +38,7 @@ def import_module_or_explain(dotted: str) -> ModuleType:
         return importlib.import_module(dotted)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        if package not in (*EXTRAS, *_REMOVABLE):
             raise
         if isinstance(error, ModuleNotFoundError):
             raise missing_package_error(package) from error
@@ -43,8 +48,21 @@ def import_module_or_explain(dotted: str) -> ModuleType:
         ) from error  # fmt: skip
 
 
+def check_packages_installed(*names: str) -> None:
+    """Raise MissingPackageError for the first of these packages of extras that is not installed; imports none."""
+    for name in names:
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise missing_package_error(name)
+
+
 def missing_package_error(package: str) -> MissingPackageError:
-    """The error for a package of an extra that is not installed."""
+    """The error for a package of an extra, or one that a small image leaves out, that is not installed."""
+    if package in _REMOVABLE:
+        return MissingPackageError(f"The package {package} is not installed", next_step=f"pip install {package}")
     extra = EXTRAS[package]
     return MissingPackageError(
         f"The package {package} is not installed",

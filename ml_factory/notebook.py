@@ -10,20 +10,24 @@ import time
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from IPython.display import Image, display
-from matplotlib.figure import Figure
 
 from ml_factory.checkpoints.uploader import save_status_line
 from ml_factory.errors import NotPreparedError
 from ml_factory.heartbeat import is_interactive_notebook
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, parse_raw_bars_name
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+matplotlib_figure = LazyModule("matplotlib.figure")  # comes with the extra train
 NOTEBOOKS = (
     "00_setup",
     "01_data_pipeline",
@@ -51,7 +55,7 @@ def show(*things: Any) -> None:
             display(thing)
 
 
-def _picture(figure: Figure) -> Image:
+def _picture(figure: "Figure") -> Image:
     png = BytesIO()
     figure.savefig(png, format="png", dpi=110, bbox_inches="tight")
     return Image(data=png.getvalue(), format="png")
@@ -142,9 +146,9 @@ def _holds(folder: Path, start: str, file: str) -> bool:
     return any(name.startswith(start) and files.is_file(folder / name / file) for name in files.names(folder))
 
 
-def draw_finished_notebooks(done: Mapping[str, list[str]], symbol: str) -> Figure:
+def draw_finished_notebooks(done: Mapping[str, list[str]], symbol: str) -> "Figure":
     """Draw the notebooks as a row of stations: filled when their output for `symbol` exists."""
-    figure = Figure(figsize=(9, 1.7), layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=(9, 1.7), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, len(done) - 1], [0, 0], color="#a9b2bf", linewidth=2, zorder=1)
     for place, (name, things) in enumerate(done.items()):

@@ -17,9 +17,9 @@ import pandas as pd
 from ml_factory.argument_checks import BASE_MODELS, check_horizon
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.evaluation import plots
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.inference.split_times import add_prediction_splits
+from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import available_models, build_model, find_model_spec
@@ -115,6 +115,7 @@ __all__ = [
 prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
 clean = push_workspace_on_exit(clean)
 
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
 

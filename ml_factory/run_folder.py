@@ -14,6 +14,7 @@ from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
+from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import fit_environment
 from ml_factory.models.registry import find_model_spec
 from ml_factory.settings import RunSettings
@@ -84,8 +85,9 @@ class RunFolder:
     def begin(self, spec: RunSettings) -> None:
         """Make the folder and write `run.json`: settings, machine, time, sources and their commit; only the first time.
 
-        Called when the settings have proved usable.
+        Called when the settings have proved usable. Raises MissingPackageError where the extra train is not installed.
         """
+        check_packages_installed("sklearn", "matplotlib")  # metrics and report come after hours of training
         record = self.folder / "run.json"
         if not files.is_file(record):
             begun = datetime.now(UTC).isoformat(timespec="microseconds")

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 from packaging.requirements import Requirement
 
+from ml_factory import pipeline
 from ml_factory.lazy_module import EXTRAS
+from ml_factory.storage.workspace import Workspace
 from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,12 +64,31 @@ def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_base_installation_trains_and_predicts_linear_model(prepared, tmp_path):
+def test_base_installation_predicts_with_linear_model_trained_elsewhere(prepared, tmp_path):
+    pipeline.train(prepared, "DEMO", 5, "linear", quick=True, mirror="off")
     where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--model", "linear"]
-    bars = ["--data", str(prepared.raw_bars("DEMO")), "--all"]
-    for code, printed in without_extras(["train", *where, "--quick"], ["predict", *where, *bars], folder=tmp_path):
-        assert code == 0, printed
+    ((code, printed),) = without_extras(
+        ["predict", *where, "--data", str(prepared.raw_bars("DEMO")), "--all"], folder=tmp_path
+    )
+    assert code == 0, printed
     assert list(prepared.results.rglob("predictions-linear-h5.parquet"))
+
+
+def test_base_installation_prepares_bars(prepared, tmp_path):
+    Workspace(tmp_path / "workspace")
+    pd.read_parquet(prepared.raw_bars("DEMO")).iloc[: 15 * 1380].to_csv(tmp_path / "bars.csv", index=False)
+    words = ["prepare", "--workspace", str(tmp_path / "workspace"), "--symbol", "BASE", "--horizon", "5"]
+    words += ["--data", str(tmp_path / "bars.csv"), "--calendar", "cme", "--tick", "0.25"]
+    ((code, printed),) = without_extras(words, folder=tmp_path)
+    assert code == 0, printed
+
+
+def test_base_installation_refuses_training_before_it_writes_anything(prepared, tmp_path):
+    before = sorted(prepared.results.rglob("*"))
+    where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--quick", "--model", "linear"]
+    for code, printed in without_extras(*([verb, *where] for verb in ("train", "cross-validate")), folder=tmp_path):
+        assert code == 1 and "The package sklearn is not installed" in printed and "ml_factory[train]" in printed
+    assert sorted(prepared.results.rglob("*")) == before
 
 
 def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path):

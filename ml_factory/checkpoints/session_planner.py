@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ml_factory.checkpoints.schedule import reserved_save_seconds
 from ml_factory.errors import SettingsError
+from ml_factory.lazy_module import LazyModule
+
+optimize = LazyModule("scipy.optimize")  # only a forecast from measured costs reads it
 
 
 @dataclass(frozen=True)
@@ -178,5 +180,5 @@ def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
     scale = 1 / np.maximum(cost, cost.max() * 1e-9)
     # Work relative to the largest: columns of similar scale keep the solver exact.
     unit = work.max()
-    fixed, slope = nnls(np.column_stack([np.ones_like(work), work / unit]) * scale[:, None], cost * scale)[0]
+    fixed, slope = optimize.nnls(np.column_stack([np.ones_like(work), work / unit]) * scale[:, None], cost * scale)[0]
     return float(fixed), float(slope / unit)

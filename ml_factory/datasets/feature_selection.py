@@ -4,7 +4,6 @@ Sources: Lopez de Prado, Advances in Financial Machine Learning (2018), chapter 
 Asset Managers (2020), chapter 4, for clusters of columns.
 """
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.errors import SettingsError
+from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.seeding import derive_seed, seeded_generator
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
@@ -67,7 +67,7 @@ def select_by_clusters(sample: TransformFitSample, most: float = 0.9) -> Feature
     """
     if not 0 < most < 1:
         raise SettingsError("Not a correlation", where="clusters most", got=most, wanted="between 0 and 1")
-    stats, hierarchy = importlib.import_module("scipy.stats"), importlib.import_module("scipy.cluster.hierarchy")
+    stats, hierarchy = (import_module_or_explain(f"scipy.{name}") for name in ("stats", "cluster.hierarchy"))
     x = sample.x_NF[sample.rows[sample.subsample(CORRELATION_ROWS)]].astype(np.float64)
     x[~np.isfinite(x)] = np.nan
     ranks = stats.rankdata(x, axis=0, nan_policy="omit")
@@ -127,7 +127,7 @@ def select_by_mda(
     The folds lie inside the training rows (AFML 8.3.2). The score is the mean rise over the shuffled log loss; where no
     column has one, the best is selected.
     """
-    metrics = importlib.import_module("sklearn.metrics")
+    metrics = import_module_or_explain("sklearn.metrics")
     x_RF, y, weights, targets = _training_sample(sample)
     rises = []
     for number, (train, test) in enumerate(purged_kfold(targets, folds, embargo)):
@@ -172,7 +172,7 @@ def _training_sample(sample: TransformFitSample):
 
 
 def _forest(trees: int, depth: int, seed: int):
-    ensemble = importlib.import_module("sklearn.ensemble")
+    ensemble = import_module_or_explain("sklearn.ensemble")
     return ensemble.RandomForestClassifier(
         trees, criterion="entropy", max_features=1, max_depth=depth, class_weight="balanced_subsample",
         random_state=derive_seed(seed, "forest"), n_jobs=1,

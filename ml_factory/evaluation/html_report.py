@@ -5,14 +5,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from ml_factory.evaluation.plot_style import COLOURS, figure_to_svg
+from ml_factory.lazy_module import LazyModule
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+plot_style = LazyModule("ml_factory.evaluation.plot_style")  # matplotlib comes with the extra train
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class HtmlSection:
 
     title: str
     text: str = ""
-    figures: Sequence[Figure | tuple[str, Figure]] = ()
+    figures: "Sequence[Figure | tuple[str, Figure]]" = ()
     tables: Sequence[pd.DataFrame | tuple[str, pd.DataFrame]] = ()
     notice: str = ""
 
@@ -107,11 +112,12 @@ def _section(part: HtmlSection, key: str) -> str:
     return "\n".join(piece for piece in [*pieces, "</section>"] if piece)
 
 
-def _figure(caption: str, figure: Figure, name: str) -> str:
+def _figure(caption: str, figure: "Figure", name: str) -> str:
     """Render both layouts of a figure; the style sheet shows the one that fits."""
     label = f' aria-label="{_safe(caption)}"' if caption else ""
     below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
-    wide, narrow = figure_to_svg(figure, f"{name}w"), figure_to_svg(figure, f"{name}n", narrow=True)
+    wide = plot_style.figure_to_svg(figure, f"{name}w")
+    narrow = plot_style.figure_to_svg(figure, f"{name}n", narrow=True)
     return f"<figure{label}><div class=wide>{wide}</div><div class=narrow>{narrow}</div>{below}</figure>"
 
 
@@ -189,8 +195,8 @@ def _shown(value: object) -> str:
 
 def _palette() -> str:
     """Return the colours of figures and page as CSS variables, light and dark."""
-    light = "".join(f"--{name}:{pair[0]};" for name, pair in COLOURS.items())
-    dark = "".join(f"--{name}:{pair[1]};" for name, pair in COLOURS.items())
+    light = "".join(f"--{name}:{pair[0]};" for name, pair in plot_style.COLOURS.items())
+    dark = "".join(f"--{name}:{pair[1]};" for name, pair in plot_style.COLOURS.items())
     light += "--page:#f4f6f9;--line:#e1e5eb;--soft:#f0f3f8;--warn:#fff6e0;--warnline:#e8c468"
     dark += "--page:#0e121a;--line:#28303e;--soft:#1e2532;--warn:#2b2412;--warnline:#7d6420"
     return f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -13,7 +13,7 @@ from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.evaluation import data_plots
+from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, SplitUnderTest
@@ -54,6 +54,7 @@ from ml_factory.workflows.train import train_with_holdout
 
 MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are
 TRAINING_ROWS = {"tabular": 4_000, "network": 1_000}
+data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
 
 def audit_for_look_ahead(

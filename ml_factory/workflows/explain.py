@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation import attention_plots
 from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
@@ -25,6 +25,7 @@ from ml_factory.workflows.results import Result
 
 BATCH = 64
 MIDDLE = (10, 90)  # percentiles
+attention_plots = LazyModule("ml_factory.evaluation.attention_plots")  # matplotlib comes with the extra train
 
 
 @dataclass(frozen=True)

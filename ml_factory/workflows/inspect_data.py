@@ -11,10 +11,10 @@ from ml_factory.data.io import load_bars
 from ml_factory.data.resample import asof_rows
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
-from ml_factory.evaluation import data_plots
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
+from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import Certificate, require_certificate
 from ml_factory.settings import certified_code_hash
 from ml_factory.storage.workspace import Workspace
@@ -22,6 +22,7 @@ from ml_factory.workflows.append import STREAM_BARS
 from ml_factory.workflows.prove import stored_data_settings
 
 PROOF_BARS = 50_000
+data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
 
 # ---- bars and frames -----------------------------------------------------------------------------------------------

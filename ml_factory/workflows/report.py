@@ -10,12 +10,12 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.evaluation import data_plots, plots
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.run_folder import RunFolder
 from ml_factory.storage.artifact_registry import Artifact
@@ -30,6 +30,8 @@ from ml_factory.workflows.prove import describe_proof_of_store
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
 SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
 MANY = 2  # forecasts per reliability plot
+data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
+plots = LazyModule("ml_factory.evaluation.plots")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation import plots
+from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
 from ml_factory.run_folder import RunFolder, newest_run_folder, open_run_checkpoints, run_path
 from ml_factory.storage.files import files
@@ -40,6 +40,8 @@ from ml_factory.workflows.barriers.barrier_trials import load_barrier_trial_fram
 from ml_factory.workflows.prove import stored_data_settings
 from ml_factory.workflows.restore_run import tracked_run
 from ml_factory.workflows.results import SearchBarriersResult
+
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
 def run_barrier_search(
