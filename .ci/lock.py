@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
-NAMES = ("dev", "xla", "browser", "peers", "bench", "dvc", "tools", "colab")
+NAMES = ("dev", "xla", "browser", "peers", "bench", "dvc", "tools", "colab", "image")
+NOT_IN_IMAGE = ("pyarrow", "scipy")  # of the base, and not needed to predict
 # Wheels of download.pytorch.org without CUDA, which the package index does not list: torch 2.13.0+cpu, Python 3.11.
 CPU_WHEELS = {"torch==2.13.0": ["6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"]}
 
@@ -37,6 +38,9 @@ def write_lock(name: str, upgrade: bool) -> None:
     command += ["--upgrade"] if upgrade else []
     if name == "colab":
         command += ["--constraint", REQUIREMENTS / "colab-constraints.txt"]
+    if name == "image":  # the versions that the tests run on
+        command += ["--constraint", path.with_name("dev.txt")]
+        command += [word for package in NOT_IN_IMAGE for word in ("--no-emit-package", package)]
     subprocess.run([*command, f"{name}.txt"], cwd=REQUIREMENTS, check=True)
     text = path.read_text(encoding="utf-8")
     if name == "bench":  # on top of dev

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from packaging.requirements import Requirement
 
 from ml_factory import pipeline
-from ml_factory.lazy_module import EXTRAS
+from ml_factory.errors import MissingPackageError
+from ml_factory.lazy_module import EXTRAS, import_module_or_explain
 from ml_factory.storage.workspace import Workspace
 from utils.runtime import read_requirement_lines
 
@@ -114,6 +116,13 @@ def test_cli_doctor_without_extras_advises_extras_and_reports_no_fault(prepared,
     assert code == 0 and "ml_factory[train]" in printed and "ml_factory[track]" in printed and "!!" not in printed, (
         printed
     )
+
+
+def test_import_of_scipy_in_an_image_without_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.delitem(sys.modules, "scipy.special", raising=False)
+    with pytest.raises(MissingPackageError, match=r"The package scipy is not installed.*pip install scipy"):
+        import_module_or_explain("scipy.special")
 
 
 def test_requirements_equal_imported_packages_of_library():
