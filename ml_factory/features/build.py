@@ -307,11 +307,17 @@ def build_feature_column(base: ResampledBars, market: MarketSpec, name: str) -> 
 
     base : at traded prices. Raises SettingsError for an unknown column
     """
+    family = find_column_family(market, name)
+    return compute_family_columns(family, apply_roll_adjustment(base), market, coarse=False)[name]
+
+
+def find_column_family(market: MarketSpec, name: str) -> FeatureFamily:
+    """Return the built-in family of a column of the base bars. Raises SettingsError for an unknown column."""
     known = {column: family for family in FAMILIES.values() for column in family.names(market, False)}
     if name not in known:
         step = did_you_mean(name, known) or "give a column of the base bars, such as macd_12_26"
         raise SettingsError("No such column", where=f"columns of {market.symbol}", got=repr(name), next_step=step)
-    return compute_family_columns(known[name], apply_roll_adjustment(base), market, coarse=False)[name]
+    return known[name]
 
 
 def _first_row(base: ResampledBars, joins: dict[int, np.ndarray], coarse_bars: int) -> int:

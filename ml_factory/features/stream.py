@@ -32,6 +32,7 @@ class StreamedFeatureRows:
     close : float64[n]
     exact : True for the bits of the whole history. After a cold start, and in the user's own features, values are
         within 1e-6 of a column's deviation
+    side : of meta-labels the side of the primary rule (`targets.primary_rule`), index known_at; else None
     """
 
     values: np.ndarray
@@ -40,6 +41,7 @@ class StreamedFeatureRows:
     segment: np.ndarray
     close: np.ndarray
     exact: bool
+    side: pd.Series | None = None
 
     def __len__(self) -> int:
         return len(self.values)

@@ -77,5 +77,10 @@ class PredictionSpec:
         """Return the predictions of meta-labels where the primary side bets, with their `side`; others unchanged."""
         if self.labels.kind != "meta":
             return frame
-        side = primary_rule_side(base, self.labels, self.market).reindex(frame.index)
-        return frame.assign(side=side)[np.asarray(side != 0)]
+        return keep_bets(frame, primary_rule_side(base, self.labels, self.market))
+
+
+def keep_bets(frame: pd.DataFrame, side: pd.Series) -> pd.DataFrame:
+    """Return the predictions of meta-labels where the primary side is not 0, with that `side`."""
+    side = side.reindex(frame.index)
+    return frame.assign(side=side)[np.asarray(side != 0)]

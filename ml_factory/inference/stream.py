@@ -1,12 +1,14 @@
 """Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import raise_on_bar_findings
+from ml_factory.data.resample import to_bar_chunk
 from ml_factory.data.validation import validate_bar_columns
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.preprocessing_stream import PreprocessingStream
@@ -17,8 +19,10 @@ from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import predict_scaled_rows
+from ml_factory.inference.prediction_spec import keep_bets
 from ml_factory.inference.split_times import split_by_times
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.targets.primary_rule import PrimaryRuleStream
 
 
 class PredictionStream:
@@ -33,13 +37,10 @@ class PredictionStream:
     """
 
     def __init__(self, bundle: Bundle, *, cold: bool = False):
-        if bundle.spec.labels.kind == "meta":
-            raise SettingsError(
-                "Meta-labels are not predicted bar by bar", where=bundle.where, got="a bundle of meta-labels",
-                next_step="predict the bars so far with Bundle.predict",
-            )  # fmt: skip
-        self.bundle = bundle
-        self._features = FeatureStream(bundle.spec.market, bundle.spec.features, cold=cold)
+        self.bundle, spec = bundle, bundle.spec
+        self._features = FeatureStream(spec.market, spec.features, cold=cold)
+        meta = spec.labels.kind == "meta"
+        self._side = PrimaryRuleStream(spec.market, spec.features, spec.labels) if meta else None
         self._models: dict[str, _ModelRows] = {}
         if isinstance(bundle.fitted, OnnxModels):
             self._models["onnx"] = _ModelRows(bundle.fitted.lookback, None, bundle.fitted.predict_rows)
@@ -55,21 +56,32 @@ class PredictionStream:
         bars : raw bars in the format of the training's, in time order, all later than those before.
         Raises BarsError for bars that cannot be, SettingsError for other columns than the market has.
         """
-        return self.push_checked(self.check_bars(bars))
-
-    def push_checked(self, bars: pd.DataFrame) -> pd.DataFrame:
-        """Return the predictions that bars of `check_bars` complete."""
-        return self._predict(self._features.push(bars))
+        return self.predict_rows(self.feature_rows(self.check_bars(bars)))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        return self._predict(self._features.advance(pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value))
+        return self.predict_rows(self.clock_rows(now))
+
+    def feature_rows(self, bars: pd.DataFrame) -> StreamedFeatureRows:
+        """Return the feature rows that bars of `check_bars` complete, for `predict_rows`."""
+        chunk = to_bar_chunk(bars, self._features.market)
+        return self._with_side(self._features.push(chunk), self._side and self._side.push(chunk))
+
+    def clock_rows(self, now: pd.Timestamp) -> StreamedFeatureRows:
+        """Return the feature rows that are complete by the clock, for `predict_rows`."""
+        now_ns = pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value
+        return self._with_side(self._features.advance(now_ns), self._side and self._side.advance(now_ns))
+
+    @staticmethod
+    def _with_side(rows: StreamedFeatureRows, side: pd.Series | None) -> StreamedFeatureRows:
+        return rows if side is None else replace(rows, side=side)
 
     def get_state(self) -> dict:
         """Return plain numbers and arrays; `load_state` on a stream of the same bundle continues from them exactly."""
         return {
             "bundle": fingerprint_json(self.bundle.description), "features": self._features.get_state(),
             "models": {name: rows.get_state() for name, rows in self._models.items()}, "waiting": self._waiting,
+            "side": self._side and self._side.get_state(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
@@ -88,6 +100,8 @@ class PredictionStream:
             for name, rows in self._models.items():
                 rows.load_state(state["models"][name])
             self._waiting = int(state["waiting"])
+            if self._side:
+                self._side.load_state(state["side"])
 
     def check_bars(self, bars: pd.DataFrame) -> pd.DataFrame:
         """Return the next bars in canonical form; the stream is not changed. Raises BarsError."""
@@ -115,13 +129,18 @@ class PredictionStream:
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
 
-    def _predict(self, rows: StreamedFeatureRows) -> pd.DataFrame:
+    def predict_rows(self, rows: StreamedFeatureRows) -> pd.DataFrame:
+        """Return the predictions of the next feature rows, each predicted once; of meta-labels those where the primary
+        side bets, with their `side`.
+        """
         known_at = pd.DatetimeIndex(rows.known_at.view("M8[ns]"), tz="UTC", name="known_at")
         found = {name: one.push(rows, known_at) for name, one in self._models.items()}
         whole = self.bundle.fitted
         frame = found["onnx"] if isinstance(whole, OnnxModels) else whole.combine(found)
         frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
         self._waiting = max(self._waiting - len(rows), 0)
+        if rows.side is not None:
+            frame = keep_bets(frame, rows.side)
         facts = self.bundle.description
         texts = {
             "split": split_by_times(frame.index, facts["split_times"]),

@@ -1,11 +1,15 @@
 """Primary rule of meta-labels (AFML 3.6): the side is the sign of a column of the row."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import ResampledBars
+from ml_factory.data.activity_bars import make_base_bar_stream
+from ml_factory.data.resample import BarChunk, ResampledBars, apply_roll_adjustment
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.features.build import build_feature_column
+from ml_factory.features.build import FeatureSpec, build_feature_column, find_column_family
+from ml_factory.features.engine import FeatureEngine
 from ml_factory.targets.labels import LabelSpec
 
 
@@ -16,8 +20,40 @@ def primary_rule_side(base: ResampledBars, spec: LabelSpec, market: MarketSpec) 
     `spec.against`. Columns are centred and look back only, so a side is known with its row; until a column's window is
     full there is none. Raises SettingsError for a column that the base bars do not have.
     """
-    values = build_feature_column(base, market, spec.primary)
+    return _sides(build_feature_column(base, market, spec.primary), base, spec)
+
+
+def _sides(values: np.ndarray, base: ResampledBars, spec: LabelSpec) -> pd.Series:
     bet = np.isfinite(values) & (np.abs(values) >= spec.primary_least)
     side = np.where(bet, np.sign(values), 0.0).astype(np.int8)
     index = pd.DatetimeIndex(base.known_at.view("M8[ns]"), tz="UTC", name="known_at")
     return pd.Series(-side if spec.against else side, index=index, name="side")
+
+
+class PrimaryRuleStream:
+    """Sides of a feed, bar by bar: those of `primary_rule_side` on the bars pushed so far."""
+
+    def __init__(self, market: MarketSpec, features: FeatureSpec, spec: LabelSpec):
+        market = features.with_bar_size(market)
+        self._spec, self._base = spec, make_base_bar_stream(market, features.base)
+        self._engine = FeatureEngine(market, {"": find_column_family(market, spec.primary)}, coarse=False)
+
+    def push(self, bars: BarChunk) -> pd.Series:
+        """Return the sides of the base bars that these checked bars complete."""
+        return self._next(self._base.push(bars))
+
+    def advance(self, now_ns: int) -> pd.Series:
+        """Return the sides of the base bars that are complete by the clock (UTC ns)."""
+        return self._next(self._base.advance(now_ns))
+
+    def get_state(self) -> dict:
+        """Return plain numbers and arrays; `load_state` on an equal stream continues from them exactly."""
+        return {"base": self._base.get_state(), "engine": self._engine.get_state()}
+
+    def load_state(self, state: Mapping) -> None:
+        self._base.load_state(state["base"])
+        self._engine.load_state(state["engine"])
+
+    def _next(self, base: ResampledBars) -> pd.Series:
+        values = self._engine.push(apply_roll_adjustment(base))
+        return _sides(values[:, self._engine.names.index(self._spec.primary)], base, self._spec)

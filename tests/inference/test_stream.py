@@ -11,6 +11,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.settings import DataSpec
 from ml_factory.storage.serialization import deserialize_state, serialize_state
+from ml_factory.targets.labels import LabelSpec
 from tests.inference.conftest import BOOSTER, H
 
 LAST = 300  # bars pushed singly
@@ -34,6 +35,30 @@ def test_prediction_stream_restored_between_single_bars_equals_batch(bundle_file
     limit = 0.0 if model in ("catboost", "lightgbm", "xgboost") else 1e-6
     pd.testing.assert_frame_equal(got, wanted[: len(got)], check_exact=False, rtol=0, atol=limit, check_freq=False)
     assert len(wanted) - len(got) <= 1  # the batch may give the last bar, which the feed has not closed
+
+
+@pytest.mark.soak  # the side alone, quickly: tests/targets/test_primary_rule.py
+def test_prediction_stream_of_meta_labels_restored_between_single_bars_equals_batch(prepared, tmp_path):
+    labels = LabelSpec(kind="meta", primary="macd_12_26", primary_least=0.05, against=True)
+    pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(frames=(15,)), labels=labels))
+    pipeline.train(prepared, "DEMO", H, "lightgbm", mirror="off", model_settings=BOOSTER)
+    bundle = Bundle.load(pipeline.export(prepared, "DEMO", H, "lightgbm", ("bundle",), out=tmp_path).paths["bundle"])
+    bars = pd.read_parquet(prepared.raw_bars("DEMO"))
+    stream = PredictionStream(bundle)
+    pushed = [stream.push(bars.iloc[:-LAST])]
+    for number in range(len(bars) - LAST, len(bars)):
+        if number % 100 == 17:
+            state = deserialize_state(serialize_state(stream.get_state()))
+            stream = PredictionStream(bundle)
+            stream.load_state(state)
+        pushed.append(stream.push(bars.iloc[number : number + 1]))
+    got, wanted = pd.concat(pushed), bundle.predict(bars, all_rows=True)
+    assert set(got["side"]) == {-1, 1} and sum(map(len, pushed[1:])) > 5
+    assert len(got) < 0.9 * (wanted.index[-1] - wanted.index[0]) / pd.Timedelta(
+        minutes=5
+    )  # rows without a bet left out
+    pd.testing.assert_frame_equal(got, wanted[: len(got)], check_freq=False)
+    assert len(wanted) - len(got) <= 1
 
 
 def test_prediction_stream_after_cold_start_equals_batch_but_for_rows_on_thresholds(prepared, tmp_path):

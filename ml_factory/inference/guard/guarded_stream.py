@@ -85,7 +85,7 @@ class GuardedStream:
         chunk = to_bar_chunk(checked, self.bundle.spec.market)
         first, ends = self._guard.bars, chunk.start + self.bundle.spec.market.bar_minutes * MINUTE_NS
         self._guard.check_order(chunk)
-        frame = self._stream.push_checked(checked)
+        frame = self._stream.predict_rows(self._stream.feature_rows(checked))
         events = self._guard.push(chunk) if len(chunk.start) else []
         return self._answer(frame, events, now, first, ends)
 
