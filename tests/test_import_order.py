@@ -87,7 +87,8 @@ workflows.audits.audit_training workflows.audits.audit_models workflows.audit wo
 workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
-serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market serving.service
+serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
+serving.feed_log serving.feed serving.feeds serving.stream_messages serving.service serving.stream_endpoint
 serving.app serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
@@ -116,7 +117,7 @@ HOMES = {
     "onnx": {"inference.onnx_graph", "inference.onnx_trees"},
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
-    "fastapi": {"serving.problems", "serving.app"},
+    "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
     "uvicorn": {"serving.server"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }

@@ -12,6 +12,7 @@ from ml_factory.argument_checks import check_file_exists
 from ml_factory.lazy_module import LazyModule
 
 server, service_settings = LazyModule("ml_factory.serving.server"), LazyModule("ml_factory.serving.service_settings")
+guard_settings = LazyModule("ml_factory.inference.guard.settings")
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,18 @@ class AddressOptions:
 
 
 def serve(
-    bundle: Annotated[list[Path], typer.Argument(help="Bundles, one of each symbol.")], address: AddressOptions
+    bundle: Annotated[list[Path], typer.Argument(help="Bundles, one of each symbol.")],
+    address: AddressOptions,
+    state: Annotated[
+        Path | None, Option("--state", help="Folder of the streams' state; empty: it ends with the process.")
+    ] = None,
 ) -> None:
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
         check_file_exists(path)
     server.run_server(
-        bundle, host=address.host, port=address.port, no_key=address.no_key, limits=service_settings.ServiceLimits(),
+        bundle, host=address.host, port=address.port, no_key=address.no_key, state=state,
+        limits=service_settings.ServiceLimits(), guard=guard_settings.GuardSettings(),
         announce=lambda facts: _print_address(facts, address.as_json),
     )  # fmt: skip
 

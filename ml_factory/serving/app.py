@@ -6,17 +6,18 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 import ml_factory
 from ml_factory.errors import FactoryError
-from ml_factory.serving.problems import JsonResponse, problem_response
+from ml_factory.serving.problems import JsonResponse, problem_response, schema_error
 from ml_factory.serving.request_gate import RequestGate
 from ml_factory.serving.schemas import Health, Info, PredictAnswer, PredictRequest, Problem
 from ml_factory.serving.service import Service
 from ml_factory.serving.service_settings import KEY_VARIABLE
+from ml_factory.serving.stream_endpoint import answer_stream
 
 _log = logging.getLogger("ml_factory")
 _REASONS = {
@@ -67,6 +68,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Probabilities of the newest rows of raw bars, or of feature rows."""
         return JsonResponse(await service.predict(request))
 
+    @app.websocket("/stream")
+    async def stream(socket: WebSocket, feed: str = "default") -> None:
+        await answer_stream(socket, service, feed)
+
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: PROBLEMS[status] for status in statuses}
@@ -79,7 +84,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JsonResponse:
-        return problem_response(_schema_error(error), 422)
+        return problem_response(schema_error(error.errors()), 422)
 
     @app.exception_handler(HTTPException)  # also those of the router: unknown path, other method
     async def http(request: Request, error: HTTPException) -> JsonResponse:
@@ -92,18 +97,3 @@ def _add_errors(app: FastAPI) -> None:
         _log.error("A request failed", exc_info=error)
         problem = FactoryError("The service failed at this request", next_step="see its log")
         return problem_response(problem, 500)
-
-
-def _schema_error(error: RequestValidationError) -> FactoryError:
-    """Return the error for a body of another form: its first fault."""
-    faults = error.errors()
-    fault = faults[0] if faults else {"loc": (), "msg": "not of the schema"}
-    if isinstance(fault.get("input"), bytes):
-        return FactoryError("The body is not declared as JSON", where="the header Content-Type",
-                            wanted="application/json", next_step="send it (curl --json)")  # fmt: skip
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
-    got = repr(fault["input"])[:100] if "input" in fault and fault["type"] != "missing" else None
-    return FactoryError(
-        "The request is not of the form that is read", where=where[:200] or "body", got=got,
-        wanted=fault["msg"].removeprefix("Value error, ")[:300], next_step="see /openapi.json",
-    )  # fmt: skip

@@ -1,7 +1,7 @@
 """Problem bodies: each error as JSON with what, where, got, wanted and the next step."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Response
@@ -57,3 +57,17 @@ def problem_response(
     if isinstance(error, OverloadError):
         headers["Retry-After"] = str(max(1, round(error.seconds)))
     return JsonResponse(problem_fields(error, status), status, headers, "application/problem+json")
+
+
+def schema_error(faults: Sequence[Mapping]) -> FactoryError:
+    """Return the error for a body of another form: its first fault."""
+    fault = faults[0] if faults else {"loc": (), "msg": "not of the schema"}
+    if isinstance(fault.get("input"), bytes):
+        return FactoryError("The body is not declared as JSON", where="the header Content-Type",
+                            wanted="application/json", next_step="send it (curl --json)")  # fmt: skip
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    got = repr(fault["input"])[:100] if "input" in fault and fault["type"] != "missing" else None
+    return FactoryError(
+        "The request is not of the form that is read", where=where[:200] or "body", got=got,
+        wanted=fault["msg"].removeprefix("Value error, ")[:300], next_step="see /openapi.json",
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from ml_factory.features.build import build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.split_times import split_by_times
-from ml_factory.serving.tables import bars_to_frame, frame_to_answers
+from ml_factory.serving.tables import frame_to_answers, to_columns, to_frame
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
@@ -79,7 +79,7 @@ class ServedBundle:
         bars : of a request; at most `largest`
         now : the clock, to which the newest bar is compared; None: history
         """
-        table = bars_to_frame(bars, largest)
+        table = to_frame(to_columns(bars, largest))
         with refuse_damaged_content(
             BarsError, "These bars cannot be read", where="bars", next_step="send a table of bars"
         ):

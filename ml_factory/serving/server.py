@@ -11,10 +11,14 @@ from pathlib import Path
 
 import uvicorn
 
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.app import build_app
 from ml_factory.serving.service import Service
 from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, check_service_address, is_loopback
+from ml_factory.storage.files import files
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.scratch_folder import scratch_folder
 
 _GRACE_SECONDS = 30
 
@@ -25,12 +29,15 @@ def run_server(
     host: str,
     port: int,
     no_key: bool,
+    state: Path | None,
     limits: ServiceLimits,
+    guard: GuardSettings,
     announce: Callable[[dict], None],
 ) -> None:
     """Serve these bundles until SIGTERM or Ctrl-C; return after what was under way is finished.
 
     port : 0 takes a free one
+    state : folder of the feeds' state, which survives a restart; None: a temporary one
     announce : called with `url` and `bundles` (symbol -> run) once requests are accepted
 
     Raises SettingsError for an address without a key, WorkspaceError for a port in use, and as `Bundle.load`.
@@ -38,8 +45,8 @@ def run_server(
     key = os.environ.get(KEY_VARIABLE, "")
     check_service_address(host, key, no_key)
     listener = _listen(host, port)
-    with listener:
-        service = Service(paths, limits)
+    with listener, _state_folder(state) as folder:
+        service = Service(paths, folder, durable=state is not None, limits=limits, guard=guard)
         app = build_app(service, key=key, loopback=is_loopback(host))
         config = uvicorn.Config(
             app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
@@ -52,6 +59,24 @@ def run_server(
             "bundles": {symbol: market.served.run_id for symbol, market in service.markets.by_symbol.items()},
         }
         _Server(config, lambda: announce(facts)).run([listener])
+
+
+@contextmanager
+def _state_folder(state: Path | None) -> Iterator[Path]:
+    """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
+    if state is None:
+        with scratch_folder("feeds-") as folder:
+            yield folder
+        return
+    if files.is_remote(state):
+        raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",
+                            got=state, next_step="give a folder of a local disk")  # fmt: skip
+    lock = state / "serve.lock"
+    acquire_lock_file(lock, "this folder of feeds")
+    try:
+        yield state
+    finally:
+        release_lock_file(lock)
 
 
 class _Server(uvicorn.Server):

@@ -9,23 +9,32 @@ import pandas as pd
 from ml_factory.errors import BarsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 
+Columns = dict[str, list]
 
-def bars_to_frame(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int, where: str = "bars") -> pd.DataFrame:
-    """Return the bars of a request as a table. Raises BarsError for columns of unequal lengths, or too many bars."""
+
+def to_columns(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int) -> Columns:
+    """Return the bars of a request as a list for each column. Raises BarsError for columns of unequal lengths, or
+    more than `largest` bars.
+    """
     if isinstance(bars, Mapping):
-        lengths = {name: len(column) for name, column in bars.items()}
-        if len(set(lengths.values())) > 1:
-            raise BarsError(
-                "The columns have unequal lengths", where=where, got=lengths, wanted="one value of each a bar"
-            )
-        count = next(iter(lengths.values()))
+        columns = {name: list(column) for name, column in bars.items()}
     else:
-        count = len(bars)
+        names = list(dict.fromkeys(name for bar in bars for name in bar))
+        columns = {name: [bar.get(name) for bar in bars] for name in names}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise BarsError("The columns have unequal lengths", where="bars", got=lengths, wanted="one value of each a bar")
+    count = next(iter(lengths.values()), 0)
     if count > largest:
-        raise BarsError("Too many bars at once", where=where, got=count, wanted=f"at most {largest}",
-                        next_step="send the newest bars alone, or open a stream")  # fmt: skip
-    with refuse_damaged_content(BarsError, "These bars cannot be read", where=where, next_step="send a table of bars"):
-        return pd.DataFrame(bars)
+        raise BarsError("Too many bars at once", where="bars", got=count, wanted=f"at most {largest}",
+                        next_step="send fewer at once")  # fmt: skip
+    return columns
+
+
+def to_frame(columns: Columns) -> pd.DataFrame:
+    """Return the bars of a request as a table. Raises BarsError."""
+    with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send a table of bars"):
+        return pd.DataFrame(columns)
 
 
 def frame_to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
+from websockets.sync.client import connect
 
 from ml_factory import Bundle, pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
@@ -143,3 +144,34 @@ def rows_body(rows: pd.DataFrame, **more: object) -> dict:
     values = np.where(np.isnan(rows.to_numpy(float)), None, rows.to_numpy(float)).tolist()
     moments = [moment.isoformat() for moment in rows.index]
     return {"rows": {"columns": list(rows.columns), "values": values, "known_at": moments}, **more}
+
+
+class StreamClient:
+    """A connection to /stream that sends one message and reads its reply."""
+
+    def __init__(self, server: Server, feed: str = "default", **options):
+        address = f"{server.url.replace('http', 'ws')}/stream?feed={feed}"
+        self._connection = connect(address, proxy=None, max_size=None, **options)
+
+    def send(self, **message: object) -> dict:
+        self._socket.send(json.dumps(message))
+        return json.loads(self._socket.recv(120))
+
+    def push(self, symbol: str, bars: pd.DataFrame, **more: object) -> dict:
+        return self.send(type="bars", symbol=symbol, bars=columns_of(bars), **{"live": False, **more})
+
+    def send_text(self, text: str | bytes) -> dict:
+        self._socket.send(text)
+        return json.loads(self._socket.recv(60))
+
+    def send_and_leave(self, **message: object) -> None:
+        """Send a message, and read no reply."""
+        self._socket.send(json.dumps(message))
+
+    def __enter__(self) -> "StreamClient":
+        self._socket = self._connection.__enter__()
+        self.hello = json.loads(self._socket.recv(60))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.__exit__(*error)

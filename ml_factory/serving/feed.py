@@ -1,0 +1,218 @@
+"""A feed of one symbol: bars pushed one by one, each answered once it is on the disk; a restart continues exactly."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ml_factory.errors import BarsError, CheckpointError, FactoryError, refuse_damaged_content
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.guard.guarded_stream import GuardedStream
+from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.served_bundle import ServedBundle
+from ml_factory.serving.tables import Columns, frame_to_answers, to_frame
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import read_state_file, write_state_file
+
+FORMAT = "ml_factory.feed/1"
+RECORDS_BETWEEN_SNAPSHOTS, BARS_BETWEEN_SNAPSHOTS, RECORDS_OF_SEGMENT = 200, 5000, 2000
+MOST_KEPT_BARS = 200_000  # of bundles that need the whole history
+RECENT_BARS, STORED_RECENT = 1000, 50  # bars whose answers can be sent again; of those, in a snapshot
+
+
+class Feed:
+    """The stream of a feed, its log, and the answers of its last bars. Its methods run in one thread at a time.
+
+    folder : of its log and snapshot
+    served : the bundle that answers
+    guard : settings of the guard
+    """
+
+    def __init__(self, folder: Path, served: ServedBundle, guard: GuardSettings):
+        self._folder, self._guard = folder, guard
+        self._log: FeedLog | None = None
+        self._restore(served)
+
+    def push(self, served: ServedBundle, columns: Columns, now: pd.Timestamp | None) -> dict[str, Any]:
+        """Return the answers that these bars complete, once the bars are on the disk.
+
+        columns : raw bars by column, as the client sent them; bars at the beginning that were pushed before, with the
+            same values, are left out, and counted in `repeated`. Where all were, their answers are returned again.
+        now : the clock; None: history
+
+        Raises BarsError for bars that cannot be, after which the feed is as before.
+        """
+        log = self._continue(served)
+        keys = _row_keys(columns)
+        repeated = next((number for number, key in enumerate(keys) if key not in self._recent), len(keys))
+        if repeated == len(keys):
+            return self._answers_again(keys)
+        rest = {name: column[repeated:] for name, column in columns.items()}
+        content = {"columns": rest, "now": None if now is None else now.value}
+        frame = self._apply_and_log(log, "bars", len(keys) - repeated, content)
+        return self._reply(frame, keys[repeated:]) | {"repeated": repeated}
+
+    def advance(self, served: ServedBundle, until: pd.Timestamp) -> dict[str, Any]:
+        """Return the answers of bars that are complete at this moment, once all bars up to it were pushed."""
+        log = self._continue(served)
+        return self._reply(self._apply_and_log(log, "advance", 0, {"until": until.value}), [])
+
+    def position(self, served: ServedBundle) -> dict[str, Any]:
+        """Return from which bar on the feed goes on: `next` is the earliest start of a bar; null where none came."""
+        self._continue(served)
+        status = self._stream.status()
+        return {"symbol": served.symbol, "next": status["last_bar_end"], "run_id": served.run_id, "bundle": served.id}
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the guard's checks."""
+        return self._stream.status()
+
+    def close(self) -> None:
+        """Write a snapshot, so that the next start replays nothing."""
+        if self._log is not None:
+            if self._log.last > self._snapshot_number:
+                self._write_snapshot(self._log)
+            self._log.close()
+
+    # ---- the stream ------------------------------------------------------------------------------------------------
+
+    def _continue(self, served: ServedBundle) -> FeedLog:
+        """Bring the stream to the end of the log, of this bundle; return the log."""
+        if self._log is None:
+            self._restore(served)
+        elif served is not self._served:
+            recent = self._recent
+            self._start_stream(served)
+            self._recent = recent
+            self._warm_up(self._log)
+        assert self._log is not None
+        return self._log
+
+    def _apply(self, kind: str, content: Mapping[str, Any]) -> pd.DataFrame:
+        """Give one record to the stream; return its predictions."""
+        if kind == "advance":
+            return self._stream.advance(pd.Timestamp(content["until"], tz="UTC"))
+        now = None if content["now"] is None else pd.Timestamp(content["now"], tz="UTC")
+        return self._stream.push(to_frame(content["columns"]), now=now)
+
+    def _apply_and_log(self, log: FeedLog, kind: str, bars: int, content: Mapping[str, Any]) -> pd.DataFrame:
+        """Give one record to the stream, and write it to the disk; return its predictions.
+
+        Where either fails unexpectedly, the stream is built again from the disk at the next call.
+        """
+        try:
+            with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send bars"):
+                frame = self._apply(kind, content)
+        except FactoryError as error:
+            if error.__cause__ is not None:
+                self._drop()
+            raise
+        try:
+            log.append(kind, bars, content)
+        except BaseException:
+            self._drop()
+            raise
+        self._bars_since += bars
+        if log.last - self._snapshot_number >= RECORDS_BETWEEN_SNAPSHOTS or self._bars_since >= BARS_BETWEEN_SNAPSHOTS:
+            with suppress(FactoryError):  # the log holds everything; the next record tries again
+                self._write_snapshot(log)
+        return frame
+
+    def _drop(self) -> None:
+        if self._log is not None:
+            self._log.close()
+        self._log = None
+
+    def _reply(self, frame: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the answers, and remember them for the bars of these keys."""
+        reply = self._served.named(frame_to_answers(frame))
+        for key in keys[-RECENT_BARS:]:
+            self._recent[key] = reply | {"answers": reply["answers"] if key == keys[-1] else []}
+        while len(self._recent) > RECENT_BARS:
+            self._recent.popitem(last=False)
+        return reply
+
+    def _answers_again(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return the stored answers of bars that were all pushed before; of one bundle, that of the last."""
+        found = [self._recent[key] for key in keys]
+        same = [one for one in found if one["bundle"] == found[-1]["bundle"]]
+        return found[-1] | {"answers": [answer for one in same for answer in one["answers"]], "repeated": len(keys)}
+
+    # ---- the disk --------------------------------------------------------------------------------------------------
+
+    def _restore(self, served: ServedBundle) -> None:
+        """Take the stream to the end of the log: from the snapshot, or with another bundle from the kept bars."""
+        self._start_stream(served)
+        log, path = FeedLog(self._folder), self._folder / "snapshot.state"
+        stored = self._read_snapshot(path, log) if files.is_file(path) else None
+        self._snapshot_number = stored["number"] if stored else 0
+        if stored and stored["identity"] != self._identity:
+            self._warm_up(log)
+        else:
+            if stored:
+                self._stream.load_state(stored["stream"])
+                self._recent = OrderedDict((key, reply) for key, reply in json.loads(stored["recent"]))
+            for record in log.read(self._snapshot_number):
+                frame = self._apply(record["kind"], record)
+                self._reply(frame, _row_keys(record["columns"]) if record["kind"] == "bars" else [])
+        self._log = log
+
+    def _start_stream(self, served: ServedBundle) -> None:
+        self._served, self._recent, self._bars_since = served, OrderedDict[str, dict[str, Any]](), 0
+        self._identity = fingerprint_json([served.id, asdict(self._guard)])
+        cold = served.bundle.description["warmup_bars"] is not None
+        self._stream = GuardedStream(served.bundle, self._guard, cold=cold)
+
+    def _warm_up(self, log: FeedLog) -> None:
+        """Push the kept bars as history, without answering them, and write that state."""
+        tables = [record["columns"] for record in log.read() if record["kind"] == "bars"]
+        if tables:
+            self._stream.push(pd.concat([to_frame(columns) for columns in tables], ignore_index=True))
+            for key in [key for columns in tables[-STORED_RECENT:] for key in _row_keys(columns)]:
+                self._recent.setdefault(key, self._served.named([]))
+        self._write_snapshot(log)
+
+    def _write_snapshot(self, log: FeedLog) -> None:
+        state = {
+            "format": FORMAT, "number": log.last, "identity": self._identity, "stream": self._stream.get_state(),
+            "recent": json.dumps(list(self._recent.items())[-STORED_RECENT:]),
+        }  # fmt: skip
+        write_state_file(self._folder / "snapshot.state", state)
+        self._snapshot_number, self._bars_since = log.last, 0
+        if log.newest_records >= RECORDS_OF_SEGMENT or log.newest_bars >= BARS_BETWEEN_SNAPSHOTS:
+            log.start_segment(kept_bars(self._served.bundle))
+
+    def _read_snapshot(self, path: Path, log: FeedLog) -> dict[str, Any]:
+        what, step = "The snapshot of this feed is damaged", "delete this file; the stream then starts from the log"
+        try:
+            stored = read_state_file(path)
+        except CheckpointError as error:
+            raise CheckpointError(what, where=path, got=error.got, next_step=step) from error
+        with refuse_damaged_content(CheckpointError, what, where=path, next_step=step):
+            if stored["format"] != FORMAT or not 0 <= stored["number"] <= log.last:
+                raise CheckpointError("The snapshot is not of this log", where=path, got=f"record {stored['number']}",
+                                      wanted=f"at most {log.last}", next_step=step)  # fmt: skip
+            json.loads(stored["recent"])
+        return stored
+
+
+def kept_bars(bundle: Bundle) -> int:
+    """Return how many raw bars another bundle of this kind reads before its first answer: its warm-up and two days."""
+    warmup, spec = bundle.description["warmup_bars"], bundle.spec
+    if warmup is None or not isinstance(spec.features.base, int):
+        return MOST_KEPT_BARS
+    minutes = spec.market.bar_minutes
+    return warmup * max(spec.features.base // minutes, 1) + 2 * 1440 // minutes
+
+
+def _row_keys(columns: Columns) -> list[str]:
+    """Return the text of each bar, by which it is known again."""
+    names = sorted(columns)
+    return [json.dumps([names, row]) for row in zip(*(columns[name] for name in names), strict=True)]

@@ -1,0 +1,35 @@
+"""WebSocket /stream: one connection, messages answered in order, each bar acknowledged when it is on the disk."""
+
+from fastapi import WebSocket, WebSocketDisconnect
+
+from ml_factory.errors import FactoryError
+from ml_factory.serving.problems import OverloadError, problem_response, to_json_text
+from ml_factory.serving.service import Service
+
+
+async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
+    """Serve one connection until either side ends it."""
+    if service.connections >= service.limits.connections:
+        wanted = f"at most {service.limits.connections}"
+        await socket.send_denial_response(problem_response(OverloadError("Too many streams are open", wanted=wanted)))
+        return
+    service.connections += 1
+    try:
+        try:
+            hello = await service.hello(feed)
+        except FactoryError as error:
+            await socket.send_denial_response(problem_response(error))
+            return
+        await socket.accept()
+        await socket.send_text(to_json_text(hello))
+        while True:
+            received = await socket.receive()
+            if received["type"] == "websocket.disconnect":
+                return
+            text = received.get("text")
+            reply = await service.answer_message(feed, text if text is not None else "")
+            await socket.send_text(to_json_text(reply))
+    except WebSocketDisconnect:
+        return  # the client left; what it sent stays in the log
+    finally:
+        service.connections -= 1

@@ -1,0 +1,158 @@
+"""Feeds and their log without a server: torn and damaged files, full disks, segments, another bundle."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from ml_factory.errors import BarsError, CheckpointError, FileError
+from ml_factory.inference.guard.guarded_stream import GuardedStream
+from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.serving import feed as feed_module
+from ml_factory.serving.feed import Feed, kept_bars
+from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.served_bundle import ServedBundle
+from tests.serving.conftest import columns_of
+
+HISTORY = 6000
+
+
+@pytest.fixture(scope="module")
+def booster(made) -> ServedBundle:
+    return ServedBundle(made.load("DEMO", "xgboost"))
+
+
+@pytest.fixture(scope="module")
+def linear(made) -> ServedBundle:
+    return ServedBundle(made.load("DEMO", "linear"))
+
+
+def filled_log(folder, count: int = 5) -> FeedLog:
+    log = FeedLog(folder)
+    for number in range(count):
+        log.append("bars", 2, {"columns": {"close": [number, 0.1 + number]}})
+    return log
+
+
+def test_feed_log_reads_records_back_and_cuts_off_torn_end(tmp_path):
+    filled_log(tmp_path).close()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for cut in (1, 5, len(whole.splitlines()[-1])):
+        path.write_bytes(whole[:-cut])
+        log = FeedLog(tmp_path)
+        assert [record["n"] for record in log.read()] == [1, 2, 3, 4] and log.last == 4
+        assert log.append("bars", 2, {"columns": {"close": [4, 4.1]}}) == 5
+        log.close()
+        again = FeedLog(tmp_path)
+        assert [record["columns"]["close"][1] for record in again.read(after=3)] == [3.1, 4.1]
+        max(tmp_path.iterdir()).unlink()  # the segment of the fifth record
+
+
+def test_feed_log_with_damage_before_its_end_or_absent_records_is_refused(tmp_path):
+    filled_log(tmp_path).close()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    damaged = (whole.replace(b"1.1", b"1.2"), b"".join(lines[:2] + lines[3:]), whole + b"more", lines[0][3:] + whole)
+    for content in damaged[:2] + damaged[3:]:
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"log of this feed (is damaged|lacks records).*Next: delete"):
+            FeedLog(tmp_path)
+    path.write_bytes(damaged[2])  # torn within its first record after the fifth
+    assert FeedLog(tmp_path).last == 5
+
+
+def test_feed_log_on_full_disk_appends_nothing_and_goes_on_later(tmp_path, disk_full_beyond):
+    log = filled_log(tmp_path)
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    with disk_full_beyond(len(before) + 20), pytest.raises(FileError, match="No space left"):
+        log.append("bars", 1, {"columns": {"close": [9.0]}})
+    assert path.read_bytes() == before and log.append("bars", 1, {"columns": {"close": [9.0]}}) == 6
+    log.close()
+    assert FeedLog(tmp_path).last == 6
+
+
+def test_feed_log_keeps_segments_of_wanted_bars_and_deletes_older(tmp_path):
+    log = filled_log(tmp_path)
+    for _ in range(6):
+        log.start_segment(keep_bars=20)
+        for _ in range(4):
+            log.append("bars", 2, {"columns": {}})
+    log.close()
+    kept = FeedLog(tmp_path)
+    numbers = [record["n"] for record in kept.read()]
+    assert numbers == list(range(numbers[0], 30)) and 20 <= 2 * len(numbers) < 36
+
+
+def test_feed_after_failed_append_continues_from_the_log(booster, made, tmp_path, disk_full_beyond, monkeypatch):
+    monkeypatch.setattr(feed_module, "RECORDS_BETWEEN_SNAPSHOTS", 3)
+    bars = made.bars["DEMO"]
+    feed, reference = Feed(tmp_path, booster, GuardSettings()), GuardedStream(booster.bundle)
+    feed.push(booster, columns_of(bars.iloc[:HISTORY]), None)
+    reference.push(bars.iloc[:HISTORY])
+    for place in range(HISTORY, HISTORY + 12):
+        one = columns_of(bars.iloc[place : place + 1])
+        if place % 5 == 0:
+            with disk_full_beyond(20), pytest.raises(FileError):
+                feed.push(booster, one, None)
+        with pytest.raises(BarsError):
+            feed.push(booster, columns_of(bars.iloc[place : place + 1].assign(high=0.5)), None)
+        got, wanted = feed.push(booster, one, None)["answers"], reference.push(bars.iloc[place : place + 1])
+        assert [one["p_long"] for one in got] == wanted["p_long"].tolist()
+
+
+def test_feed_continues_with_another_bundle_from_its_kept_bars(booster, linear, made, tmp_path):
+    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster, GuardSettings())
+    feed.push(booster, columns_of(bars.iloc[:HISTORY]), None)
+    reference, found = GuardedStream(linear.bundle), []
+    reference.push(bars.iloc[:HISTORY])
+    for place in range(HISTORY, HISTORY + 30):
+        if place == HISTORY + 15:  # the process ends without a word, and starts with the other bundle
+            feed = Feed(tmp_path, linear, GuardSettings())
+            again = feed.push(linear, columns_of(bars.iloc[place - 1 : place]), None)
+            assert again["repeated"] == 1
+        reply = feed.push(linear, columns_of(bars.iloc[place : place + 1]), None)
+        assert (reply["run_id"], reply["bundle"]) == (linear.run_id, linear.id)
+        found += [(one["known_at"], one["p_long"]) for one in reply["answers"]]
+        wanted = reference.push(bars.iloc[place : place + 1])
+        if len(wanted):
+            assert found[-1] == (wanted.index[-1].isoformat(), pytest.approx(wanted["p_long"].iloc[-1], abs=1e-12))
+    assert len(found) == 6
+    assert kept_bars(linear.bundle) > 5 * linear.bundle.description["warmup_bars"]
+
+
+def test_feed_with_damaged_snapshot_names_it_and_starts_from_log_without_it(booster, made, tmp_path):
+    bars = made.bars["DEMO"]
+    feed = Feed(tmp_path, booster, GuardSettings())
+    feed.push(booster, columns_of(bars.iloc[:HISTORY]), None)
+    feed.close()
+    path = tmp_path / "snapshot.state"
+    content = path.read_bytes()
+    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/1", b"ml_factory.feed/9")):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"snapshot.*Next: delete this file"):
+            Feed(tmp_path, booster, GuardSettings())
+    path.unlink()
+    again = Feed(tmp_path, booster, GuardSettings())
+    one = columns_of(bars.iloc[HISTORY : HISTORY + 5])
+    path.write_bytes(content)
+    assert again.push(booster, one, None) == Feed(tmp_path, booster, GuardSettings())._answers_again(
+        feed_module._row_keys(one)
+    ) | {"repeated": 0}
+
+
+def test_feed_replays_records_with_the_clock_of_then(booster, made, tmp_path):
+    bars = made.bars["DEMO"]
+    feed = Feed(tmp_path, booster, GuardSettings())
+    feed.push(booster, columns_of(bars.iloc[:HISTORY]), None)
+    late = bars["timestamp"].iloc[HISTORY] + pd.Timedelta(hours=3)
+    stale = [feed.push(booster, columns_of(bars.iloc[HISTORY + n : HISTORY + n + 1]), late) for n in range(6)]
+    (answer,) = [one for reply in stale for one in reply["answers"]]
+    assert answer["guard"] == "abstain" and answer["p_long"] is None and "the newest bar" in answer["reason"]
+    again = Feed(tmp_path, booster, GuardSettings())
+    assert [again._recent[key] for key in again._recent][-6:] == [
+        {name: value for name, value in reply.items() if name != "repeated"} for reply in stale
+    ]
+    assert json.dumps(again.status()) == json.dumps(feed.status())
