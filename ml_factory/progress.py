@@ -107,12 +107,12 @@ def record_progress() -> Iterator[list[ProgressPhase]]:
 @contextmanager
 def progress_phase(
     name: str, rows: int | None = None, *, of: str = "rows", start: int = 0
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[..., None]]:
     """Run a phase of `rows` rows, `start` of them done before; yields a function that takes the number of rows just
-    done.
+    done, and the total where it became known meanwhile.
     """
     if _inside.get():
-        yield lambda count: None
+        yield lambda count, total=None: None
         return
     current = ProgressPhase(name, None if rows is None else int(rows), done=start, of=of, start=start)
 
@@ -121,8 +121,9 @@ def progress_phase(
         for watcher in tuple(_watchers):
             watcher(current)
 
-    def done(count: int) -> None:
+    def done(count: int, total: int | None = None) -> None:
         current.done += int(count)
+        current.rows = current.rows if total is None else int(total)
         if current.rows is not None:
             current.done = min(current.done, current.rows)
         notify()

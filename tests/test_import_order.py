@@ -35,7 +35,8 @@ data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
 data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
 data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
-data.databases.export_parts data.databases.exported_file data.databases.postgres data.databases.questdb
+data.databases.export_parts data.databases.exported_file data.databases.postgres_session data.databases.postgres
+data.databases.questdb
 features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
 features.fractional features.calendar features.multi_timeframe features.clone_function features.custom

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def export_data(
 
 
 def _open_rows(address: DatabaseAddress, selection: RowSelection) -> PostgresRows | QuestDBRows:
-    with progress_phase("counting"):
+    with progress_phase("opening"):
         return (QuestDBRows if address.is_questdb else PostgresRows)(address, selection)
 
 
@@ -160,7 +160,7 @@ class _Target:
 def _found_export(target: _Target, plan: dict, rows: PostgresRows | QuestDBRows) -> dict | None:
     """Return the record of a local file that equals the database as it is now; None where there is none."""
     record = None if target.mirror else files.read_json_or_none(target.record)
-    if not isinstance(record, dict) or rows.summary.content_hash is None or not files.is_file(target.path):
+    if not isinstance(record, dict) or not files.is_file(target.path) or rows.summary.content_hash is None:
         return None
     wanted = _facts(rows, rows.summary.content_hash, _OWN_HASH, files.sha256(target.path))
     return wanted if record == {**plan, **wanted, "file": target.path.name} else None
@@ -194,7 +194,12 @@ class _Export:
 
         Parts of rows that were changed since do not fit together: then all are read again.
         """
-        self._write_rows(path)
+        try:
+            self._write_rows(path)
+        except DatabaseError:
+            with suppress(DatabaseError):
+                _ = self._rows.summary  # raises what is wrong with the rows themselves, such as an infinite time
+            raise
         differences = self._compare(path)
         if differences and self._resumed:
             self._parts.clear()
@@ -209,7 +214,7 @@ class _Export:
 
     def _write_rows(self, path: Path) -> None:
         """Write stored parts, and behind them the rows that the database still has."""
-        place, total = ResumePoint(), self._rows.summary.rows
+        place = ResumePoint()
         with open_writer(path, self._suffix, self._schema) as writer, _Behind() as behind:
             with progress_phase("earlier parts") as done:
                 for table in self._parts.stored():
@@ -218,7 +223,7 @@ class _Export:
                     done(len(table))
             self._resumed = place.rows
             number, rows = self._parts.count, export_parts.ROWS_PER_PART
-            with progress_phase("reading rows", total, start=place.rows) as done, closing(
+            with progress_phase("reading rows", self._rows.known_rows, start=place.rows) as done, closing(
                 self._rows.batches(place.since)
             ) as batches:  # fmt: skip
                 for table in cut_batches(batches, rows, place.repeated):
@@ -226,11 +231,13 @@ class _Export:
                         behind.run(self._parts.add, number, table)
                         number += 1
                     behind.run(writer.write_table, table)
-                    done(len(table))
+                    done(len(table), self._rows.known_rows)
 
     def _compare(self, path: Path) -> list[str]:
         """Return the differences between the file and the database; none where it is right."""
-        columns, wanted, compared = self._rows.columns, self._rows.summary, _OWN_HASH
+        columns, compared = self._rows.columns, _OWN_HASH
+        with progress_phase("counting"):
+            wanted = self._rows.summary
         with progress_phase("comparing", wanted.rows):
             if wanted.content_hash is None:
                 with closing(self._rows.batches()) as batches:

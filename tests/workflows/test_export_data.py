@@ -20,6 +20,8 @@ import pytest
 
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.databases import export_parts
+from ml_factory.data.databases.exported_file import open_writer, read_batches
+from ml_factory.data.databases.postgres import PostgresRows
 from ml_factory.data.io import import_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, DatabaseError, SettingsError, WorkspaceError
@@ -299,6 +301,35 @@ def test_export_after_lost_connection_goes_on_and_ends_with_same_bytes(
     assert (tmp_path / "bars.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
 
 
+def test_export_counts_and_reads_one_snapshot_in_two_connections(server, tmp_path, monkeypatch):
+    server.run_sql("DROP TABLE IF EXISTS busy; CREATE TABLE busy AS SELECT * FROM bars WHERE symbol = 'ES=F'")
+    summarize, connections = PostgresRows._summarize, []
+
+    def slow(self, *given):
+        server.run_sql("UPDATE busy SET close = close + 1; DELETE FROM busy WHERE volume % 2 = 0")
+        connections.append(server.run_sql(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ml_factory' AND xact_start IS NOT NULL"
+        ))  # fmt: skip
+        return summarize(self, *given)
+
+    export_data(server.source(), tmp_path / "before.parquet", table="busy")
+    monkeypatch.setattr(PostgresRows, "_summarize", slow)
+    result = export_data(server.source(), tmp_path / "busy.parquet", table="busy")
+    assert connections == ["2"] and result.rows == 1000 and result.compared == "hash computed by the database"
+    assert result.path.read_bytes() == (tmp_path / "before.parquet").read_bytes()
+
+
+def test_export_of_user_with_one_connection_counts_before_it_reads(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    whole = export_data(server.source(), tmp_path / "whole.parquet", table="bars", symbol="ES=F")
+    server.run_sql(f"ALTER ROLE {GUARDED} CONNECTION LIMIT 1")
+    try:
+        result = export_data(server.source(user=GUARDED), tmp_path / "b.parquet", table="bars", symbol="ES=F")
+    finally:
+        server.run_sql(f"ALTER ROLE {GUARDED} CONNECTION LIMIT -1")
+    assert result.compared == whole.compared and result.path.read_bytes() == whole.path.read_bytes()
+
+
 def test_export_of_ended_backend_is_one_line(server, tmp_path, monkeypatch, small_parts):
     def cut(batches, *given):
         for number, table in enumerate(export_parts.cut_batches(batches, *given)):
@@ -369,6 +400,18 @@ def test_export_that_differs_from_database_in_one_value_is_refused(server, tmp_p
     with pytest.raises(DatabaseError, match="content hash"):
         export_data(server.source(), path, table="bars", symbol="MES")
     assert path.read_bytes() == b"older" and not (tmp_path / "bars.parquet.json").exists()
+
+
+def test_export_with_values_of_two_rows_swapped_is_refused(server, tmp_path, monkeypatch):
+    def cut(batches, *given):
+        for table in export_parts.cut_batches(batches, *given):
+            place = table.schema.get_field_index("close")
+            order = np.r_[30, 1:30, 0, 31 : len(table)]
+            yield table.set_column(place, "close", table.column("close").take(order))
+
+    monkeypatch.setattr(export_module, "cut_batches", cut)
+    with pytest.raises(DatabaseError, match="content hash"):
+        export_data(server.source(), tmp_path / "bars.parquet", table="bars", symbol="MES")
 
 
 def test_export_that_loses_or_repeats_a_row_is_refused(server, tmp_path, monkeypatch):
@@ -590,6 +633,17 @@ DROP VIEW IF EXISTS long; CREATE VIEW long AS SELECT 'MES' AS symbol, '2000-01-0
 AS ts, i / 2.0::float8 AS open, i + 0.1::float8 AS high, sqrt(i) AS low, i::float8 AS close, i::bigint AS volume
 FROM generate_series(1, {rows}) i
 """
+
+
+def test_exported_file_is_read_back_a_row_group_at_a_time(tmp_path):
+    table = pyarrow.table({"x": np.random.default_rng(0).normal(size=50_000)})
+    with open_writer(tmp_path / "x.parquet", ".parquet", table.schema) as writer:
+        for _ in range(20):
+            writer.write_table(table)
+    before, most, rows = pyarrow.total_allocated_bytes(), 0, 0
+    for batch in read_batches(tmp_path / "x.parquet", ".parquet", table.schema, 50_000):
+        most, rows = max(most, pyarrow.total_allocated_bytes() - before), rows + len(batch)
+    assert rows == 1_000_000 and most < 4 * table.nbytes
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ml_factory.storage.files import disk_errors, files
 from ml_factory.storage.json_values import fingerprint_json
 
 ROWS_PER_PART = 1 << 17
+_COMPRESSED = pyarrow.ipc.IpcWriteOptions(compression="lz4")  # quicker than writing the bytes as they are
 
 
 class ExportParts:
@@ -62,7 +63,7 @@ class ExportParts:
     def add(self, number: int, table: pyarrow.Table) -> None:
         """Write the next part of ROWS_PER_PART rows."""
         stream = pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_file(stream, self._schema) as writer:
+        with pyarrow.ipc.new_file(stream, self._schema, options=_COMPRESSED) as writer:
             writer.write_table(table)
         content = stream.getvalue()
         path = self.folder / f"{number:06d}-{xxhash.xxh3_128_hexdigest(content)}.arrow"

@@ -1,6 +1,8 @@
 """The exported file, Parquet or CSV: written table by table, and read back in batches to be compared."""
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow
@@ -13,6 +15,7 @@ from ml_factory.data.databases.table_summary import TableSummary
 from ml_factory.errors import SettingsError
 
 FORMATS = (".parquet", ".csv")
+_HASHING_THREADS = 2
 
 
 def check_output_format(name: str) -> str:
@@ -31,7 +34,7 @@ def open_writer(path: Path, suffix: str, schema: pyarrow.Schema):
     if suffix == ".csv":
         return pyarrow.csv.CSVWriter(path, schema)
     texts = [field.name for field in schema if pyarrow.types.is_string(field.type)]
-    return pyarrow.parquet.ParquetWriter(path, schema, compression="zstd", use_dictionary=texts)
+    return pyarrow.parquet.ParquetWriter(path, schema, compression="snappy", use_dictionary=texts)
 
 
 def read_batches(path: Path, suffix: str, schema: pyarrow.Schema, rows: int) -> Iterator[pyarrow.RecordBatch]:
@@ -44,19 +47,25 @@ def read_batches(path: Path, suffix: str, schema: pyarrow.Schema, rows: int) -> 
             yield from reader
         return
     with pyarrow.parquet.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=rows)
+        for group in range(file.num_row_groups):  # one reader of all would keep what it has read
+            yield from file.iter_batches(batch_size=rows, row_groups=[group])
 
 
 def summarize_batches(batches: Iterator[pyarrow.RecordBatch], columns: ChosenColumns) -> TableSummary:
     """Return count, ends and content hash of ordered rows."""
     count = total = 0
     first = last = None
-    for batch in batches:
-        if batch.num_rows:
-            ends = [_raw(batch.column(0)[place]) for place in (0, batch.num_rows - 1)]
-            first, last = ends[0] if first is None else first, ends[1]
-            count += batch.num_rows
-            total += hash_rows(batch, columns.exported)
+    hashed = deque[Future[int]]()
+    with ThreadPoolExecutor(_HASHING_THREADS, "hash") as pool:
+        for batch in batches:
+            if batch.num_rows:
+                ends = [_raw(batch.column(0)[place]) for place in (0, batch.num_rows - 1)]
+                first, last = ends[0] if first is None else first, ends[1]
+                count += batch.num_rows
+                hashed.append(pool.submit(hash_rows, batch, columns.exported))
+            while len(hashed) > _HASHING_THREADS:
+                total += hashed.popleft().result()
+        total += sum(one.result() for one in hashed)
     return TableSummary(count, first, last, format_content_hash(total))
 
 

@@ -1,13 +1,12 @@
 """Rows of a PostgreSQL table through ADBC: Arrow batches of `COPY`, or of a server-side cursor where it is refused.
 
-All queries of an export run in one read-only transaction of one snapshot. Names come from the catalogue and
-are quoted; values travel as parameters into settings of the transaction, which `COPY`, that has no parameters, reads.
+All questions of an export see one snapshot; a second connection counts and hashes the rows while they are read. Names
+come from the catalogue and are quoted; values travel as parameters.
 """
 
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pyarrow
@@ -23,14 +22,11 @@ from ml_factory.data.databases.columns import (
     has_prices,
     time_bound,
 )
+from ml_factory.data.databases.postgres_session import PostgresSession, quoted
 from ml_factory.data.databases.row_hash import format_content_hash, hash_floats, hash_integers, postgres_hash_sql
 from ml_factory.data.databases.table_summary import TableSummary, check_one_symbol, check_summary
-from ml_factory.errors import DatabaseError
 from ml_factory.lazy_module import import_module_or_explain
 
-_log = logging.getLogger("ml_factory")
-_USE_COPY, _BATCH_BYTES = "adbc.postgresql.use_copy", "adbc.postgresql.batch_size_hint_bytes"
-_BATCH, _FETCHED_ROWS = 1 << 21, 50_000
 _KINDS = {
     "timestamptz": "utc", "timestamp": "time", "date": "time", "int2": "integer", "int4": "integer", "int8": "integer",
     "float4": "float", "float8": "float", "numeric": "float", "bool": "boolean",
@@ -67,32 +63,54 @@ class PostgresRows:
     """
 
     def __init__(self, address: DatabaseAddress, selection: RowSelection):
-        self._address, self._driver = address, import_module_or_explain("adbc_driver_postgresql.dbapi")
-        with self._errors("The database cannot be reached"):
-            self._connection = self._driver.connect(address.libpq_uri())
-        try:
-            with self._errors("The database refused a question"):
-                hashes, self._copies = self._has_our_hash(), self._allows_copy()
-                self._run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                # Compiling the one pass of the hash takes as long as a million rows of it.
-                self._query("SELECT set_config(name, 'off', true) AS value FROM pg_settings WHERE name = 'jit'")
+        driver = import_module_or_explain("adbc_driver_postgresql.dbapi")
+        self._address, self._session = address, PostgresSession(address, driver)
+        with ExitStack() as opened:
+            opened.callback(self._session.close)
+            with self._session.errors("The database refused a question"):
+                hashes = self._has_our_hash()
+                self._copies = self._session.trial("SELECT 1 AS one", copy=True) is not None
+                shares = self._session.trial("SELECT pg_export_snapshot() AS snapshot") is not None
+                self._session.begin()
                 self._find(selection)
-                self.summary = self._summarize(selection, hashes)
-        except BaseException:
-            self.close()
-            raise
+                self._set_bounds(selection)
+                other = self._session.share() if shares else None
+                self._counted = self._begin_counting(other, hashes, opened)
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """End the transaction; a lost connection is closed all the same."""
-        with suppress(self._driver.Error):
-            self._connection.close()
+        """End the transactions; lost connections are closed all the same."""
+        self._opened.close()
+
+    @property
+    def summary(self) -> TableSummary:
+        """Count, ends and hash of the selected rows; waits until the database has them."""
+        with self._session.errors("The database refused a question"):
+            return self._counted.result()
+
+    @property
+    def known_rows(self) -> int | None:
+        """Count of the selected rows; None while the database still counts, or where it cannot."""
+        done = self._counted.done() and self._counted.exception() is None
+        return self._counted.result().rows if done else None
+
+    def _begin_counting(self, other: PostgresSession | None, hashes: bool, opened: ExitStack) -> "Future[TableSummary]":
+        """Begin to count and hash the rows in another connection; without one they are counted before they are read."""
+        counted: Future[TableSummary] = Future()
+        if other is None:
+            counted.set_result(self._summarize(self._session, hashes))
+            return counted
+        pool = ThreadPoolExecutor(1, "counting")
+        for end in (other.close, pool.shutdown, other.cancel):  # the last one first
+            opened.callback(end)
+        return pool.submit(self._summarize, other, hashes)
 
     # ------------------------------------------------------------------ what there is
 
     def _find(self, selection: RowSelection) -> None:
         """Resolve table and columns in the catalogue, and set the values of the selection."""
         tables, priced = {}, []
-        for one in self._query(_TABLES):
+        for one in self._session.query(_TABLES):
             names = [f"{one['schema']}.{one['name']}", *([one["name"]] if one["visible"] else [])]
             tables |= dict.fromkeys(names, one)
             if has_prices((one["columns"] or "").split("\1")):
@@ -100,59 +118,57 @@ class PostgresRows:
         self.table = choose_table(list(tables), priced, selection.table, self._address.shown)
         found, where = tables[self.table], f"{self._address.shown}, {self.table}"
         columns = [Column(one["name"], _KINDS.get(one["stored"], "text"), one["stored"])
-                   for one in self._query(_COLUMNS, found["oid"])]  # fmt: skip
+                   for one in self._session.query(_COLUMNS, found["oid"])]  # fmt: skip
         self.columns: ChosenColumns = choose_columns(columns, selection, where)
-        self._from = f"{_quoted(found['schema'])}.{_quoted(found['name'])}"
+        self._from = f"{quoted(found['schema'])}.{quoted(found['name'])}"
         self.symbol, self._conditions = selection.symbol, []
         if self.symbol is None and self.columns.symbol is not None:
-            name = f"{_quoted(self.columns.symbol.name)}::text"
-            several = self._query(f"SELECT DISTINCT {name} AS symbol FROM {self._from} LIMIT 11")
+            name = f"{quoted(self.columns.symbol.name)}::text"
+            several = self._session.query(f"SELECT DISTINCT {name} AS symbol FROM {self._from} LIMIT 11")
             self.symbol = check_one_symbol([one["symbol"] for one in several], where)
         if self.symbol is not None:
             self._set_symbol(self.columns.symbol, self.symbol)
         self._is_key = any(
             set((one["columns"] or "").split("\1")) <= {self.columns.time.name, *self._selected_by()}
-            for one in self._query(_UNIQUE_KEYS, found["oid"])
+            for one in self._session.query(_UNIQUE_KEYS, found["oid"])
         )
 
     def _selected_by(self) -> list[str]:
         return [self.columns.symbol.name] if self.columns.symbol and self.symbol is not None else []
 
     def _set_symbol(self, column: Column, symbol: str) -> None:
-        name = _quoted(column.name)
+        name = quoted(column.name)
         plain = {"text": "", "varchar": "", "bpchar": "::bpchar", "name": "::name"}.get(column.stored)
-        value = self._setting("symbol", symbol)
+        value = self._session.set("symbol", symbol)
         self._conditions.append(f"{name} = {value}{plain}" if plain is not None else f"{name}::text = {value}")
 
     def _set_bound(self, option: str, sign: str, value: float) -> str:
         """Return the condition on the time column."""
         column = self.columns.time
         kind = {"utc": "timestamptz", "time": "timestamp", "integer": "bigint", "float": "float8"}[column.kind]
-        return f"{_quoted(column.name)} {sign} {self._setting(option, format_time_value(value, column))}::{kind}"
+        return f"{quoted(column.name)} {sign} {self._session.set(option, format_time_value(value, column))}::{kind}"
 
-    def _setting(self, name: str, value: str) -> str:
-        """Set a value for this transaction as a parameter; return the SQL that reads it."""
-        self._query("SELECT set_config($1, $2, true) AS value", f"ml_factory.{name}", value)
-        return f"current_setting('ml_factory.{name}')"
+    def _set_bounds(self, selection: RowSelection) -> None:
+        """Add the conditions of the first and the last time; the unit of an epoch follows from the newest one."""
+        time, size = self.columns.time, 0.0
+        if (selection.start or selection.end) and time.kind in ("integer", "float"):
+            question = f"SELECT max({quoted(time.name)})::text AS newest FROM {self._from}{self._where()}"
+            size = float(self._session.query(question)[0]["newest"] or 0)
+        for option, sign in (("start", ">="), ("end", "<")):
+            if text := getattr(selection, option):
+                bound = time_bound(text, time, f"--{option}", size)
+                self._conditions.append(self._set_bound(option, sign, bound))
 
-    def _summarize(self, selection: RowSelection, hashes: bool) -> TableSummary:
+    def _summarize(self, session: PostgresSession, hashes: bool) -> TableSummary:
         """Return count, ends and hash of the selected rows, of one pass over them in the database."""
         time = self.columns.time
-        name, value = _quoted(time.name), self._expressions()[0]
-        if selection.start or selection.end:
-            where = f" WHERE {' AND '.join(self._conditions)}" if self._conditions else ""
-            (newest,) = self._query(f"SELECT max({name})::text AS newest FROM {self._from}{where}")
-            for option, sign in (("start", ">="), ("end", "<")):
-                if text := getattr(selection, option):
-                    size = float(newest["newest"] or 0) if time.kind in ("integer", "float") else 0.0
-                    bound = time_bound(text, time, f"--{option}", size)
-                    self._conditions.append(self._set_bound(option, sign, bound))
+        name, value = quoted(time.name), self._expressions()[0]
         finite = {
             "utc": f"isfinite({name})", "time": f"isfinite({name})", "integer": "true",
             "float": f"{value} NOT IN ('NaN', 'Infinity', '-Infinity')",
         }[time.kind]  # fmt: skip
         hashed = postgres_hash_sql(self.columns.exported, self._expressions()) if hashes else "NULL"
-        (found,) = self._query(
+        (found,) = session.query(
             f"SELECT count(*) AS count, count(*) FILTER (WHERE {name} IS NULL OR NOT {finite}) AS timeless, "
             f"min({value}) AS first, max({value}) AS last, ({hashed})::text AS hash FROM {self._from}{self._where()}",
             raw=True,
@@ -164,27 +180,11 @@ class PostgresRows:
 
     def _has_our_hash(self) -> bool:
         """Return whether this server hashes as `row_hash` does; others (before 11, forks) are read twice instead."""
-        try:
-            (got,) = self._query(
-                "SELECT hashint8extended(-5::bigint, 3) AS integers, hashfloat8extended(1.5::float8, 2) AS floats"
-            )
-        except self._driver.ProgrammingError:
-            return False
-        finally:
-            self._connection.rollback()
+        found = self._session.trial(
+            "SELECT hashint8extended(-5::bigint, 3) AS integers, hashfloat8extended(1.5::float8, 2) AS floats"
+        )
         ours = int(hash_integers(np.array([-5]), 3)[0]), int(hash_floats(np.array([1.5]), 2)[0])
-        return (got["integers"], got["floats"]) == ours
-
-    def _allows_copy(self) -> bool:
-        """Return whether this server answers `COPY (SELECT ...)`; without it rows come through a cursor."""
-        try:
-            self._run("SELECT 1 AS one")
-        except self._driver.ProgrammingError as error:
-            _log.info("This server refuses COPY, its rows come through a cursor: %s", _first_line(error))
-            return False
-        finally:
-            self._connection.rollback()
-        return True
+        return found == [{"integers": ours[0], "floats": ours[1]}]
 
     # ------------------------------------------------------------------ rows
 
@@ -199,76 +199,17 @@ class PostgresRows:
             f'{value} COLLATE "C"' if column.kind == "text" else value
             for value, column in zip(values, self.columns.exported, strict=True)
         ]  # fmt: skip
-        named = [f"{value} AS {_quoted(name)}" for value, name in zip(values, schema.names, strict=True)]
+        named = [f"{value} AS {quoted(name)}" for value, name in zip(values, schema.names, strict=True)]
         query = f"SELECT {', '.join(named)} FROM {self._from}{self._where(more)} ORDER BY {', '.join(order)}"
-        with self._errors("The connection to the database was lost", lost=True):
-            for batch in self._stream(query):
+        with self._session.errors("The connection to the database was lost", lost=True):
+            for batch in self._session.stream(query, self._copies):
                 yield pyarrow.RecordBatch.from_arrays(
                     [one.cast(kind) for one, kind in zip(batch.columns, schema.types, strict=True)], schema=schema
                 )
 
-    def _stream(self, query: str) -> Iterator[pyarrow.RecordBatch]:
-        if self._copies:
-            with self._connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(_BATCH)})
-                cursor.execute(query)
-                with cursor.fetch_record_batch() as reader:
-                    yield from reader
-            return
-        self._run(f"DECLARE ml_factory_rows NO SCROLL CURSOR FOR {query}")
-        while (fetched := self._fetch(f"FETCH FORWARD {_FETCHED_ROWS} FROM ml_factory_rows")).num_rows:
-            yield from fetched.to_batches()
-        self._run("CLOSE ml_factory_rows")
-
-    # ------------------------------------------------------------------ SQL
-
     def _expressions(self) -> list[str]:
-        return [_EXPRESSIONS[column.kind].format(_quoted(column.name)) for column in self.columns.exported]
+        return [_EXPRESSIONS[column.kind].format(quoted(column.name)) for column in self.columns.exported]
 
     def _where(self, more: list[str] | None = None) -> str:
         conditions = [*self._conditions, *(more or [])]
         return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-    def _run(self, statement: str) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement)
-
-    def _query(self, question: str, *values: Any, raw: bool = False) -> list[dict]:
-        """Return the rows of an answer; raw : times as integers."""
-        answer = self._fetch(question, *values)
-        if raw:
-            kinds = [pyarrow.int64() if pyarrow.types.is_timestamp(one) else one for one in answer.schema.types]
-            answer = pyarrow.table([one.cast(kind) for one, kind in zip(answer.columns, kinds, strict=True)],
-                                   names=answer.schema.names)  # fmt: skip
-        return answer.to_pylist()
-
-    def _fetch(self, question: str, *values: Any) -> pyarrow.Table:
-        """Return a whole answer, which is read without COPY."""
-        with self._connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{_USE_COPY: "false"})
-            cursor.execute(question, values or None)
-            return cursor.fetch_arrow_table()
-
-    @contextmanager
-    def _errors(self, what: str, lost: bool = False) -> Iterator[None]:
-        """Raise DatabaseError for an error of the driver."""
-        try:
-            yield
-        except (self._driver.Error, OSError, pyarrow.ArrowException) as error:
-            message = _first_line(error)
-            step = "run the same command again: it continues after the last part" if lost else "check --source"
-            if "password" in message:
-                step = (
-                    "put the password into PGPASSWORD or ~/.pgpass (mode 0600), or into Colab's secrets as PGPASSWORD"
-                )
-            raise DatabaseError(what, where=self._address.shown, got=message, next_step=step) from error
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _first_line(error: Exception) -> str:
-    """Return the message of the server in one line, without the query."""
-    message = str(error).partition("\n\nQuery was:")[0].partition("\nLINE ")[0].replace("[libpq] ", "")
-    return " ".join(message.split())[:300]

@@ -60,6 +60,11 @@ class QuestDBRows:
         self._limit(selection)
         self.summary = self._summarize(where)
 
+    @property
+    def known_rows(self) -> int:
+        """Count of the selected rows."""
+        return self.summary.rows
+
     def close(self) -> None:
         """Nothing stays open between two questions."""
 

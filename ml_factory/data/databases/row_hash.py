@@ -100,7 +100,7 @@ def format_content_hash(total: int) -> str:
 def postgres_hash_sql(columns: list[Column], names: list[str]) -> str:
     """Return the sum over the rows as SQL. names : SQL of each column's value."""
     forms = {
-        "utc": "timestamp_hash_extended(timezone('UTC', {0}), {1})", "time": "timestamp_hash_extended({0}, {1})",
+        "utc": "timestamp_hash_extended(timezone(interval '0', {0}), {1})", "time": "timestamp_hash_extended({0}, {1})",
         "integer": "hashint8extended({0}, {1})", "float": "hashfloat8extended({0}, {1})",
         "boolean": "hashint8extended({0}::int::bigint, {1})",
         "text": "hashint8extended(('x' || left(md5(convert_to({0}, 'UTF8')), 16))::bit(64)::bigint, {1})",
