@@ -80,7 +80,15 @@ def _scores(graph: OnnxGraph, x: str, name: str, model: TrainedModel) -> str:
         scores = _linear(graph, x, state["fitted"], state["settings"]["clip"])
     else:
         scores = tree_nodes(name, state["fitted"]).add_to(graph, x)
+        if absent := set(range(len(CLASSES))) - set(_classes_of_trees(name, state["fitted"])):
+            impossible = np.where(np.isin(np.arange(len(CLASSES)), list(absent)), -np.inf, 0.0)
+            scores = graph.add("Add", scores, graph.constant(impossible))
     return scores if offset is None else graph.add("Add", scores, _clock_shares(graph, last, offset))
+
+
+def _classes_of_trees(name: str, fitted: Mapping[str, np.ndarray]) -> list[int]:
+    """Return the positions of the classes that have trees: CatBoost's, which leaves out one without training rows."""
+    return fitted["classes"].tolist() if name == "catboost" else list(range(len(CLASSES)))
 
 
 def _linear(graph: OnnxGraph, x: str, fitted: Mapping[str, np.ndarray], clip: float) -> str:

@@ -9,23 +9,24 @@ from ml_factory.datasets.preprocessing import apply_preprocessing_step, preproce
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.inference.onnx_leaves import find_other_leaf
 from ml_factory.inference.onnx_models import OnnxModels
-from ml_factory.inference.onnx_trees import tree_nodes
+from ml_factory.inference.onnx_trees import TreeNodes, tree_nodes
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.trained_model import TrainedModel
 
 ROWS, LARGEST = 10_000, 1e-5
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
-_SAME_LEAVES = 1e-5  # of scores: a sum of other leaves differs by more, or by nothing that matters
+_SAME_SUMS = 1e-5  # of scores: XGBoost adds float32
 
 
 @dataclass(frozen=True)
 class GateResult:
     """Numbers of a passed gate.
 
-    rows : real rows.
+    rows : real rows; trees took the leaves of their library on all of them.
     difference : largest difference of a probability.
-    threshold_rows : rows of trees on, above and below a threshold, or missing there.
+    threshold_rows : further rows of trees on, above and below a threshold, or missing there, with equal leaves.
     """
 
     rows: int
@@ -78,13 +79,43 @@ def _compare(got_N3: np.ndarray, wanted_N3: np.ndarray, known_at: pd.DatetimeInd
 
 
 def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
-    """Compare the trees alone on rows at their thresholds; return the number of rows.
+    """Compare the trees alone on real rows and on rows at their thresholds; return the number of the latter.
 
-    x_NK : rows as the model reads them. Each threshold is put into one of them: itself, the next numbers above and
-    below, and a missing value.
-    Raises FactoryError naming a row whose leaves differ.
+    x_NK : rows as the model reads them.
+    Raises FactoryError naming a row whose leaves, or whose sums of leaves, differ.
     """
-    nodes = tree_nodes(name, model.model_state["fitted"])
+    fitted = model.model_state["fitted"]
+    nodes = tree_nodes(name, fitted)
+    at_thresholds = _rows_at_thresholds(nodes, x_NK)
+    x_MK = np.concatenate([at_thresholds, x_NK])
+    other = find_other_leaf(name, fitted, nodes, x_MK)
+    if other is not None:
+        raise FactoryError(
+            f"The trees of {name} take other leaves in ONNX, and are not written",
+            where=f"tree {other.tree + 1} of {len(nodes.root)}, {_nearest_split(nodes, other.tree, x_MK[other.row])}",
+            got=f"leaf {other.got}", wanted=f"leaf {other.wanted}",
+            next_step="export the bundle alone, and report this",
+        )  # fmt: skip
+    graph = OnnxGraph()
+    data = graph.to_model(nodes.add_to(graph, graph.input("rows", ["N", x_MK.shape[1]])), "scores", ["N", 3], {})
+    got, wanted = OnnxModels(data, 0).predict_rows(x_MK, np.arange(len(x_MK))), model.estimator.tree_scores(x_MK)
+    known = np.isfinite(wanted).all(axis=0)  # CatBoost's score of a class without training rows is -inf
+    got, wanted = got[:, known], wanted[:, known]
+    off_M = np.abs((got - got.mean(axis=1, keepdims=True)) - (wanted - wanted.mean(axis=1, keepdims=True))).max(axis=1)
+    worst = int(np.argmax(np.where(np.isnan(off_M), np.inf, off_M)))
+    if not off_M[worst] <= _SAME_SUMS * max(1.0, float(np.abs(wanted).max())):
+        raise FactoryError(
+            f"The trees of {name} give other scores in ONNX, and are not written", where=f"row {worst + 1}",
+            got=got[worst].tolist(), wanted=wanted[worst].tolist(),
+            next_step="export the bundle alone, and report this",
+        )  # fmt: skip
+    return len(at_thresholds)
+
+
+def _rows_at_thresholds(nodes: TreeNodes, x_NK: np.ndarray) -> np.ndarray:
+    """Return real rows into each of which a threshold is put: itself, the next numbers above and below, and a missing
+    value; at most ROWS.
+    """
     inner = nodes.left >= 0
     splits = np.unique(np.stack([nodes.column[inner], nodes.threshold[inner].astype(np.float64)]), axis=1).T
     splits = splits[np.linspace(0, len(splits) - 1, min(ROWS // 4, len(splits))).astype(np.int64)]
@@ -95,19 +126,14 @@ def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
         np.full_like(threshold, np.nan),
     ], axis=1)  # fmt: skip
     x_MK[np.arange(len(x_MK)), np.repeat(splits[:, 0].astype(np.int64), 4)] = around.ravel()
-    if not len(x_MK):
-        return 0
-    graph = OnnxGraph()
-    data = graph.to_model(nodes.add_to(graph, graph.input("rows", ["N", x_MK.shape[1]])), "scores", ["N", 3], {})
-    got, wanted = OnnxModels(data, 0).predict_rows(x_MK, np.arange(len(x_MK))), model.estimator.tree_scores(x_MK)
-    off_M = np.abs((got - got.mean(axis=1, keepdims=True)) - (wanted - wanted.mean(axis=1, keepdims=True))).max(axis=1)
-    worst = int(np.argmax(np.where(np.isnan(off_M), np.inf, off_M)))
-    if not off_M[worst] <= _SAME_LEAVES * max(1.0, float(np.abs(wanted).max())):
-        column, value = int(splits[worst // 4, 0]), x_MK[worst, int(splits[worst // 4, 0])]
-        raise FactoryError(
-            f"The trees of {name} take other leaves in ONNX, and are not written",
-            where=f"input {column + 1} of {x_MK.shape[1]} at {value!r}, threshold "
-            f"{threshold[worst // 4]!r}", got=got[worst].tolist(), wanted=wanted[worst].tolist(),
-            next_step="export the bundle alone, and report this",
-        )  # fmt: skip
-    return len(x_MK)
+    return x_MK
+
+
+def _nearest_split(nodes: TreeNodes, tree: int, x_K: np.ndarray) -> str:
+    """Name the split of a tree whose threshold a row comes nearest to, or where its value is missing."""
+    inner = np.flatnonzero((nodes.tree == tree) & (nodes.left >= 0))
+    value = x_K[nodes.column[inner]]
+    off = np.where(np.isnan(value), 0.0, np.abs(value - nodes.threshold[inner]))
+    node = inner[int(np.argmin(off))]
+    column = int(nodes.column[node])
+    return f"input {column + 1} of {len(x_K)} at {x_K[column]!r}, threshold {nodes.threshold[node]!r}"

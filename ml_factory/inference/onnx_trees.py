@@ -4,6 +4,7 @@ Rows are float32, as the boosters read them, and thresholds float32 numbers whos
 does; leaves are added in float64. M nodes of T trees, leaves among them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from ml_factory.models.base import CLASSES
 from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
 
 LESS_OR_EQUAL, LESS = 0, 1  # codes of ONNX for the comparison that leads to the left
+_LEAF_VALUES = re.compile(r"^(leaf_value=)(.*)$", re.MULTILINE)
 _MISSING_RIGHT = 2  # CatBoost's code of a column whose missing values count as larger than every border
 
 
@@ -28,7 +30,8 @@ class TreeNodes:
     left, right : int64 (M,), positions of nodes; -1 for leaves.
     value : float64 (M,), of leaves.
     klass : int64 (M,), 0 to 2.
-    root : int64 (T,).
+    leaf : int64 (M,), the library's own number of a leaf in its tree.
+    root : int64 (T,), rising.
     mode : LESS or LESS_OR_EQUAL.
     """
 
@@ -39,11 +42,20 @@ class TreeNodes:
     right: np.ndarray
     value: np.ndarray
     klass: np.ndarray
+    leaf: np.ndarray
     root: np.ndarray
     mode: int
 
-    def add_to(self, graph: OnnxGraph, x: str) -> str:
-        """Add the trees to a graph; return the scores, float64 (N, 3), of the float32 rows `x`."""
+    @property
+    def tree(self) -> np.ndarray:
+        """Return the tree of each node, int64 (M,)."""
+        return np.searchsorted(self.root, np.arange(len(self.left)), side="right") - 1
+
+    def add_to(self, graph: OnnxGraph, x: str, targets: int = len(CLASSES)) -> str:
+        """Add the trees to a graph; return the sums of leaves, float64 (N, targets), of the float32 rows `x`.
+
+        targets : number of different values of `klass`.
+        """
         nodes = self.with_split_at_each_root()
         inner, leaves = np.flatnonzero(nodes.left >= 0), np.flatnonzero(nodes.left < 0)
         place = np.empty(len(nodes.left), np.int64)  # among the inner nodes, or among the leaves
@@ -55,7 +67,7 @@ class TreeNodes:
                 f"nodes_{side}leafs": (nodes.left[child] < 0).astype(np.int64).tolist(),
             }
         return graph.tree_ensemble(
-            graph.cast(x, "double"), n_targets=len(CLASSES), tree_roots=place[nodes.root].tolist(),
+            graph.cast(x, "double"), n_targets=targets, tree_roots=place[nodes.root].tolist(),
             nodes_featureids=nodes.column[inner].tolist(),
             nodes_modes=helper.make_tensor("modes", TensorProto.UINT8, [len(inner)], [self.mode] * len(inner)),
             nodes_splits=_doubles("splits", nodes.threshold[inner]),
@@ -77,7 +89,8 @@ class TreeNodes:
         left[alone], right[alone] = first, first
         return TreeNodes(
             extended(self.column, 0), extended(self.threshold, 0), extended(self.missing_left, False), left, right,
-            extended(self.value, self.value[alone]), extended(self.klass, self.klass[alone]), self.root, self.mode,
+            extended(self.value, self.value[alone]), extended(self.klass, self.klass[alone]),
+            extended(self.leaf, self.leaf[alone]), self.root, self.mode,
         )  # fmt: skip
 
 
@@ -105,41 +118,45 @@ def _xgboost(trees: Mapping[str, np.ndarray]) -> TreeNodes:
         trees["split_indices"].astype(np.int64), np.where(leaf, 0, trees["split_conditions"]).astype(np.float32),
         trees["default_left"].astype(bool), np.where(leaf, -1, trees["left_children"] + first),
         np.where(leaf, -1, trees["right_children"] + first), np.where(leaf, trees["split_conditions"], 0.0), tree % 3,
-        root, LESS,
+        np.arange(len(tree)) - first, root, LESS,
     )  # fmt: skip
 
 
 def _lightgbm(text: bytes) -> TreeNodes:
     """Convert the compiled trees: x <= t goes left; a leaf is its own left child, right follows left."""
-    trees = compile_lightgbm_trees(LightGBMModelText.checked(text).trees, classes=len(CLASSES))
+    sections = LightGBMModelText.checked(text).trees
+    trees = compile_lightgbm_trees(sections, classes=len(CLASSES))
+    numbered = compile_lightgbm_trees([_LEAF_VALUES.sub(_count, one) for one in sections], classes=len(CLASSES))
     child, position = trees.child_M.astype(np.int64), np.arange(len(trees.child_M))
     leaf = child == position
     tree = np.searchsorted(trees.root_T, position, side="right") - 1
     return TreeNodes(
         (trees.code_M >> 1).astype(np.int64), np.where(leaf, 0, trees.threshold_M).astype(np.float32),
         (trees.code_M & 1).astype(bool), np.where(leaf, -1, child), np.where(leaf, -1, child + 1), trees.value_M,
-        tree % len(CLASSES), trees.root_T, LESS_OR_EQUAL,
+        tree % len(CLASSES), numbered.value_M.astype(np.int64), trees.root_T, LESS_OR_EQUAL,
     )  # fmt: skip
+
+
+def _count(line: re.Match) -> str:
+    """Return the line of a tree's leaf values with 0, 1, 2, … in their place."""
+    return line[1] + " ".join(map(str, range(len(line[2].split()))))
 
 
 def _catboost(trees: Mapping[str, np.ndarray]) -> TreeNodes:
     """Convert symmetric trees: a value above the border sets the split's bit in the leaf's number; each class gets a
     tree of its own.
     """
-    if trees["classes"].tolist() != [0, 1, 2]:
-        raise SettingsError(
-            "A CatBoost model of two classes is not exported to ONNX", where="model", got=trees["classes"].tolist(),
-            wanted="three classes in the training rows", next_step="export another model, or the bundle alone",
-        )  # fmt: skip
+    classes = trees["classes"].tolist()
     column_of = np.repeat(np.arange(len(trees["border_counts"])), trees["border_counts"])
     parts, root, split_at, leaf_at = [], [], 0, 0
     for depth in trees["depths"].tolist():
         splits = trees["splits"][split_at : split_at + depth]
-        values = trees["leaf_values"][leaf_at : leaf_at + 3 * 2**depth].reshape(-1, 3)
-        split_at, leaf_at = split_at + depth, leaf_at + 3 * 2**depth
-        for klass in range(3):
+        size = len(classes) * 2**depth
+        values = trees["leaf_values"][leaf_at : leaf_at + size].reshape(-1, len(classes))
+        split_at, leaf_at = split_at + depth, leaf_at + size
+        for place, klass in enumerate(classes):
             root.append(sum(len(part[0]) for part in parts))
-            parts.append(_symmetric(splits, values[:, klass], column_of, trees, root[-1], klass))
+            parts.append(_symmetric(splits, values[:, place], column_of, trees, root[-1], klass))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return TreeNodes(*columns, np.array(root, np.int64), LESS_OR_EQUAL)
 
@@ -160,7 +177,7 @@ def _symmetric(
         np.concatenate([trees["borders"][split], leaves]).astype(np.float32),
         np.concatenate([missing, leaves.astype(bool)]), np.concatenate([child, none]),
         np.concatenate([child + 1, none]),
-        np.concatenate([np.zeros(inner), values]), np.full(count, klass, np.int64),
+        np.concatenate([np.zeros(inner), values]), np.full(count, klass, np.int64), np.arange(count) - inner,
     )  # fmt: skip
 
 

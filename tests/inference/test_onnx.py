@@ -1,5 +1,7 @@
 """ONNX graphs: the probabilities of the model from unscaled rows, the leaves of its trees, and the gate."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -111,8 +113,47 @@ def test_onnx_gate_with_comparison_off_by_one_value_raises_with_threshold(name, 
     fitted = fitted_model(name, rounds=5, threads=1)
     monkeypatch.setattr(onnx_trees, "LESS", 0)
     monkeypatch.setattr(onnx_trees, "LESS_OR_EQUAL", 1)
-    with pytest.raises(FactoryError, match=rf"trees of {name} take other leaves.*input \d of 3 at .*threshold"):
+    with pytest.raises(
+        FactoryError, match=rf"trees of {name} take other leaves.*tree \d+ of 15, input \d of 3 at .*threshold.*leaf \d"
+    ):
         gate(fitted)
+
+
+def test_onnx_gate_with_leaves_swapped_that_have_equal_values_raises(monkeypatch):
+    """Sums of leaves are blind to it: the leaves themselves are compared."""
+    fitted = fitted_model("xgboost", rounds=5, threads=1)
+    nodes = onnx_trees.tree_nodes("xgboost", fitted.models["xgboost"].model_state["fitted"])
+    one_value = np.where(nodes.left < 0, 0.25, 0.0)
+    stored = fitted.models["xgboost"].model_state["fitted"]
+    stored["split_conditions"][nodes.left < 0] = 0.25
+    turned = dataclasses.replace(nodes, value=one_value, left=nodes.right, right=nodes.left)
+    monkeypatch.setattr(onnx_gate, "tree_nodes", lambda *given: turned)
+    with pytest.raises(FactoryError, match=r"trees of xgboost take other leaves"):
+        gate(fitted)
+
+
+def test_onnx_gate_compares_10000_rows_spread_over_all_of_them(monkeypatch):
+    fitted = fitted_model("linear", rounds=5)
+    seen = []
+    predict = FittedModels.predict_features
+    monkeypatch.setattr(
+        FittedModels,
+        "predict_features",
+        lambda self, *x, rows, **y: seen.append(rows) or predict(self, *x, rows=rows, **y),
+    )
+    assert gate(fitted, features=rows(12_000)).rows == 10_000
+    assert (seen[0][0], seen[0][-1]) == (0, 11_999) and np.diff(seen[0]).max() == 2 and len(set(seen[0])) == 10_000
+
+
+def test_onnx_of_catboost_trained_on_two_classes_passes_gate():
+    features = rows()
+    x = RobustScaler.fit(features.to_numpy())
+    model = build_model("catboost", rounds=5, threads=1)
+    model.fit(x.transform(features.to_numpy()), np.where(np.nan_to_num(features["a"]) > 0, 1, -1))
+    kept = TrainedModel(
+        model.get_state(), x.to_dict(), ("a", "b", "c"), SPEC, {"temperature": 1.7, "bias": [0.1, 0, 0]}
+    )
+    assert gate(FittedModels({"catboost": kept})).difference < 1e-6
 
 
 def test_onnx_gate_with_other_probabilities_raises_with_worst_row():

@@ -58,6 +58,8 @@ class PostgresSession:
             other = PostgresSession(self._address, self._driver)
             opened.callback(other.close)
             other._begin(exported["snapshot"])
+            # Rows are read meanwhile, which takes longer than one process needs for the pass over them.
+            other.query("SELECT set_config('max_parallel_workers_per_gather', '0', true) AS value")
             for name, value in self._settings.items():
                 other.set(name, value)
             opened.pop_all()
