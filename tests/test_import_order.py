@@ -69,7 +69,7 @@ evaluation.attention_plots evaluation.html_report evaluation.flame_graph
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.trained_model inference.predict inference.onnx_graph inference.onnx_trees inference.network_graph
-inference.onnx_export inference.onnx_models inference.onnx_gate
+inference.onnx_export inference.onnx_models inference.onnx_leaves inference.onnx_gate
 inference.prediction_spec inference.split_times inference.bundle_checks
 inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.guarded_stream
