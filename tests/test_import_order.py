@@ -71,9 +71,10 @@ settings run_folder
 inference.trained_model inference.predict inference.onnx_graph inference.onnx_trees inference.network_graph
 inference.onnx_export inference.onnx_models inference.onnx_leaves inference.onnx_gate
 inference.prediction_spec inference.split_times inference.bundle_checks
+inference.guard.histograms inference.guard.bar_channels inference.guard.block_martingale inference.guard.reference
 inference.model_card inference.bundle inference.stream
-inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.guarded_stream
-inference.guard.request_checks
+inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.drift
+inference.guard.outcomes inference.guard.fit_reference inference.guard.guarded_stream inference.guard.request_checks
 workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results
 workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data

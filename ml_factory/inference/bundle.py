@@ -1,9 +1,9 @@
 """Bundle: one file with all it takes to predict from raw bars, checked when it is loaded.
 
-The file is a state (`storage.serialization`) of four values: `description` (names, numbers and texts: settings of the
+The file is a state (`storage.serialization`) of five values: `description` (names, numbers and texts: settings of the
 data, facts of the run, certificate, metrics, versions, hashes), its `fingerprint`, `models` (name -> the bytes of the
-registered model) and `onnx` (a graph of the whole, or nothing). Loading runs no code of the file and imports nothing
-that it names.
+registered model), `onnx` (a graph of the whole, or nothing) and `reference` (of the guard, or nothing). Loading runs no
+code of the file and imports nothing that it names.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ from ml_factory.inference.bundle_checks import (
     check_bundle_market,
     check_fitted_models,
 )
+from ml_factory.inference.guard.reference import GuardReference
 from ml_factory.inference.model_card import model_card
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import FittedModels
@@ -38,8 +39,8 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
-FORMAT = "ml_factory.bundle/2"
-_PARTS = ("format", "description", "fingerprint", "models", "onnx")
+FORMAT, WITHOUT_REFERENCE = "ml_factory.bundle/3", "ml_factory.bundle/2"
+_PARTS = ("format", "description", "fingerprint", "models", "onnx", "reference")
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -50,12 +51,14 @@ class Bundle:
     description : facts as JSON values, as `workflows.export` gathers them.
     models : name -> bytes of the state of a `TrainedModel`; of a stack those of its base models, in its order.
     onnx : bytes of the ONNX graph of the whole; b"" without one.
+    reference : bytes of the `GuardReference`; b"" without one, then the guard checks no drift.
     where : the file it was read from.
     """
 
     description: Mapping
     models: Mapping[str, bytes]
     onnx: bytes = b""
+    reference: bytes = b""
     where: Path | None = None
 
     @classmethod
@@ -69,16 +72,18 @@ class Bundle:
         path = Path(path)
         state = _read(path)
         with _damaged(path):
-            bundle = cls(state["description"], state["models"], state["onnx"], path)
+            bundle = cls(state["description"], state["models"], state["onnx"], state["reference"], path)
             bundle._check_hashes(state["fingerprint"])
         bundle.check()
         return bundle
 
     @classmethod
-    def from_parts(cls, facts: Mapping, models: Mapping[str, bytes], onnx: bytes = b"") -> "Bundle":
+    def from_parts(
+        cls, facts: Mapping, models: Mapping[str, bytes], onnx: bytes = b"", reference: bytes = b""
+    ) -> "Bundle":
         """Return the bundle of these parts; their hashes are added to the facts."""
-        description = to_json_value(dict(facts) | {"hashes": _hashes(models, onnx)})
-        return cls(description, dict(models), onnx)
+        description = to_json_value(dict(facts) | {"hashes": _hashes(models, onnx, reference)})
+        return cls(description, dict(models), onnx, reference)
 
     def save(self, path: str | Path) -> Path:
         """Write the bundle to one file, whole or not at all."""
@@ -89,7 +94,7 @@ class Bundle:
         """Return the content of the file."""
         return serialize_state({
             "format": FORMAT, "description": dict(self.description), "onnx": self.onnx, "models": dict(self.models),
-            "fingerprint": fingerprint_json(self.description),
+            "reference": self.reference, "fingerprint": fingerprint_json(self.description),
         })  # fmt: skip
 
     def check(self) -> None:
@@ -105,11 +110,19 @@ class Bundle:
                 _ = self.fitted.session
             else:
                 check_fitted_models(self.fitted, self.where)
+        _ = self.guard_reference
 
     @cached_property
     def spec(self) -> PredictionSpec:
         """Settings of the data: market, bars, features, labels."""
         return PredictionSpec.from_stored(self.description["spec"], self.where)
+
+    @cached_property
+    def guard_reference(self) -> GuardReference | None:
+        """The look of the training rows; None in a bundle without it. Raises CheckpointError for a damaged one."""
+        if not self.reference:
+            return None
+        return GuardReference.from_bytes(self.reference, len(self.description["feature_names"]), self.where)
 
     @property
     def engine(self) -> str:
@@ -170,14 +183,16 @@ class Bundle:
                 "The description in this bundle was changed", where=self.where, got="another fingerprint",
                 wanted=str(fingerprint)[:12], next_step=_AGAIN,
             )  # fmt: skip
-        stored, found = self.description["hashes"], _hashes(self.models, self.onnx)
+        stored, found = self.description["hashes"], _hashes(self.models, self.onnx, self.reference)
         if list(stored["models"]) != list(found["models"]) or not self.models:
             raise CheckpointError(
                 "This bundle has other models than it describes", where=self.where,
                 got=", ".join(self.models) or "none", wanted=", ".join(stored["models"]), next_step=_AGAIN,
             )  # fmt: skip
-        for name, one in (found["models"] | {"the ONNX graph": found["onnx"]}).items():
-            wanted = (stored["models"] | {"the ONNX graph": stored["onnx"]})[name]
+        parts = {"the ONNX graph": found["onnx"], "the guard's reference": found["reference"]}
+        others = {"the ONNX graph": stored["onnx"], "the guard's reference": stored.get("reference", "")}
+        for name, one in (found["models"] | parts).items():
+            wanted = (stored["models"] | others)[name]
             if one != wanted:
                 raise CheckpointError(
                     f"A part of this bundle was changed: {name}", where=self.where, got=one[:12] or "nothing",
@@ -190,9 +205,10 @@ def _damaged(where: object) -> AbstractContextManager:
     return refuse_damaged_content(CheckpointError, "This bundle is damaged", where=where, next_step=_AGAIN)
 
 
-def _hashes(models: Mapping[str, bytes], onnx: bytes) -> dict:
+def _hashes(models: Mapping[str, bytes], onnx: bytes, reference: bytes) -> dict:
     digests = {name: sha256(data).hexdigest() for name, data in models.items()}
-    return {"models": digests, "onnx": sha256(onnx).hexdigest() if onnx else ""}
+    parts = {"onnx": onnx, "reference": reference}
+    return {"models": digests} | {name: sha256(data).hexdigest() if data else "" for name, data in parts.items()}
 
 
 def _read(path: Path) -> dict:
@@ -203,14 +219,16 @@ def _read(path: Path) -> dict:
     except CheckpointError as error:
         raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
                               next_step=_AGAIN) from error  # fmt: skip
-    if state.get("format") != FORMAT:
+    if state.get("format") == WITHOUT_REFERENCE:
+        state = {**state, "reference": b""}
+    elif state.get("format") != FORMAT:
         earlier = state.get("format") == "ml_factory.bundle/1"
         raise CheckpointError(
             "Not a bundle of this version", where=path, wanted=FORMAT,
             got="a registered model, which predicts feature rows" if earlier else str(state.get("format"))[:60],
             next_step="python -m ml_factory export writes one from the workspace",
         )  # fmt: skip
-    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "onnx": bytes}
+    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "onnx": bytes, "reference": bytes}
     wrong = [name for name in _PARTS if not isinstance(state.get(name), kinds[name])]
     if wrong or not all(isinstance(data, bytes) for data in state["models"].values()):
         raise CheckpointError(

@@ -4,12 +4,14 @@ import logging
 
 import ml_factory
 from ml_factory.code_fingerprint import source_hash
+from ml_factory.data.io import load_bars
 from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform
 from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
 from ml_factory.datasets.store import open_current_store
-from ml_factory.errors import NotPreparedError
+from ml_factory.errors import BarsError, NotPreparedError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
+from ml_factory.inference.guard.fit_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import installed_library_versions
@@ -20,7 +22,11 @@ from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.predictions import load_fitted_models, predict_and_evaluate_artifact
+from ml_factory.workflows.predictions import (
+    load_fitted_models,
+    load_or_make_predictions,
+    predict_and_evaluate_artifact,
+)
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 onnx_export = LazyModule("ml_factory.inference.onnx_export")  # onnx comes with an extra
@@ -53,7 +59,8 @@ def build_bundle(
     fitted = load_fitted_models(workspace, artifact)
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
     description = _describe(workspace, data, artifact, fitted) | {"file": file}
-    return Bundle.from_parts(description, models, _checked_graph(data, fitted, description) if with_onnx else b"")
+    graph = _checked_graph(data, fitted, description) if with_onnx else b""
+    return Bundle.from_parts(description, models, graph, _guard_reference(workspace, data, artifact))
 
 
 def _checked_graph(data: PreparedDataset, fitted: FittedModels, description: dict) -> bytes:
@@ -69,6 +76,19 @@ def _checked_graph(data: PreparedDataset, fitted: FittedModels, description: dic
         found.threshold_rows,
     )
     return graph
+
+
+def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> bytes:
+    """Return the bytes of the guard's reference; b"" with a line in the log where there can be none."""
+    spec, clear = PredictionSpec.from_stored(data.settings), data.unambiguous_mask
+    predictions = load_or_make_predictions(workspace, data, artifact)
+    rows = FinishedRows(data.features, predictions, data.labels["label"][clear], data.horizon)
+    try:
+        bars, _ = load_bars(workspace, data.symbol, spec.bars, market=spec.market)
+        return fit_guard_reference(bars, spec.market, rows, artifact.facts["split_times"]).to_bytes()
+    except (BarsError, NotPreparedError) as error:
+        _log.warning("The bundle has no reference, its guard will check no drift: %s", error)
+        return b""
 
 
 def _sources(workspace: Workspace, artifact: Artifact) -> str:

@@ -106,19 +106,22 @@ def _read_field(text: str) -> object:
 
 
 def damaged_bundle(data: bytes, generator: np.random.Generator) -> bytes:
-    """Change a value of a bundle's description, or the state of its model, and make its hashes right."""
+    """Change a value of a bundle's description, its model or its guard's reference, and make its hashes right."""
     from ml_factory.inference.bundle import Bundle
     from ml_factory.storage.serialization import deserialize_state
 
     state = deserialize_state(data)
-    facts, models = state["description"], state["models"]
-    if generator.random() < 0.5:
+    facts, models, reference = state["description"], state["models"], state["reference"]
+    draw = generator.random()
+    if draw < 0.3:
+        reference = damaged_state(reference, generator)
+    elif draw < 0.6:
         models = {name: damaged_state(model, generator) for name, model in models.items()}
     else:
         while not isinstance(facts := damaged_value(facts, generator), dict):
             facts = state["description"]
     try:
-        return Bundle.from_parts(facts, models).to_bytes()
+        return Bundle.from_parts(facts, models, b"", reference).to_bytes()
     except (ValueError, TypeError):  # not finite: the file cannot have a right fingerprint
         return damaged_bytes(data, generator)
 
@@ -206,10 +209,14 @@ def read_registry(root: Path) -> object:
 
 def read_bundle(root: Path) -> object:
     from ml_factory.inference.bundle import Bundle
+    from ml_factory.inference.guard.guarded_stream import GuardedStream
     from ml_factory.storage.workspace import Workspace
 
     bars = pd.read_parquet(Workspace(root).raw_bars("DEMO"))
-    return Bundle.load(root / "model.bundle").predict(bars, all_rows=True).iloc[:, :3].to_numpy()
+    bundle = Bundle.load(root / "model.bundle")
+    guarded = GuardedStream(bundle, cold=False).push(bars.iloc[:4000])
+    reasons = guarded[["guard", "reason"]].to_numpy().astype(str)
+    return [bundle.predict(bars, all_rows=True).iloc[:, :3].to_numpy(), guarded.iloc[:, :3].to_numpy(), reasons]
 
 
 def predicted(state: dict) -> object:

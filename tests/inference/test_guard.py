@@ -5,22 +5,23 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import build_features
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.inference.stream import PredictionStream
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 PRICES = ["open", "high", "low", "close"]
-LAST = 300
+LAST, PARTS = 300, ("guard", "rows", "outcomes")
 
 
 @pytest.fixture(scope="module")
 def bundle(bundle_file) -> Bundle:
-    return Bundle.load(bundle_file("linear"))
+    return Bundle.load(bundle_file("lightgbm"))
 
 
 def off_tick(bars):
@@ -48,8 +49,9 @@ FAULTS = {
 
 
 def guarded(bundle, bars, **settings) -> tuple[GuardedStream, pd.DataFrame]:
-    """A stream fed with the history, and its answer to the last bars."""
-    stream = GuardedStream(bundle, GuardSettings(gap_minutes=30, **settings), cold=False)
+    """A stream fed with the history, and its answer to the last bars; drift is not checked after a week of training."""
+    quiet = {"drift": "ok", "martingale": "ok", "gap_minutes": 30}
+    stream = GuardedStream(bundle, GuardSettings(**quiet | settings), cold=False)
     stream.push(bars.iloc[:-LAST])
     return stream, stream.push(bars.iloc[-LAST:])
 
@@ -91,11 +93,66 @@ def test_guarded_stream_of_single_bars_and_restored_equals_one_push(bundle, raw_
             stream = GuardedStream(bundle, whole.settings, cold=False)
             stream.load_state(state)
         pushed.append(stream.push(last.iloc[number : number + 1]))
-    pd.testing.assert_frame_equal(
-        pd.concat(pushed).drop(columns=P), wanted.drop(columns=P), check_exact=True, check_freq=False
-    )
-    assert serialize_state(stream.get_state()["guard"]) == serialize_state(whole.get_state()["guard"])
+    pd.testing.assert_frame_equal(pd.concat(pushed), wanted, check_exact=True, check_freq=False)
+    got, kept = stream.get_state(), whole.get_state()
+    assert all(serialize_state({"one": got[part]}) == serialize_state({"one": kept[part]}) for part in PARTS)
     assert stream.status() == whole.status()
+
+
+def test_guarded_stream_of_bundle_without_reference_reports_that_drift_is_not_checked(bundle, raw_bars, tmp_path):
+    state = deserialize_state(bundle.to_bytes())
+    assert state.pop("reference") and bundle.guard_reference is not None
+    hashes = {name: one for name, one in state["description"]["hashes"].items() if name != "reference"}
+    description = {**state["description"], "hashes": hashes}
+    state |= {
+        "format": "ml_factory.bundle/2", "description": description, "fingerprint": fingerprint_json(description)
+    }  # fmt: skip
+    (tmp_path / "old.bundle").write_bytes(serialize_state(state))
+    old = Bundle.load(tmp_path / "old.bundle")
+    stream, bars = GuardedStream(old, cold=False), raw_bars.iloc[:8500]
+    pd.testing.assert_frame_equal(stream.push(bars)[P], PredictionStream(old).push(bars)[P], check_exact=True)
+    status = stream.status()
+    assert status["reference"].startswith("none in this bundle") and "drift is not checked" in status["reference"]
+    assert status["drift"] == {} and GuardedStream(bundle).status()["reference"].startswith("training rows")
+    again = GuardedStream(old, cold=False)
+    again.load_state(deserialize_state(serialize_state(stream.get_state())))
+    assert again.status() == status
+    assert check_predict_bars(old, bars) == []
+
+
+def test_bundle_load_with_changed_or_damaged_reference_raises(bundle, tmp_path):
+    state = deserialize_state(bundle.to_bytes())
+    inner = deserialize_state(state["reference"])
+    inner["bars"]["psi"] = -inner["bars"]["psi"]
+    damaged = serialize_state(inner)
+    (tmp_path / "a").write_bytes(serialize_state({**state, "reference": damaged}))
+    with pytest.raises(CheckpointError, match="part of this bundle was changed: the guard's reference"):
+        Bundle.load(tmp_path / "a")
+    Bundle.from_parts(bundle.description, bundle.models, bundle.onnx, damaged).save(tmp_path / "b")
+    with pytest.raises(CheckpointError, match="guard's reference in this bundle is damaged"):
+        Bundle.load(tmp_path / "b")
+
+
+def test_guarded_stream_counts_outcomes_and_warns_where_they_contradict(bundle, raw_bars):
+    stream, bars = GuardedStream(bundle, GuardSettings(drift="ok", martingale="ok"), cold=False), raw_bars.iloc[:9500]
+    frame = stream.push(bars)
+    state = stream.get_state()
+    generator = np.random.default_rng(3)
+    likely = (frame[P].to_numpy().cumsum(axis=1) < generator.random((len(frame), 1))).sum(axis=1).clip(0, 2) - 1
+    assert all(stream.add_outcome(moment, int(label)) for moment, label in zip(frame.index, likely, strict=True))
+    status = stream.status()
+    assert status["checks"]["calibration"]["onsets"] == 0 and status["outcomes"] == len(frame)
+    assert not stream.add_outcome(frame.index[0], 0)
+    stream.load_state(state)
+    assert stream.status()["outcomes"] == 0
+    for moment, p in zip(frame.index, frame[P].to_numpy(), strict=True):
+        stream.add_outcome(moment, int(p.argmin()) - 1)
+    checks = stream.status()["checks"]
+    assert checks["calibration"]["state"] == "alarm" and checks["calibration"]["onsets"] == 1
+    later = stream.push(raw_bars.iloc[9500:9600])
+    assert set(later["guard"]) == {"warn"} and later["reason"].str.contains("outcomes contradict the prob").all()
+    with pytest.raises(SettingsError, match="no such outcome"):
+        stream.add_outcome(later.index[-1], 7)
 
 
 def test_guarded_stream_without_findings_answers_as_prediction_stream(bundle, raw_bars):
@@ -153,6 +210,12 @@ def test_check_feature_rows_names_columns_and_values(bundle, raw_bars):
     rows = build_features(checked, bundle.spec.market, bundle.spec.features).to_frame().iloc[-5:]
     names = list(rows)
     assert check_feature_rows(bundle, rows) == []
+    far = rows.assign(**{names[0]: 1e9})
+    (found,) = check_feature_rows(bundle, far)
+    assert found.kind == "range" and f"{names[0]} is 1e+09, between" in found.message and found.action == "warn"
+    assert check_feature_rows(bundle, far, GuardSettings(range="ok")) == []
+    (found,) = check_feature_rows(bundle, rows.assign(**{names[0]: np.nan}))
+    assert "NaN that never are in training" in found.message
     for change, named in (
         (rows[names[1:]], f"no {names[0]}"), (rows[names[::-1]], "the order"), (rows.assign(more=1.0), "unknown more"),
         (rows.assign(**{names[0]: np.inf}), "infinite"), (rows.assign(**{names[0]: "text"}), "no numbers"),

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from ml_factory.inference.guard.settings import ACTIONS, KINDS, Finding, GuardSettings
+from ml_factory.inference.guard.settings import ACTIONS, KINDS, LONG_HELD, Finding, GuardSettings
 
 
 class Event(NamedTuple):
@@ -101,7 +101,8 @@ class Alarms:
         }  # fmt: skip
 
     def _active(self, check: str, alarm: Alarm, bar: int) -> bool:
-        hold = self._settings.unit_hold_bars if kind_of(check) == "unit" else self._settings.hold_bars
+        long = kind_of(check) in LONG_HELD
+        hold = self._settings.long_hold_bars if long else self._settings.hold_bars
         return alarm.last <= bar < alarm.last + hold
 
 

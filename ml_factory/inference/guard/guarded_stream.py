@@ -1,6 +1,6 @@
 """A prediction stream with its guard: each answer with an action and its reason."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -9,19 +9,27 @@ from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.alarms import Alarms, Event
+from ml_factory.inference.guard.alarms import Alarms, Event, action_and_reason
+from ml_factory.inference.guard.bar_channels import CHANNELS
 from ml_factory.inference.guard.bar_checks import BarChecks, check_clock
+from ml_factory.inference.guard.drift import BarDrift, RowDrift
+from ml_factory.inference.guard.outcomes import OutcomeCheck
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 from ml_factory.inference.stream import PredictionStream
 
+NO_REFERENCE = "none in this bundle (one of an older version): drift is not checked; export it again"
+
 
 class BarGuard:
-    """Guard of the bars of one feed, without a model."""
+    """Guard of the bars of one feed, without a model. Drift is checked where the bundle has a reference."""
 
     def __init__(self, bundle: Bundle, settings: GuardSettings):
-        self._market = bundle.spec.market
-        self._checks = BarChecks(self._market, settings, {}, bundle.description["off_tick"])
+        self._market, reference = bundle.spec.market, bundle.guard_reference
+        limits = reference.limits if reference else {}
+        self._checks = BarChecks(self._market, settings, limits, bundle.description["off_tick"])
+        self.drift = BarDrift(self._market, reference, settings.drift_scale) if reference else None
         self.alarms = Alarms(settings)
         self.bars, self.last_end = 0, 0
 
@@ -42,6 +50,8 @@ class BarGuard:
     def push(self, chunk: BarChunk) -> list[Event]:
         """Return the events of the next bars, which are not yet in `alarms`."""
         events = self._checks.push(chunk, self.bars)
+        if self.drift:
+            events += self.drift.push(chunk, self.bars)
         self.bars += len(chunk.start)
         self.last_end = int(chunk.start[-1]) + self._market.bar_minutes * MINUTE_NS
         return events
@@ -49,27 +59,34 @@ class BarGuard:
     def get_state(self) -> dict:
         return {
             "bars": self.bars, "last_end": self.last_end, "checks": self._checks.get_state(),
-            "alarms": self.alarms.get_state(),
+            "alarms": self.alarms.get_state(), "drift": self.drift and self.drift.get_state(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
         self.bars, self.last_end = int(state["bars"]), int(state["last_end"])
         self._checks.load_state(state["checks"])
         self.alarms.load_state(state["alarms"])
+        if self.drift:
+            self.drift.load_state(state["drift"])
 
 
 class GuardedStream:
     """Predictions of one symbol's feed, each with what the guard found up to its moment.
 
-    An answer depends on the bars that ended by its `known_at` alone, not on how they were pushed; staleness also on
-    the clock.
+    An answer depends on the bars that ended by its `known_at`, and on the outcomes added before, not on how the bars
+    were pushed; staleness also on the clock. Without a reference in the bundle drift is not checked, which `status`
+    reports.
 
     cold : as of `PredictionStream`
     """
 
     def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS, *, cold: bool = True):
-        self.bundle, self.settings = bundle, settings
+        self.bundle, self.settings, self._reference = bundle, settings, bundle.guard_reference
         self._stream, self._guard = PredictionStream(bundle, cold=cold), BarGuard(bundle, settings)
+        facts = bundle.description
+        names = list(facts["feature_names"])
+        self._rows = RowDrift(names, self._reference, settings.drift_scale) if self._reference else None
+        self._outcomes = OutcomeCheck(int(facts["horizon"]))
         self._clock: list[Finding] = []
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
@@ -83,29 +100,58 @@ class GuardedStream:
         """
         checked = self._stream.check_bars(bars)
         chunk = to_bar_chunk(checked, self.bundle.spec.market)
-        first, ends = self._guard.bars, chunk.start + self.bundle.spec.market.bar_minutes * MINUTE_NS
         self._guard.check_order(chunk)
-        frame = self._stream.predict_rows(self._stream.feature_rows(checked))
+        rows = self._stream.feature_rows(checked)
+        first, ends = self._guard.bars, chunk.start + self.bundle.spec.market.bar_minutes * MINUTE_NS
         events = self._guard.push(chunk) if len(chunk.start) else []
-        return self._answer(frame, events, now, first, ends)
+        return self._answer(rows, events, now, (first, ends))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        frame = self._stream.advance(now)
-        return self._answer(frame, [], now, self._guard.bars, np.empty(0, np.int64))
+        return self._answer(self._stream.clock_rows(now), [], now, (self._guard.bars, np.empty(0, np.int64)))
+
+    def add_outcome(self, known_at: pd.Timestamp, label: int) -> bool:
+        """Compare the prediction of a moment with what happened; False where no such prediction is remembered.
+
+        label : -1, 0 or 1; another raises SettingsError
+        """
+        capital = self._outcomes.add(pd.Timestamp(known_at).tz_convert("UTC").as_unit("ns").value, label)
+        if capital is None:
+            return False
+        limit = self._reference.outcomes * self.settings.drift_scale if self._reference else np.inf
+        if capital > limit:
+            count, check = self._outcomes.outcomes, self._outcomes
+            message = f"{count} outcomes contradict the probabilities: log loss {check.log_loss / count:.3f}, expected "
+            message += f"{check.expected / count:.3f}; the log capital against them is {capital:.1f}, "
+            message += f"at most {limit:.1f} wanted"
+            self._guard.alarms.add(Event(self._guard.bars - 1, "calibration", message))
+        return True
 
     def status(self) -> dict:
-        """Return the state of every check as JSON values."""
+        """Return the state of every check as JSON values, and the drift of each column.
+
+        `drift` : distance of the newest window from training as a multiple of its threshold, the largest first
+        """
         checks = self._guard.alarms.status(self._guard.bars - 1)
         if self._clock:
             checks["stale"] |= {"state": "alarm", "last": self._clock[0].message}
-        action, reason = self._now()
+        action, reason = action_and_reason(self._guard.alarms.findings(self._guard.bars - 1) + self._clock)
         last = pd.Timestamp(self._guard.last_end, tz="UTC").isoformat() if self._guard.bars else None
-        return {"guard": action, "reason": reason, "bars": self._guard.bars, "last_bar_end": last, "checks": checks}
+        outcomes = self._outcomes
+        return {
+            "guard": action, "reason": reason, "bars": self._guard.bars, "last_bar_end": last, "checks": checks,
+            "reference": "training rows of this bundle" if self._reference else NO_REFERENCE,
+            "drift": self._drift_of_columns(), "outcomes": outcomes.outcomes,
+            "log_loss": outcomes.log_loss / outcomes.outcomes if outcomes.outcomes else None,
+            "expected_log_loss": outcomes.expected / outcomes.outcomes if outcomes.outcomes else None,
+        }  # fmt: skip
 
     def get_state(self) -> dict:
         """Return plain numbers, texts and arrays, from which `load_state` continues to the bit."""
-        return {"stream": self._stream.get_state(), "guard": self._guard.get_state()}
+        return {
+            "stream": self._stream.get_state(), "guard": self._guard.get_state(),
+            "rows": self._rows and self._rows.get_state(), "outcomes": self._outcomes.get_state(),
+        }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
         """Restore a state of `get_state`. Raises SettingsError for the state of another bundle, CheckpointError for a
@@ -115,23 +161,37 @@ class GuardedStream:
         step = "start the stream again from the history"
         with refuse_damaged_content(CheckpointError, "This state of a guard is damaged", next_step=step):
             self._guard.load_state(state["guard"])
+            if self._rows:
+                self._rows.load_state(state["rows"])
+            self._outcomes.load_state(state["outcomes"])
         self._clock = []
 
-    def _now(self) -> tuple[str, str]:
-        return self._guard.alarms.answers([], [self._guard.bars - 1], self._clock)[0]
+    def _drift_of_columns(self) -> dict[str, float]:
+        if not (self._rows and self._guard.drift):
+            return {}
+        bars = {f"bars: {name}": round(float(one), 3)
+                for name, one in zip(CHANNELS, self._guard.drift.columns.ratio, strict=True)}  # fmt: skip
+        return dict(sorted((bars | self._rows.ratios()).items(), key=lambda one: -one[1]))
 
     def _answer(
-        self, frame: pd.DataFrame, events: Iterable[Event], now: pd.Timestamp | None, first: int, ends: np.ndarray
+        self, rows: StreamedFeatureRows, events: list[Event], now: pd.Timestamp | None, pushed: tuple[int, np.ndarray]
     ) -> pd.DataFrame:
-        """Return the predictions with the guard's answers.
+        """Return the predictions of feature rows with the guard's answers.
 
-        first, ends : number of the first bar pushed, and the ends of all, UTC ns
+        pushed : number of the first bar pushed, and the ends of all, UTC ns
         """
         if now is not None:
             self._clock = check_clock(self._guard.last_end, now, self.bundle.spec.market, self.settings)
+        first, ends = pushed
+        frame = self._stream.predict_rows(rows)
         known_at = frame.index.as_unit("ns").asi8
-        bars = (first - 1 + np.searchsorted(ends, known_at, side="right")).tolist()
-        answers = self._guard.alarms.answers(events, bars, self._clock)
+        bars = first - 1 + np.searchsorted(ends, known_at, side="right")
+        if self._rows:
+            newest = first - 1 + np.searchsorted(ends, rows.known_at, side="right")
+            events = events + self._rows.push_features(rows.values, newest)
+            events += self._rows.push_probabilities(frame[PROBABILITIES].to_numpy(), bars)
+        self._outcomes.remember(known_at, frame[PROBABILITIES].to_numpy())
+        answers = self._guard.alarms.answers(events, bars.tolist(), self._clock)
         guard = pd.Series([action for action, _ in answers], frame.index, dtype=str)
         frame = frame.assign(guard=guard, reason=pd.Series([reason for _, reason in answers], frame.index, dtype=str))
         frame.loc[guard.isin(["abstain", "refuse"]).to_numpy(), PROBABILITIES] = np.nan

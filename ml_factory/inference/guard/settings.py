@@ -6,6 +6,7 @@ from ml_factory.errors import wrong_field_error
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
 KINDS = ("stale", "gap", "unit", "tick", "stuck", "range", "drift", "martingale", "calibration")
+LONG_HELD = ("unit", "calibration")  # kinds that stay for `long_hold_bars`
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class GuardSettings:
     stuck_bars : bars at one price; None: from the reference, else 60
     window_bars : bars over which ticks and stuck prices are counted
     hold_bars : bars for which a finding stays after it was last seen
-    unit_hold_bars : the same after a jump of unit, which the features' windows hold longer
+    long_hold_bars : the same for a jump of unit, which the features' windows hold longer, and for calibration, whose
+        outcomes come late and rarely
     drift_scale : factor on the thresholds of drift, martingale and calibration; above 1 fewer alarms
     """
 
@@ -60,7 +62,7 @@ class GuardSettings:
     stuck_bars: int | None = None
     window_bars: int = 240
     hold_bars: int = 60
-    unit_hold_bars: int = 1440
+    long_hold_bars: int = 1440
     drift_scale: float = 1.0
 
     def __post_init__(self) -> None:
