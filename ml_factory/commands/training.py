@@ -183,7 +183,8 @@ def export(
         list[str] | None,
         Option(
             "--format",
-            help="Several times: bundle, one file that predicts raw bars (the default); onnx; of networks pt2 and pth.",
+            help="Several times: bundle, one file that predicts raw bars; onnx; of networks pt2 and pth. "
+            "Empty: bundle, and onnx where the model has it.",
         ),
     ] = None,
     out: Annotated[Path | None, Option("--out", help="Folder to write to; empty: the run's in results/.")] = None,
@@ -193,5 +194,5 @@ def export(
     place = market.check((horizon,), models=(model,))
     check_model_trained(place, market.symbol)
     with cli_progress_of_work(f"exporting {model}", market.as_json):
-        result = pipeline.export(place, market.symbol, horizon, model, tuple(formats or ("bundle",)), run=run, out=out)
+        result = pipeline.export(place, market.symbol, horizon, model, formats or None, run=run, out=out)
     print_cli_result(result, market.as_json)

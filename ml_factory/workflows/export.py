@@ -1,12 +1,14 @@
 """Export a finished model: one bundle that predicts raw bars, or files for other programs."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ml_factory.argument_checks import check_horizon
-from ml_factory.errors import SettingsError
+from ml_factory.errors import MissingPackageError, SettingsError
+from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import find_model_spec
@@ -31,6 +33,7 @@ class ExportResult(Result):
 
     paths : format -> file; "card" is the bundle's model card.
     python : lines of Python that use the files elsewhere.
+    no_onnx : why there is no ONNX graph although none was ruled out; "" otherwise.
     """
 
     symbol: str
@@ -39,22 +42,25 @@ class ExportResult(Result):
     run_id: str
     paths: dict[str, Path]
     python: list[str]
+    no_onnx: str = ""
 
     def summary(self) -> str:
         written = [f"  {name}: {path}" for name, path in self.paths.items()]
+        without = [f"  no onnx: {self.no_onnx}"] if self.no_onnx else []
         lines = ["  to use it:", *(f"    {line}" for line in self.python)]
-        return "\n".join([f"{self.model} on {self.symbol}, from run {self.run_id}", *written, *lines])
+        return "\n".join([f"{self.model} on {self.symbol}, from run {self.run_id}", *written, *without, *lines])
 
 
 def export(
-    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] = ("bundle",), *,
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] | None = None, *,
     run: str = "", out: str | Path | None = None,
 ) -> ExportResult:  # fmt: skip
     """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
     formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", one graph from
         unscaled feature rows to calibrated probabilities, which a bundle exported with it holds too; "pt2", a network
-        as a program of `torch.export`; "pth", its state dict for `torch.load(..., weights_only=True)`.
+        as a program of `torch.export`; "pth", its state dict for `torch.load(..., weights_only=True)`. None: bundle and
+        onnx, the bundle alone where the model has no graph or the package onnx is not installed.
     run : run id of the model; "" for the newest.
     out : folder to write to.
 
@@ -63,18 +69,24 @@ def export(
     prepared data is gone, FactoryError naming the worst row of a graph that fails the gate.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    optional = formats is None
+    formats = ("bundle", "onnx") if formats is None else tuple(formats)
     _check_formats(formats, model)
     artifact = predictions.find_artifact_to_predict(workspace, symbol, check_horizon(horizon), model, run)
     run_id, name = artifact.facts["run_id"], f"{symbol}-h{horizon}-{model}"
     files_of = {kind: f"{name}.{end}" for kind, end in _ENDINGS.items()} | {"pth": PTH}
-    kinds = [kind for kind in files_of if kind in formats or (kind == "card" and "bundle" in formats)]
-    paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in kinds}
     content: dict[str, bytes] = {}
     python: list[str] = []
+    no_onnx = ""
     if {"bundle", "onnx"} & set(formats):
         data = load_dataset(workspace, symbol, horizon)
-        bundle = build_bundle(workspace, data, artifact, files_of["bundle"], with_onnx="onnx" in formats)
+        bundle, no_onnx = _build(
+            partial(build_bundle, workspace, data, artifact, files_of["bundle"]), formats, optional
+        )
+        formats = ("bundle",) if no_onnx else formats
         content = {"bundle": bundle.to_bytes(), "card": bundle.card.encode(), "onnx": bundle.onnx}
+    kinds = [kind for kind in files_of if kind in formats or (kind == "card" and "bundle" in formats)]
+    paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in kinds}
     if {"pt2", "pth"} & set(formats):
         content |= _network_files(artifact, set(formats))
     for kind in kinds:
@@ -82,9 +94,19 @@ def export(
     for kind, path in paths.items():
         files.write(path, content[kind])
     return ExportResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python,
+        symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python, no_onnx=no_onnx,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _build(build: Callable[..., Bundle], formats: Sequence[str], optional: bool) -> tuple[Bundle, str]:
+    """Return the bundle, and why it has no ONNX graph where it should, which is an error unless that is `optional`."""
+    try:
+        return build(with_onnx="onnx" in formats), ""
+    except (SettingsError, MissingPackageError) as error:
+        if not optional:
+            raise
+        return build(with_onnx=False), str(error)
 
 
 def _path(workspace: Workspace, artifact: Artifact, file: str, out: str | Path | None) -> Path:

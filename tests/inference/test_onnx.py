@@ -1,6 +1,8 @@
 """ONNX graphs: the probabilities of the model from unscaled rows, the leaves of its trees, and the gate."""
 
 import dataclasses
+import re
+import sys
 
 import numpy as np
 import onnx
@@ -10,7 +12,7 @@ import pytest
 
 from ml_factory import Bundle, pipeline
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import FactoryError, MissingPackageError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.inference import bundle as bundle_module
 from ml_factory.inference import onnx_export, onnx_gate, onnx_trees
@@ -170,6 +172,33 @@ def test_export_onnx_that_fails_gate_leaves_nothing(trained, tmp_path, monkeypat
     with pytest.raises(FactoryError, match="does not predict as the model does, and is not written"):
         pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_export_by_default_writes_bundle_and_graph(trained, tmp_path):
+    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path)
+    assert set(exported.paths) == {"bundle", "card", "onnx"} and not exported.no_onnx
+    assert Bundle.load(exported.paths["bundle"]).onnx == exported.paths["onnx"].read_bytes()
+
+
+@pytest.mark.parametrize("absent", ["package", "graph"])
+def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for(
+    trained, tmp_path, monkeypatch, absent
+):
+    if absent == "package":
+        for name in [name for name in sys.modules if name.startswith("ml_factory.inference.onnx_")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "onnx", None)
+        words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
+    else:
+        monkeypatch.setattr(onnx_export, "LinearScaler", QuantileScaler)
+        words = r"step of the preprocessing has no ONNX graph.*got robust|got linear"
+    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "default")
+    assert set(exported.paths) == {"bundle", "card"} and re.search(words, exported.no_onnx)
+    (line,) = [line for line in exported.summary().splitlines() if "no onnx" in line]
+    assert exported.no_onnx in line and not Bundle.load(exported.paths["bundle"]).onnx
+    with pytest.raises((SettingsError, MissingPackageError), match=words):
+        pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "asked")
+    assert not (tmp_path / "asked").exists()
 
 
 def test_onnx_of_step_without_graph_raises():
