@@ -1,6 +1,7 @@
 """Verb that answers requests with bundles: serve."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,14 @@ import typer
 from typer import Option
 
 from ml_factory.argument_checks import check_file_exists
+from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
 server, service_settings = LazyModule("ml_factory.serving.server"), LazyModule("ml_factory.serving.service_settings")
+following = LazyModule("ml_factory.serving.follow")
 guard_settings = LazyModule("ml_factory.inference.guard.settings")
+served_bundle = LazyModule("ml_factory.serving.served_bundle")
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,19 @@ def serve(
     state: Annotated[
         Path | None, Option("--state", help="Folder of the streams' state; empty: it ends with the process.")
     ] = None,
+    follow: Annotated[
+        Path | None, Option("--follow", help="Answer the bars appended to this file instead; state in FILE.state.")
+    ] = None,
+    no_clock: Annotated[
+        bool, Option("--no-clock", help="With --follow: bars are not compared with the clock.")
+    ] = False,
 ) -> None:
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
         check_file_exists(path)
+    if follow is not None:
+        _follow(bundle, follow, state, live=not no_clock, as_json=address.as_json)
+        return
     server.run_server(
         bundle, host=address.host, port=address.port, no_key=address.no_key, state=state,
         limits=service_settings.ServiceLimits(), guard=guard_settings.GuardSettings(),
@@ -47,3 +61,19 @@ def serve(
 def _print_address(facts: dict, as_json: bool) -> None:
     names = ", ".join(f"{symbol} ({run})" for symbol, run in facts["bundles"].items())
     print(json.dumps(facts) if as_json else f"serving {names} at {facts['url']} (stop with Ctrl-C)", flush=True)
+
+
+def _follow(bundles: list[Path], path: Path, state: Path | None, *, live: bool, as_json: bool) -> None:
+    """Print an answer for each row that the bars appended to the file complete, until Ctrl-C."""
+    if len(bundles) != 1:
+        raise SettingsError("A file is followed with one bundle", where="--follow", got=f"{len(bundles)} bundles",
+                            wanted="one", next_step="start a second process for another symbol")  # fmt: skip
+    check_file_exists(path)
+    served = served_bundle.ServedBundle.load(bundles[0])
+    with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder:
+        followed = following.FollowedFile(path, served, folder, guard_settings.GuardSettings(), live=live)
+        following.follow_file(
+            followed, poll_seconds=POLL_SECONDS,
+            announce=lambda line: print(f"{served.symbol}: {line} (stop with Ctrl-C)", file=sys.stderr, flush=True),
+            answer=lambda one: print(json.dumps(one) if as_json else following.answer_line(one), flush=True),
+        )  # fmt: skip

@@ -45,7 +45,7 @@ def run_server(
     key = os.environ.get(KEY_VARIABLE, "")
     check_service_address(host, key, no_key)
     listener = _listen(host, port)
-    with listener, _state_folder(state) as folder:
+    with listener, open_state_folder(state) as folder:
         service = Service(paths, folder, durable=state is not None, limits=limits, guard=guard)
         app = build_app(service, key=key, loopback=is_loopback(host))
         config = uvicorn.Config(
@@ -62,7 +62,7 @@ def run_server(
 
 
 @contextmanager
-def _state_folder(state: Path | None) -> Iterator[Path]:
+def open_state_folder(state: Path | None) -> Iterator[Path]:
     """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
     if state is None:
         with scratch_folder("feeds-") as folder:
