@@ -10,12 +10,14 @@ import zlib
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.data.bad_rows import format_bad_lines
 from ml_factory.errors import BarsError
+from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
+
+pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")  # a service predicts without them
 
 DELIMITERS = (",", ";", "\t", "|")
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
@@ -106,7 +108,7 @@ def _read_gzip(path: Path, local: Path) -> bytes:
 
 def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
     try:
-        facts = pyarrow.parquet.read_metadata(local)
+        facts = parquet.read_metadata(local)
         # By the number of values: repeated values take no space in a file, and all of theirs in memory.
         _check_expansion(path, local.stat().st_size, 8.0 * facts.num_rows * facts.num_columns, _MOST_OF_COLUMNS)
         return pd.read_parquet(local)

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow
-import pyarrow.parquet
 
 from ml_factory.data.bad_rows import (
     bad_rows_to_frame,
@@ -21,10 +19,12 @@ from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.validation import RawBarSpec, validate_bar_columns, validate_bars
 from ml_factory.errors import BarsError, SettingsError
+from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, parse_raw_bars_name, require_raw_bars
 
+pyarrow = LazyModule("pyarrow")  # a service predicts without it
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 
 

@@ -41,6 +41,7 @@ ABSENT = json.loads(sys.argv[1])
 sys.meta_path.insert(0, Absent())
 importlib.metadata.version = version
 import pandas
+import ml_factory.serving.server
 from ml_factory import Bundle
 
 bundle = Bundle.load(sys.argv[2])
