@@ -1,4 +1,4 @@
-"""What is uploaded to MyDrive/ml_factory: the eight notebooks and one wheel with the code, and nothing else.
+"""What is uploaded to MyDrive/ml_factory: the eight notebooks, the recipes, and one wheel with the code, nothing else.
 
 Standard library only: `python3 .ci/colab.py dist/colab`. The first cell of a notebook unpacks the wheel without the
 network. Besides the library it holds what the notebooks import and read: utils and the lists of requirements.
@@ -31,13 +31,18 @@ MOMENT = (2020, 1, 1, 0, 0, 0)  # of every file, so that the same code is the sa
 
 def main(folder: Path) -> int:
     notebooks = sorted((ROOT / "colab_notebooks").glob("[0-9][0-9]_*.ipynb"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("ml_factory-*.whl"), *folder.glob("[0-9][0-9]_*.ipynb")):
-        old.unlink()
+    recipes = sorted((ROOT / "colab_notebooks" / "recipes").glob("*.ipynb"))
+    (folder / "recipes").mkdir(parents=True, exist_ok=True)
+    for pattern in ("ml_factory-*.whl", "[0-9][0-9]_*.ipynb", "recipes/*.ipynb"):
+        for old in folder.glob(pattern):
+            old.unlink()
     for path in notebooks:
         shutil.copy(path, folder / path.name)
+    for path in recipes:
+        shutil.copy(path, folder / "recipes" / path.name)
     wheel = write_wheel(folder)
-    print(f"{len(notebooks)} notebooks and {wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) are in {folder}")
+    size = f"{wheel.stat().st_size / 1e6:.1f} MB"
+    print(f"{len(notebooks)} notebooks, {len(recipes)} recipes and {wheel.name} ({size}) are in {folder}")
     print("Next: upload them to MyDrive/ml_factory and open a notebook there with Colab")
     return 0
 

@@ -162,8 +162,10 @@ def uploaded(tmp_path_factory) -> Path:
     return folder
 
 
-def test_make_colab_writes_eight_notebooks_and_one_installable_wheel(uploaded, tmp_path):
+def test_make_colab_writes_eight_notebooks_recipes_and_one_installable_wheel(uploaded, tmp_path):
     assert len(list(uploaded.glob("0?_*.ipynb"))) == 8
+    recipes = {path.name: path.read_bytes() for path in (ROOT / "colab_notebooks" / "recipes").glob("*.ipynb")}
+    assert recipes and {path.name: path.read_bytes() for path in (uploaded / "recipes").iterdir()} == recipes
     (wheel,) = uploaded.glob("*.whl")
     pip = [
         sys.executable,

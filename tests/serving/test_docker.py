@@ -1,0 +1,176 @@
+"""Dockerfiles: their instructions, and the steps of the service's image run without a Docker daemon.
+
+The images themselves are not built here.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from packaging.requirements import Requirement
+
+from ml_factory import pipeline
+from ml_factory.__main__ import app
+from ml_factory.storage.workspace import Workspace
+from tests.inference.test_slim import packages_of
+from utils.package_lock import read_package_lock
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICE, FUNCTION = ROOT / "deploy" / "docker" / "Dockerfile", ROOT / "deploy" / "lambda" / "Dockerfile"
+WORDS = {"FROM", "COPY", "RUN", "ARG", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "CMD", "ENTRYPOINT"}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Return (word, rest) of every instruction, one a line."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    found = [tuple(line.split(" ", 1)) for line in lines]
+    assert {word for word, _ in found} <= WORDS
+    return found
+
+
+def last_stage(path: Path) -> list[tuple[str, str]]:
+    found = instructions(path)
+    first = max(number for number, (word, _) in enumerate(found) if word == "FROM")
+    return found[first:]
+
+
+def sources(path: Path) -> list[str]:
+    """Return what is copied from the context."""
+    copies = [shlex.split(rest) for word, rest in instructions(path) if word == "COPY" and "--from" not in rest]
+    return [source for words in copies for source in words[:-1]]
+
+
+def is_in_context(name: str) -> bool:
+    """True where .dockerignore, which excludes everything at first, brings this path back."""
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    back = [line[1:] for line in lines if line.startswith("!")]
+    assert "**" in lines and back
+    return any(Path(name).match(pattern) or name == pattern for pattern in back)
+
+
+@pytest.mark.parametrize("path", [SERVICE, FUNCTION], ids=["service", "lambda"])
+def test_dockerfile_copies_files_that_exist_and_are_in_context(path):
+    found = sources(path)
+    assert "ml_factory" in found and "${BUNDLE}" in found
+    for name in found:
+        if name == "${BUNDLE}":
+            name = dict(rest.split("=") for word, rest in instructions(path) if word == "ARG")["BUNDLE"]
+        else:
+            assert (ROOT / name).exists(), name
+        assert is_in_context(name), name
+
+
+def test_dockerfile_of_service_runs_as_other_user_with_health_check_and_without_build_tools():
+    stage = last_stage(SERVICE)
+    (user,) = [rest for word, rest in stage if word == "USER"]
+    assert user.isdigit() and int(user) > 0
+    assert [word for word, _ in stage].index("USER") < [word for word, _ in stage].index("CMD")
+    (port,) = [rest for word, rest in stage if word == "EXPOSE"]
+    environment = dict(one.split("=", 1) for word, rest in stage if word == "ENV" for one in shlex.split(rest))
+    assert environment["PORT"] == port
+    (check,) = [rest for word, rest in stage if word == "HEALTHCHECK"]
+    compile(json.loads(check.split("CMD ")[1])[-1], "health check", "exec")
+    assert "/health" in check
+    runs = " ".join(rest for word, rest in stage if word == "RUN")
+    assert not re.search(r"\b(apt|apt-get|gcc|build-essential|pip|make|curl)\b", runs)
+    assert stage[0][1].split()[0].endswith("-slim-bookworm")
+
+
+@pytest.mark.parametrize("path", [SERVICE, FUNCTION], ids=["service", "lambda"])
+def test_dockerfile_installs_locked_packages_of_extra_serve_by_hash_without_pyarrow_and_scipy(path):
+    (install,) = [rest for word, rest in instructions(path) if word == "RUN" and " install " in rest]
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(shlex.split(install))
+    assert install.endswith("-r /build/image.txt") and "requirements/locked/image.txt" in sources(path)
+    lock = read_package_lock(ROOT / "requirements" / "locked" / "image.txt")
+    assert all("--hash=sha256:" in one.text for one in lock.values())
+    here = {name for name, one in lock.items() if _is_for_linux(one.text)}
+    assert here == packages_of("base", "serve") - {"pyarrow", "scipy"}
+    assert here.isdisjoint({"torch", "xgboost", "matplotlib", "scikit-learn", "pyarrow", "scipy"})
+
+
+def _is_for_linux(text: str) -> bool:
+    marker = Requirement(text.split(" \\")[0]).marker
+    return marker is None or marker.evaluate()
+
+
+def test_dockerfile_of_service_gives_serve_options_that_it_has():
+    (command,) = [json.loads(rest) for word, rest in last_stage(SERVICE) if word == "CMD"]
+    words = shlex.split(command[-1])
+    verb = typer.main.get_command(app).commands[words[words.index("ml_factory") + 1]]
+    options = {one for parameter in verb.params for one in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    assert words[words.index("--port") + 1] == "$PORT" and words[words.index("--host") + 1] == "0.0.0.0"
+
+
+@pytest.mark.soak
+def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(trained_with_graph, tmp_path):
+    """RUN, COPY and CMD with /opt, /app, /build and /home below a temporary folder; python is ours."""
+    port = _free_port()
+    places = {name: str(tmp_path / name.strip("/")) for name in ("/opt", "/app", "/build", "/home/service")}
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "ML_FACTORY_API_KEY": "k" * 32,
+    }
+    for place in places.values():
+        Path(place).mkdir(parents=True)
+
+    def moved(text: str) -> str:
+        for name, place in places.items():
+            text = re.sub(rf"(?<![\w.]){name}\b", place, text)
+        return text
+
+    for word, rest in instructions(SERVICE):
+        if word == "COPY" and "--from" not in rest:
+            *given, target = shlex.split(moved(rest))
+            for source in given:
+                source = trained_with_graph if source == "${BUNDLE}" else ROOT / source
+                subprocess.run(["cp", "-r", source, target], check=True)
+        elif word == "ENV":
+            environment |= dict(one.split("=", 1) for one in shlex.split(moved(rest)))
+        elif word == "RUN" and "useradd" not in rest:
+            subprocess.run(["/bin/sh", "-c", moved(rest)], env=environment, cwd=tmp_path, check=True)
+    found = dict(last_stage(SERVICE))
+    environment["PORT"] = str(port)
+    check = [moved(one) for one in json.loads(found["HEALTHCHECK"].split("CMD ")[1])]
+    command = [moved(one) for one in json.loads(found["CMD"])]
+    process = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        until = time.monotonic() + 120
+        while subprocess.run(check, env=environment, capture_output=True, check=False).returncode:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        printed = process.communicate()[0]
+    assert "serving DEMO" in printed
+    assert not (set(os.listdir(Path(places["/opt"], "venv", "bin"))) & {"pip", "pip3"})
+
+
+@pytest.fixture
+def trained_with_graph(prepared, tmp_path) -> Path:
+    """A bundle of a booster with its graph."""
+    settings = {"rounds": 20, "depth": 3, "min_leaf": 5.0, "threads": 1}
+    pipeline.train(Workspace(prepared.root), "DEMO", 5, "xgboost", mirror="off", model_settings=settings)
+    return pipeline.export(prepared, "DEMO", 5, "xgboost", formats=("bundle", "onnx"), out=tmp_path / "x").paths[
+        "bundle"
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
