@@ -90,8 +90,9 @@ workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
 serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
-serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messages serving.service
-serving.stream_endpoint serving.app serving.server
+serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messages
+serving.service_metrics serving.service serving.stream_endpoint
+serving.pages serving.app serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
 commands.machine
@@ -121,6 +122,7 @@ HOMES = {
     "optuna": {"targets.barrier_search"},
     "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
     "uvicorn": {"serving.server"},
+    "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }
 TORCH_STARTS_AT = "datasets.windows"

@@ -2,16 +2,18 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from ml_factory.argument_checks import check_file_exists
-from ml_factory.errors import SettingsError
+from ml_factory.commands.options import parse_name_value_options
+from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.setting_names import parse_setting_value
 
 server, service_settings = LazyModule("ml_factory.serving.server"), LazyModule("ml_factory.serving.service_settings")
 following = LazyModule("ml_factory.serving.follow")
@@ -44,18 +46,35 @@ def serve(
     no_clock: Annotated[
         bool, Option("--no-clock", help="With --follow: bars are not compared with the clock.")
     ] = False,
+    guard: Annotated[
+        list[str] | None, Option("--guard", help="NAME=VALUE of the guard, such as drift=abstain. Several times.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, Option("--limit", help="NAME=VALUE, such as requests_per_second=50. Several times.")
+    ] = None,
 ) -> None:
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
         check_file_exists(path)
+    guarded = _parse_fields(guard_settings.GuardSettings, guard, "--guard", "drift=abstain")
     if follow is not None:
-        _follow(bundle, follow, state, live=not no_clock, as_json=address.as_json)
+        _follow(bundle, follow, state, guarded, live=not no_clock, as_json=address.as_json)
         return
     server.run_server(
         bundle, host=address.host, port=address.port, no_key=address.no_key, state=state,
-        limits=service_settings.ServiceLimits(), guard=guard_settings.GuardSettings(),
+        guard=guarded, limits=_parse_fields(service_settings.ServiceLimits, limit, "--limit", "requests_per_second=50"),
         announce=lambda facts: _print_address(facts, address.as_json),
     )  # fmt: skip
+
+
+def _parse_fields(kind: type, texts: list[str] | None, where: str, example: str) -> Any:
+    """Return the dataclass with the fields of these texts NAME=VALUE. Raises SettingsError."""
+    names = [field.name for field in fields(kind)]
+    given = parse_name_value_options(texts or [], where, example)
+    for name in given:
+        if name not in names:
+            raise SettingsError("There is no such setting", where=where, got=name, next_step=did_you_mean(name, names))
+    return kind(**{name: parse_setting_value(text) for name, text in given.items()})
 
 
 def _print_address(facts: dict, as_json: bool) -> None:
@@ -63,15 +82,15 @@ def _print_address(facts: dict, as_json: bool) -> None:
     print(json.dumps(facts) if as_json else f"serving {names} at {facts['url']} (stop with Ctrl-C)", flush=True)
 
 
-def _follow(bundles: list[Path], path: Path, state: Path | None, *, live: bool, as_json: bool) -> None:
+def _follow(bundles: list[Path], path: Path, state: Path | None, guard: Any, *, live: bool, as_json: bool) -> None:
     """Print an answer for each row that the bars appended to the file complete, until Ctrl-C."""
     if len(bundles) != 1:
         raise SettingsError("A file is followed with one bundle", where="--follow", got=f"{len(bundles)} bundles",
                             wanted="one", next_step="start a second process for another symbol")  # fmt: skip
     check_file_exists(path)
-    served = served_bundle.ServedBundle.load(bundles[0])
+    served = served_bundle.ServedBundle.load(bundles[0], guard)
     with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder:
-        followed = following.FollowedFile(path, served, folder, guard_settings.GuardSettings(), live=live)
+        followed = following.FollowedFile(path, served, folder, guard, live=live)
         following.follow_file(
             followed, poll_seconds=POLL_SECONDS,
             announce=lambda line: print(f"{served.symbol}: {line} (stop with Ctrl-C)", file=sys.stderr, flush=True),

@@ -64,6 +64,14 @@ class Feed:
         log = self._continue(served)
         return self._reply(self._apply_and_log(log, "advance", 0, {"until": until.value}), [])
 
+    def add_outcome(self, served: ServedBundle, known_at: pd.Timestamp, label: int) -> dict[str, Any]:
+        """Give the guard the outcome of an earlier answer; `remembered` is False where it holds no such answer."""
+        log = self._continue(served)
+        remembered = self._stream.add_outcome(known_at, label)
+        if remembered:
+            self._log_record(log, "outcome", 0, {"known_at": known_at.value, "label": label})
+        return {"remembered": remembered, "run_id": served.run_id, "bundle": served.id}
+
     def position(self, served: ServedBundle) -> dict[str, Any]:
         """Return from which bar on the feed goes on: `next` is the earliest start of a bar; null where none came."""
         self._continue(served)
@@ -97,6 +105,9 @@ class Feed:
 
     def _apply(self, kind: str, content: Mapping[str, Any]) -> pd.DataFrame:
         """Give one record to the stream; return its predictions."""
+        if kind == "outcome":
+            self._stream.add_outcome(pd.Timestamp(content["known_at"], tz="UTC"), content["label"])
+            return pd.DataFrame()
         if kind == "advance":
             return self._stream.advance(pd.Timestamp(content["until"], tz="UTC"))
         now = None if content["now"] is None else pd.Timestamp(content["now"], tz="UTC")
@@ -114,6 +125,11 @@ class Feed:
             if error.__cause__ is not None:
                 self._drop()
             raise
+        self._log_record(log, kind, bars, content)
+        return frame
+
+    def _log_record(self, log: FeedLog, kind: str, bars: int, content: Mapping[str, Any]) -> None:
+        """Write what the stream has taken; and a snapshot, where the last one is long ago."""
         try:
             log.append(kind, bars, content)
         except BaseException:
@@ -123,7 +139,6 @@ class Feed:
         if log.last - self._snapshot_number >= RECORDS_BETWEEN_SNAPSHOTS or self._bars_since >= BARS_BETWEEN_SNAPSHOTS:
             with suppress(FactoryError):  # the log holds everything; the next record tries again
                 self._write_snapshot(log)
-        return frame
 
     def _drop(self) -> None:
         if self._log is not None:
@@ -161,7 +176,8 @@ class Feed:
                 self._recent = OrderedDict((key, reply) for key, reply in json.loads(stored["recent"]))
             for record in log.read(self._snapshot_number):
                 frame = self._apply(record["kind"], record)
-                self._reply(frame, _row_keys(record["columns"]) if record["kind"] == "bars" else [])
+                if record["kind"] == "bars":
+                    self._reply(frame, _row_keys(record["columns"]))
         self._log = log
 
     def _start_stream(self, served: ServedBundle) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ class Feeds:
     async def run(self, market: ServedMarket, name: str, job: Callable[[Feed], dict[str, Any]]) -> dict[str, Any]:
         """Return what the job returns for the feed of this name, in the thread of the symbol. Raises FactoryError."""
         return await market.thread.run(lambda: job(self._feed(market, name)))
+
+    async def guards(self, markets: dict[str, ServedMarket]) -> list[dict[str, Any]]:
+        """Return the status of every open feed's guard."""
+        found = []
+        for (symbol, name), feed in list(self._open.items()):
+            with suppress(OverloadError):
+                found.append({"symbol": symbol, "feed": name} | await markets[symbol].thread.run(feed.status))
+        return found
 
     async def close(self, markets: dict[str, ServedMarket]) -> list[str]:
         """Write the snapshots of all feeds; return the messages of those that could not be written."""

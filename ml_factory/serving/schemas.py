@@ -1,11 +1,12 @@
 """Bodies of requests and answers, as the OpenAPI page lists them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
 MOST_COLUMNS, MOST_ROWS = 4096, 1_000_000
+FIRST_MOMENT, LAST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Cell = FiniteFloat | Annotated[str, StringConstraints(max_length=100)] | None
 Symbol = Annotated[str, StringConstraints(max_length=40)]
@@ -125,3 +126,51 @@ class Info(BaseModel):
     bundles: dict[str, dict[str, Any]]
     limits: dict[str, float]
     state: str | None
+
+
+class OutcomeRequest(Strict):
+    """The label that came true after an answer of a stream: -1 short, 0 neutral, 1 long."""
+
+    symbol: Symbol | None = None
+    feed: FeedName = "default"
+    known_at: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
+    label: Literal[-1, 0, 1]
+
+
+class OutcomeAnswer(BaseModel):
+    """remembered : whether the guard holds the answer of that moment."""
+
+    remembered: bool
+    run_id: str
+    bundle: str
+
+
+class BundleName(BaseModel):
+    """Bundle that answers for a symbol."""
+
+    symbol: str
+    run_id: str
+    bundle: str
+
+
+class Status(BaseModel):
+    """Last answers, the newest first, and the guards of the open feeds."""
+
+    streams: int
+    bundles: list[BundleName]
+    answers: list[dict[str, Any]]
+    guards: list[dict[str, Any]]
+
+
+class Change(BaseModel):
+    """Ids of a symbol's bundle before and after a reload."""
+
+    before: str
+    after: str
+    changed: bool
+
+
+class Reloaded(BaseModel):
+    """Changes by symbol."""
+
+    bundles: dict[str, Change]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.features.build import build_features
 from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
+from ml_factory.inference.guard.settings import Finding, GuardSettings
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.split_times import split_by_times
-from ml_factory.serving.tables import frame_to_answers, to_columns, to_frame
+from ml_factory.serving.tables import apply_findings, frame_to_answers, refuse_findings, to_columns, to_frame
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
@@ -43,17 +45,17 @@ class FeatureTable:
 
 
 class ServedBundle:
-    """A loaded bundle; its methods run in one thread at a time."""
+    """A loaded bundle with its guard; its methods run in one thread at a time."""
 
-    def __init__(self, bundle: Bundle):
-        self.bundle = bundle
+    def __init__(self, bundle: Bundle, guard: GuardSettings):
+        self.bundle, self.guard = bundle, guard
         self.id = fingerprint_json(bundle.description)[:16]
         self.symbol, self.run_id = str(bundle.description["symbol"]), str(bundle.description["run_id"])
 
     @classmethod
-    def load(cls, path: str | Path) -> "ServedBundle":
+    def load(cls, path: str | Path, guard: GuardSettings) -> "ServedBundle":
         """Read and check the bundle, compile its features' kernels, and build its models. Raises as `Bundle.load`."""
-        served = cls(Bundle.load(path))
+        served = cls(Bundle.load(path), guard)
         bars = synthetic_market(SyntheticSpec(days=3)).bars
         market = served.bundle.spec.market
         if not market.has_volume:
@@ -67,7 +69,15 @@ class ServedBundle:
         """Facts for `/info`."""
         description = self.bundle.description
         named = {name: description.get(name) for name in _FACTS}
-        return to_json_value(named | {"bundle": self.id, "engine": self.bundle.engine, "file": description.get("file")})
+        return to_json_value(
+            named
+            | {
+                "bundle": self.id,
+                "engine": self.bundle.engine,
+                "file": description.get("file"),
+                "guard": asdict(self.guard),
+            }
+        )
 
     def named(self, answers: list[dict]) -> dict[str, Any]:
         """Return the answers with the names of what made them."""
@@ -80,11 +90,10 @@ class ServedBundle:
         now : the clock, to which the newest bar is compared; None: history
         """
         table = to_frame(to_columns(bars, largest))
-        with refuse_damaged_content(
-            BarsError, "These bars cannot be read", where="bars", next_step="send a table of bars"
-        ):
-            frame = self.bundle.predict(table, all_rows=True, warm_rows=True)
-        return self.named(frame_to_answers(frame.iloc[-last:].assign(guard="ok", reason="")))
+        with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send other bars"):
+            frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
+            findings = check_predict_bars(self.bundle, table, self.guard, now=now)
+        return self.named(frame_to_answers(apply_findings(frame, findings, "bars")))
 
     # ---- feature rows ----------------------------------------------------------------------------------------------
 
@@ -103,39 +112,33 @@ class ServedBundle:
     def predict_rows(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any] | FactoryError]:
         """Return the answers, or the error, of each request: each as if it were alone."""
         found: list[Any] = [self._check_rows(table) for table in tables]
-        good = [number for number, error in enumerate(found) if error is None]
+        good = [number for number, checked in enumerate(found) if not isinstance(checked, FactoryError)]
         for group in [good] if self.is_rowwise else [[number] for number in good]:
             if not group:
                 continue
             try:
-                answers = self._predict_tables([tables[number] for number in group])
+                frames: list[Any] = self._predict_tables([tables[number] for number in group])
             except FactoryError as error:
-                answers = (
-                    [error] * len(group) if len(group) == 1 else [self.predict_rows([tables[n]])[0] for n in group]
-                )
-            for number, answer in zip(group, answers, strict=True):
-                found[number] = answer
+                frames = [error] if len(group) == 1 else [self.predict_rows([tables[number]])[0] for number in group]
+            for number, frame in zip(group, frames, strict=True):
+                found[number] = frame if not isinstance(frame, pd.DataFrame) else self._answer_rows(
+                    frame, tables[number], found[number]
+                )  # fmt: skip
         return found
 
-    def _check_rows(self, table: FeatureTable) -> FactoryError | None:
-        """Return the error of rows that this bundle cannot read."""
-        wanted, got = list(self.bundle.description["feature_names"]), list(table.features.columns)
-        if got != wanted:
-            absent = [name for name in wanted if name not in got]
-            other = [name for name in got if name not in wanted]
-            text = (
-                f"no {', '.join(absent[:5])}" if absent else f"unknown {', '.join(other[:5])}" if other else "the order"
-            )
-            return SettingsError(
-                "The columns are not the features of the model", where="rows.columns", got=text,
-                wanted=f"its {len(wanted)} features in its order", next_step="take feature_names of GET /info",
-            )  # fmt: skip
+    def _check_rows(self, table: FeatureTable) -> list[Finding] | FactoryError:
+        """Return the findings on the rows, or the error of rows that this bundle cannot read."""
         if not table.timed and self._reads_moments:
             return SettingsError(
                 "This model reads the moments of the rows", where="rows.known_at", got="none",
                 wanted="a moment of each row", next_step="send known_at",
             )  # fmt: skip
-        return None
+        findings = check_feature_rows(self.bundle, table.features, self.guard)
+        try:
+            refuse_findings(findings, "rows")
+        except FactoryError as error:
+            return error
+        return findings
 
     @cached_property
     def _reads_moments(self) -> bool:
@@ -144,33 +147,27 @@ class ServedBundle:
             getattr(model.estimator, "covariates", {}) for model in fitted.models.values()
         )
 
-    def _predict_tables(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any]]:
-        """Return the answers of requests that are predicted in one call."""
+    def _predict_tables(self, tables: Sequence[FeatureTable]) -> list[pd.DataFrame]:
+        """Return the predictions of requests in one call."""
         sizes = [len(table.features) for table in tables]
         features = pd.concat([table.features for table in tables]) if len(tables) > 1 else tables[0].features
         segment, rows = _joined_segments([table.segment for table in tables]), np.arange(len(features))
         closes = [table.close for table in tables if table.close is not None]
         close = np.concatenate(closes) if len(closes) == len(tables) else None
         lookback = self.bundle.description["lookback"]
-        kept = mask_rows_with_full_window(segment, rows, lookback) if lookback else np.ones(len(rows), bool)
-        if not isinstance(self.bundle.fitted, OnnxModels) and self.bundle.fitted.stack is not None:
-            kept[:] = True  # decided by the base models; such requests are predicted alone
-        with refuse_damaged_content(
-            BarsError, "These rows cannot be predicted", where="rows", next_step="see GET /info"
-        ):
+        with refuse_damaged_content(BarsError, "These rows cannot be predicted", where="rows", next_step="see /info"):
             frame = self.bundle.fitted.predict_features(features, segment=segment, close=close)
-        answers, place, starts = [], 0, np.cumsum([0, *sizes])
-        for number, table in enumerate(tables):
-            count = len(frame) if len(tables) == 1 else int(kept[starts[number] : starts[number + 1]].sum())
-            answers.append(self.named(self._row_answers(frame.iloc[place : place + count], table)))
-            place += count
-        return answers
+        if len(tables) == 1:
+            return [frame]
+        kept = mask_rows_with_full_window(segment, rows, lookback) if lookback else np.ones(len(rows), bool)
+        ends = np.cumsum(kept)[np.cumsum(sizes) - 1]
+        return [frame.iloc[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
-    def _row_answers(self, frame: pd.DataFrame, table: FeatureTable) -> list[dict]:
+    def _answer_rows(self, frame: pd.DataFrame, table: FeatureTable, findings: Sequence[Finding]) -> dict[str, Any]:
         if table.timed:
             frame = frame.assign(split=split_by_times(frame.index, self.bundle.description["split_times"]))
-        answers = frame_to_answers(frame.assign(guard="ok", reason=""))
-        return answers if table.timed else [answer | {"known_at": None} for answer in answers]
+        answers = frame_to_answers(apply_findings(frame, findings, "rows"))
+        return self.named(answers if table.timed else [answer | {"known_at": None} for answer in answers])
 
 
 def _joined_segments(segments: Sequence[np.ndarray]) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feature_row_batches import FeatureRowBatches
 from ml_factory.serving.prediction_thread import PredictionThread
 from ml_factory.serving.schemas import PredictRequest
@@ -40,10 +41,10 @@ class ServedMarket:
 class ServedMarkets:
     """All symbols of the service, by name."""
 
-    def __init__(self, paths: Sequence[Path], limits: ServiceLimits):
+    def __init__(self, paths: Sequence[Path], limits: ServiceLimits, guard: GuardSettings):
         self.by_symbol: dict[str, ServedMarket] = {}
         for path in paths:
-            served = ServedBundle.load(path)
+            served = ServedBundle.load(path, guard)
             if served.symbol in self.by_symbol:
                 raise SettingsError(
                     f"Two bundles of {served.symbol}", where=path, got=self.by_symbol[served.symbol].path,
@@ -64,7 +65,39 @@ class ServedMarkets:
                                 next_step=did_you_mean(symbol, self.by_symbol))  # fmt: skip
         return self.by_symbol[symbol]
 
+    async def reload(self) -> dict[str, dict[str, Any]]:
+        """Read the files of all bundles again, and replace the bundles between two jobs.
+
+        Returns symbol -> `before`, `after` (ids) and `changed`. Raises as `Bundle.load`, and SettingsError for a bundle
+        of another symbol, or of bars of another format; nothing is then replaced.
+        """
+        loaded = {}
+        for symbol, market in self.by_symbol.items():
+            served = await asyncio.to_thread(ServedBundle.load, market.path, market.served.guard)
+            _check_successor(market, served)
+            loaded[symbol] = served
+        changes = {}
+        for symbol, served in loaded.items():
+            market, before = self.by_symbol[symbol], self.by_symbol[symbol].served
+            if served.id != before.id:
+                market.served = served
+            changes[symbol] = {"before": before.id, "after": served.id, "changed": served.id != before.id}
+        return changes
+
     async def close(self) -> None:
         """Wait for the jobs, and end the threads."""
         for market in self.by_symbol.values():
             await asyncio.to_thread(market.thread.close)
+
+
+def _check_successor(market: ServedMarket, served: ServedBundle) -> None:
+    """Raise SettingsError for a bundle that cannot go on with the bars of the one before."""
+    for name, got, wanted in (
+        ("symbol", served.symbol, market.served.symbol),
+        ("format of raw bars", served.bundle.spec.stream_bars, market.served.bundle.spec.stream_bars),
+    ):
+        if got != wanted:
+            raise SettingsError(
+                f"The new bundle has another {name}", where=market.path, got=got, wanted=wanted,
+                next_step="serve it by a process of its own",
+            )  # fmt: skip

@@ -14,7 +14,7 @@ import uvicorn
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.app import build_app
-from ml_factory.serving.service import Service
+from ml_factory.serving.service import Service, reload_on_signal
 from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, check_service_address, is_loopback
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
@@ -56,9 +56,9 @@ def run_server(
         shown = f"[{host}]" if ":" in host else host
         facts = {
             "url": f"http://{shown}:{listener.getsockname()[1]}",
-            "bundles": {symbol: market.served.run_id for symbol, market in service.markets.by_symbol.items()},
+            "bundles": {symbol: run for symbol, run, _ in service.bundles()},
         }
-        _Server(config, lambda: announce(facts)).run([listener])
+        _Server(config, service, lambda: announce(facts)).run([listener])
 
 
 @contextmanager
@@ -80,11 +80,12 @@ def open_state_folder(state: Path | None) -> Iterator[Path]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server that stops by itself on SIGTERM and SIGINT, and does not raise them again."""
+    """uvicorn's server that stops on SIGTERM and SIGINT without raising them again, and reloads bundles on SIGHUP."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]):
         super().__init__(config)
-        self._when_started = started
+        self._service, self._when_started = service, started
+        self._reload: asyncio.Task | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -94,9 +95,10 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals inside the event loop."""
         loop, before = asyncio.get_running_loop(), {}
-        for number in (signal.SIGTERM, signal.SIGINT):
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._start_reload}
+        for number, handler in handlers.items():
             before[number] = signal.getsignal(number)
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
@@ -106,6 +108,9 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+
+    def _start_reload(self) -> None:
+        self._reload = asyncio.get_running_loop().create_task(reload_on_signal(self._service))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -36,8 +36,10 @@ class ServiceLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not 0 < getattr(self, field.name) < 1e12:
-                raise wrong_field_error(self, field.name, "A limit is a positive number", wanted="above 0")
+            value, kinds = getattr(self, field.name), int if field.type is int else int | float
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < 1e12:
+                wanted = "a whole number above 0" if kinds is int else "a number above 0"
+                raise wrong_field_error(self, field.name, "A limit is a positive number", wanted=wanted)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,17 +1,16 @@
 """Messages of /stream: JSON texts of the client, and the replies."""
 
 import json
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
 
-from ml_factory.errors import BarsError, FactoryError
+from ml_factory.errors import FactoryError
 from ml_factory.serving.feed import Feed
 from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import problem_fields, schema_error, status_of, to_json_text
-from ml_factory.serving.schemas import BarTable, Strict, Symbol
+from ml_factory.serving.schemas import FIRST_MOMENT, LAST_MOMENT, BarTable, Strict, Symbol
 from ml_factory.serving.served_market import ServedMarket, ServedMarkets
 from ml_factory.serving.tables import to_columns
 
@@ -34,7 +33,7 @@ class AdvanceMessage(Strict):
     type: Literal["advance"]
     id: MessageId = None
     symbol: Symbol | None = None
-    until: AwareDatetime
+    until: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
 
 
 class PositionMessage(Strict):
@@ -81,7 +80,7 @@ class StreamMessages:
         if isinstance(message, PositionMessage):
             return {"type": "position", **await self._position(market, feed)}
         if isinstance(message, AdvanceMessage):
-            until = _timestamp(message.until)
+            until = pd.Timestamp(message.until).tz_convert("UTC").as_unit("ns")
             reply = await self._feeds.run(market, feed, lambda one: one.advance(market.served, until))
             return {"type": "ack", "repeated": 0, **reply}
         now = pd.Timestamp.now(tz="UTC") if message.live else None
@@ -93,13 +92,6 @@ class StreamMessages:
 
     async def _position(self, market: ServedMarket, feed: str) -> dict[str, Any]:
         return await self._feeds.run(market, feed, lambda one: one.position(market.served))
-
-
-def _timestamp(moment: datetime) -> pd.Timestamp:
-    try:
-        return pd.Timestamp(moment).tz_convert("UTC").as_unit("ns")
-    except (ValueError, OverflowError) as error:
-        raise BarsError("This moment cannot be read", where="until", got=moment, wanted="1678 to 2261") from error
 
 
 def _id_of(text: str) -> Any:

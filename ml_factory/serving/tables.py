@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ml_factory.errors import BarsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.inference.guard.settings import ACTIONS, Finding
 
 Columns = dict[str, list]
 
@@ -49,3 +51,24 @@ def frame_to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
             answer[name] = None if number and not math.isfinite(value) else value
         answers.append(answer)
     return answers
+
+
+def refuse_findings(findings: Sequence[Finding], where: str) -> None:
+    """Raise BarsError for the first finding whose action is "refuse"."""
+    for finding in findings:
+        if finding.action == "refuse":
+            raise BarsError(f"The guard refuses these {where} ({finding.kind})", where=where, got=finding.message,
+                            next_step="correct the feed")  # fmt: skip
+
+
+def apply_findings(frame: pd.DataFrame, findings: Sequence[Finding], where: str) -> pd.DataFrame:
+    """Return the predictions of a request with `guard` and `reason`; without probabilities where the guard abstains.
+
+    Raises BarsError where it refuses.
+    """
+    refuse_findings(findings, where)
+    action = max((finding.action for finding in findings), key=ACTIONS.index, default="ok")
+    frame = frame.assign(guard=action, reason="; ".join(finding.message for finding in findings))
+    if action == "abstain":
+        frame[PROBABILITIES] = np.nan
+    return frame

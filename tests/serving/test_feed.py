@@ -19,12 +19,12 @@ HISTORY = 6000
 
 @pytest.fixture(scope="module")
 def booster(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "xgboost"))
+    return ServedBundle(made.load("DEMO", "xgboost"), GuardSettings())
 
 
 @pytest.fixture(scope="module")
 def linear(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "linear"))
+    return ServedBundle(made.load("DEMO", "linear"), GuardSettings())
 
 
 def filled_log(folder, count: int = 5) -> FeedLog:

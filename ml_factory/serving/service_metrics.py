@@ -1,0 +1,74 @@
+"""Metrics of the service in the text format of Prometheus, in a registry of its own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class ServiceMetrics:
+    """Counters and gauges of one service; labels take values of fixed sets only."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "ml_factory_requests", "Answered requests", ("path", "method", "status"), registry=registry
+        )
+        self._seconds = Histogram(
+            "ml_factory_request_seconds", "Seconds to the answer", ("path",), buckets=SECONDS, registry=registry
+        )
+        self._answers = Counter(
+            "ml_factory_answers", "Answers by what the guard decided", ("symbol", "guard"), registry=registry
+        )
+        self._reloads = Counter("ml_factory_reloads", "Reloads of the bundles", ("outcome",), registry=registry)
+        self._jobs = Gauge("ml_factory_waiting_predictions", "Predictions that wait", ("symbol",), registry=registry)
+        self._streams = Gauge("ml_factory_streams", "Open streams", registry=registry)
+        self._bundles = Gauge(
+            "ml_factory_bundle", "1 for the bundle that answers", ("symbol", "run_id", "bundle"), registry=registry
+        )
+        self._alarms = Gauge(
+            "ml_factory_guard_alarm", "1 while a check of the guard alarms", ("symbol", "feed", "check"),
+            registry=registry,
+        )  # fmt: skip
+
+    def observe_request(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
+        """Count an answered request, by its route."""
+        path = getattr(scope.get("route"), "path", "other")
+        method = scope.get("method", "WEBSOCKET")
+        self._requests.labels(path, method if method in ("GET", "POST", "WEBSOCKET") else "other", status).inc()
+        if scope["type"] == "http":
+            self._seconds.labels(path).observe(seconds)
+
+    def observe_answers(self, symbol: str, answers: Sequence[Mapping]) -> None:
+        """Count answers."""
+        for answer in answers:
+            self._answers.labels(symbol, answer["guard"]).inc()
+
+    def observe_reload(self, outcome: str) -> None:
+        """Count a reload: "changed", "unchanged" or "refused"."""
+        self._reloads.labels(outcome).inc()
+
+    def render(
+        self, jobs: Mapping[str, int], streams: int, bundles: Sequence[tuple[str, str, str]], guards: Sequence[Mapping]
+    ) -> bytes:
+        """Return the page.
+
+        jobs : symbol -> predictions that wait
+        bundles : (symbol, run, bundle)
+        guards : status of each feed's guard, with `symbol` and `feed`
+        """
+        for symbol, count in jobs.items():
+            self._jobs.labels(symbol).set(count)
+        self._streams.set(streams)
+        self._bundles.clear()
+        for names in bundles:
+            self._bundles.labels(*names).set(1)
+        self._alarms.clear()
+        for one in guards:
+            for check, state in one["checks"].items():
+                self._alarms.labels(one["symbol"], one["feed"], check).set(float(state["state"] != "ok"))
+        return generate_latest(self._registry)
