@@ -156,3 +156,14 @@ def test_feed_replays_records_with_the_clock_of_then(booster, made, tmp_path):
         {name: value for name, value in reply.items() if name != "repeated"} for reply in stale
     ]
     assert json.dumps(again.status()) == json.dumps(feed.status())
+
+
+def test_feed_keeps_outcomes_over_restarts(booster, made, tmp_path):
+    bars = made.bars["DEMO"]
+    feed = Feed(tmp_path, booster, GuardSettings())
+    answers = feed.push(booster, columns_of(bars.iloc[:HISTORY]), None)["answers"]
+    feed.close()
+    for answer in answers[-5:]:
+        assert feed.add_outcome(booster, pd.Timestamp(answer["known_at"]), -1)["remembered"]
+    again = Feed(tmp_path, booster, GuardSettings())
+    assert again.status() == feed.status() and again.status()["outcomes"] == 5
