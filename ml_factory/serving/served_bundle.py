@@ -18,7 +18,7 @@ from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_dam
 from ml_factory.features.build import build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
-from ml_factory.inference.guard.settings import Finding, GuardSettings
+from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.split_times import split_by_times
 from ml_factory.serving.tables import apply_findings, frame_to_answers, refuse_findings, to_columns, to_frame
@@ -47,13 +47,13 @@ class FeatureTable:
 class ServedBundle:
     """A loaded bundle with its guard; its methods run in one thread at a time."""
 
-    def __init__(self, bundle: Bundle, guard: GuardSettings):
+    def __init__(self, bundle: Bundle, guard: GuardSettings = DEFAULT_SETTINGS):
         self.bundle, self.guard = bundle, guard
         self.id = fingerprint_json(bundle.description)[:16]
         self.symbol, self.run_id = str(bundle.description["symbol"]), str(bundle.description["run_id"])
 
     @classmethod
-    def load(cls, path: str | Path, guard: GuardSettings) -> "ServedBundle":
+    def load(cls, path: str | Path, guard: GuardSettings = DEFAULT_SETTINGS) -> "ServedBundle":
         """Read and check the bundle, compile its features' kernels, and build its models. Raises as `Bundle.load`."""
         served = cls(Bundle.load(path), guard)
         bars = synthetic_market(SyntheticSpec(days=3)).bars

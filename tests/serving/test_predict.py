@@ -72,7 +72,7 @@ def test_concurrent_feature_rows_are_batched_and_each_gets_its_own_answer(server
         ({"symbol": "MES", "bars": "again"}, "contradict another row"),
         ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "The columns have unequal lengths [bars]."),
         ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
-        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1]]}}, "the columns are not the model's: got no return_1"),
+        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1]]}}, "the columns are not the model's: got no"),
         ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1, 2]]}}, "row 0 has 2 values for 1 columns"),
         ({"symbol": "MES"}, "give either bars or rows"),
         ({"symbol": "\ud800", "bars": "B"}, "wanted Input should be a valid string"),
