@@ -76,6 +76,11 @@ def hash_texts(values: pyarrow.Array, seed: int) -> np.ndarray:
     return hash_integers(np.array(short or [0], np.int64)[codes], seed)
 
 
+def hash_of_null(seed: int) -> int:
+    """Return the hash of an absent value, an integer of 64 bits unrelated to that of any other value."""
+    return int.from_bytes(hashlib.sha256(f"null {seed}".encode()).digest()[:8], "big", signed=True)
+
+
 def hash_rows(batch: pyarrow.RecordBatch, columns: list[Column]) -> int:
     """Return the sum of the hashes of the rows; sums of batches add up to that of all rows."""
     rows = np.zeros(batch.num_rows, np.int64)
@@ -88,7 +93,7 @@ def hash_rows(batch: pyarrow.RecordBatch, columns: list[Column]) -> int:
             whole = values.cast(pyarrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
             hashed = hash_integers(whole - _POSTGRES_EPOCH if column.kind in ("utc", "time") else whole, seed)
         absent = values.is_null().to_numpy(zero_copy_only=False)
-        rows ^= np.where(absent, np.int64(-1 - seed), hashed) if values.null_count else hashed
+        rows ^= np.where(absent, np.int64(hash_of_null(seed)), hashed) if values.null_count else hashed
     return (int((rows >> 32).sum()) << 32) + int((rows & 0xFFFFFFFF).sum())
 
 
@@ -106,7 +111,7 @@ def postgres_hash_sql(columns: list[Column], names: list[str]) -> str:
         "text": "hashint8extended(('x' || left(md5(convert_to({0}, 'UTF8')), 16))::bit(64)::bigint, {1})",
     }  # fmt: skip
     terms = [
-        f"coalesce({forms[column.kind].format(name, seed)}, {-1 - seed})"
+        f"coalesce({forms[column.kind].format(name, seed)}, {hash_of_null(seed)})"
         for seed, (column, name) in enumerate(zip(columns, names, strict=True))
     ]
     return f"sum({' # '.join(terms)})"
