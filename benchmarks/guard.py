@@ -14,7 +14,7 @@ not without it.
 One JSON line for each file and side (guard, range: a value outside the training's range; z_score: the mean of 240 bars
 more than 4 standard errors of independent bars from that of training):
   onsets_per_1000, alarm_share   over the first 5,000 test bars
-  onsets_per_1000_long           over the first 25,000, or as many as there are
+  onsets_per_1000_long, alarm_share_long  over the first 25,000, or as many as there are
   found                          drifts of 10: ten times the share of all places at which they were found
   drifts                         places at which each was found, and the median bars until then
 and with side us_per_bar the CPU microseconds of a bar, in one push of many and in pushes of single bars, with the guard
@@ -188,7 +188,7 @@ def report(
     """Print the line of one side; where: test bars, the bars before, places of drifts, tick."""
     test, before, starts, tick = where
     count, share = onsets(clean, min(SHORT, len(test)))
-    long, _ = onsets(clean, len(test))
+    long, long_share = onsets(clean, len(test))
     drifts, hits = {}, 0
     for name in DRIFTS:
         bars = [first_new(run(name, start, drifted(name, test, before, start, tick)), clean, start) for start in starts]
@@ -199,6 +199,7 @@ def report(
     print_json(
         bench="guard", file=symbol, side=side, onsets_per_1000=digits(count / min(SHORT, len(test)) * 1000),
         alarm_share=digits(share), onsets_per_1000_long=digits(long / len(test) * 1000), long_bars=len(test),
+        alarm_share_long=digits(long_share),
         found=digits(10 * hits / (len(DRIFTS) * len(starts))), starts=len(starts), drifts=drifts, false_alarms=kinds,
     )  # fmt: skip
 

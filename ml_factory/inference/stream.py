@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import raise_on_bar_findings
-from ml_factory.data.resample import to_bar_chunk
+from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.validation import validate_bar_columns
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.preprocessing_stream import PreprocessingStream
@@ -62,9 +62,9 @@ class PredictionStream:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
         return self.predict_rows(self.clock_rows(now))
 
-    def feature_rows(self, bars: pd.DataFrame) -> StreamedFeatureRows:
+    def feature_rows(self, bars: pd.DataFrame | BarChunk) -> StreamedFeatureRows:
         """Return the feature rows that bars of `check_bars` complete, for `predict_rows`."""
-        chunk = to_bar_chunk(bars, self._features.market)
+        chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self._features.market)
         return self._with_side(self._features.push(chunk), self._side and self._side.push(chunk))
 
     def clock_rows(self, now: pd.Timestamp) -> StreamedFeatureRows:

@@ -8,6 +8,7 @@ from ml_factory import Bundle
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import build_features
+from ml_factory.inference.guard.alarms import Alarms, Event
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
 from ml_factory.inference.guard.settings import GuardSettings
@@ -222,6 +223,16 @@ def test_check_feature_rows_names_columns_and_values(bundle, raw_bars):
     ):  # fmt: skip
         (found,) = check_feature_rows(bundle, change)
         assert named in found.message and (found.kind, found.action) == ("schema", "refuse")
+
+
+def test_alarms_hold_each_finding_and_count_its_onsets():
+    alarms = Alarms(GuardSettings(hold_bars=10, long_hold_bars=30))
+    events = [Event(bar, "gap", f"gap {bar}") for bar in (5, 12, 40)] + [Event(41, "unit", "unit")]
+    answers = alarms.answers(events, range(80))
+    state = "".join(action[0] for action, _ in answers)
+    assert state == "o" * 5 + "w" * 17 + "o" * 18 + "w" + "a" * 30 + "o" * 9
+    assert answers[13][1] == "gap 12" and answers[45][1] == "unit; gap 40"
+    assert alarms.status(79)["gap"]["onsets"] == 2 and alarms.status(45)["unit"]["state"] == "alarm"
 
 
 def test_guard_settings_with_unknown_action_raises():

@@ -209,8 +209,9 @@ def test_guard_reference_with_damaged_value_raises(reference, change):
 
 def test_fit_guard_reference_reads_no_test_row(market, rows, reference):
     bars, spec, times = market
-    other = bars.copy()
-    other.loc[other.index >= times["test"], ["open", "high", "low", "close"]] *= 7
+    late = bars.index >= times["test"]
+    other = pd.concat([bars[~late], DRIFTS["open_close_swapped"].change(bars[late], bars, 0.25, None)])
+    other.loc[late, "volume"] *= 50
     features = rows.features.copy()
     features[features.index >= times["test"]] += 9
     predictions = rows.predictions.copy()
