@@ -5,8 +5,8 @@ every channel the mean rank and the mean distance of the ranks from the middle, 
 by the block before (AR(1), fitted on training blocks), squared in units of training and summed. Its conformal p-value
 is the share of training blocks with a score at least as large, rounded up to a grid. The capital bets on small p-values
 with the mixture of the power martingales, the integral of k p^(k-1) over k from 0 to 1 (Vovk, Gammerman and Shafer,
-"Algorithmic Learning in a Random World", 7.1), and restarts at 1, as in the CUSUM form of Vovk, Petej, Nouretdinov,
-Ahlberg, Carlsson and Gammerman (2021), "Retrain or not retrain", PMLR 152.
+"Algorithmic Learning in a Random World", chapter 7), and restarts at 1, as in the conformal CUSUM of Vovk, Petej,
+Nouretdinov, Ahlberg, Carlsson and Gammerman (2021), "Retrain or not retrain", PMLR 152.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ Each outcome multiplies the capital of an alternative by its probability of what
 not sure enough, or a class too rare or too frequent. While the model's probabilities are right, the capital has
 expectation 1 (an e-process). Labels that overlap are no separate outcomes: rows are dealt to as many lanes as a label
 has bars, each lane has its own capital, and the mean over lanes and alternatives is an e-value again (Vovk and Wang
-(2021), "E-values: calibration, combination and applications", Annals of Statistics 49). A lane below 1 restarts, as
-CUSUM does, so the log capital is compared with that of validation rows.
+(2021), "E-values: calibration, combination and applications", Annals of Statistics 49, theorem 3.2). A lane below 1
+restarts, as CUSUM does, so the log capital is compared with that of validation rows.
 """
 
 from collections.abc import Mapping
