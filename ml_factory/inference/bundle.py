@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.inference.bundle_checks import (
@@ -158,21 +159,23 @@ class Bundle:
         """
         checked, report = self.spec.check_bars(bars, stamped=stamped)
         check_bars_on_tick(report, self.spec.market, self.description["off_tick"])
-        frame, close = self.spec.predict_bars(checked, self.fitted)
+        frame, _ = self.spec.predict_bars(checked, self.fitted)
         if warm_rows:
-            frame = self._warm_rows(frame, close.index)
+            frame = self._warm_rows(frame, checked)
         with _damaged(self.where):
             return add_prediction_splits(frame, self.description, all_rows, self.where)
 
-    def _warm_rows(self, frame: pd.DataFrame, rows: pd.DatetimeIndex) -> pd.DataFrame:
-        """Return the predictions after the warm-up; rows : all feature rows of the bars. Raises BarsError for none."""
-        wanted = self.description["warmup_bars"] or 0
-        warm = frame[frame.index.isin(rows[wanted:])]
-        if not len(warm):
+    def _warm_rows(self, frame: pd.DataFrame, checked: pd.DataFrame) -> pd.DataFrame:
+        """Return the predictions after the warm-up of these bars. Raises BarsError where there is none."""
+        wanted, length = self.description["warmup_bars"], self.spec.features.base
+        if wanted is None or not isinstance(length, int):  # the bars are taken for the whole history
+            return frame
+        known_at = resample_bars(checked, self.spec.market, length).known_at
+        warm = frame[frame.index.as_unit("ns").asi8 >= known_at[min(wanted, len(known_at) - 1)]]
+        if len(known_at) <= wanted or not len(warm):
             raise BarsError(
-                "Too few bars for a prediction", where="bars", got=f"{len(rows)} feature rows",
-                wanted=f"more than {wanted}, each of {self.spec.features.base_description}",
-                next_step="give as many bars before the first wanted row as the features need",
+                "Too few bars for a prediction", where="bars", got=f"{len(known_at)} bars of {length} minutes",
+                wanted=f"more than {wanted}", next_step="give as many before the first wanted row as the features need",
             )  # fmt: skip
         return warm
 

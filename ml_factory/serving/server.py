@@ -116,8 +116,8 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address. Raises WorkspaceError where that cannot be."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind)
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)  # without its protocol asyncio leaves Nagle's delay of 40 ms on
     except (OSError, UnicodeError) as error:
         raise WorkspaceError(
             "There is no such address", where=f"{host}:{port}", got=error, next_step="--host 127.0.0.1"

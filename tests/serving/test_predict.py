@@ -13,9 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.errors import SettingsError
+from ml_factory import PredictionStream
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.serving.rate_limits import RateLimits
+from ml_factory.serving.server import _listen
 from ml_factory.serving.service_settings import check_service_address
 from tests.serving.conftest import ROOT, columns_of, list_of, rows_body, running_server
 
@@ -214,3 +216,19 @@ def test_serve_help_loads_no_server(made):
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_bundle_warm_rows_are_those_of_cold_stream(made):
+    bundle, bars = made.load("DEMO", "xgboost"), made.bars["DEMO"]
+    warm, streamed = bundle.predict(bars, all_rows=True, warm_rows=True), PredictionStream(bundle, cold=True).push(bars)
+    assert list(warm.index) == list(streamed.index) and len(warm) > 500
+    assert warm[P].to_numpy().tolist() == streamed[P].to_numpy().tolist()
+    first = int((bars["timestamp"] < warm.index[0]).sum())
+    assert list(bundle.predict(bars.iloc[: first + 1], all_rows=True, warm_rows=True).index) == [warm.index[0]]
+    with pytest.raises(BarsError, match="Too few bars for a prediction"):
+        bundle.predict(bars.iloc[: first - 5], all_rows=True, warm_rows=True)
+
+
+def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():
+    with _listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns the delay off on such sockets alone
