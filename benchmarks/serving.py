@@ -1,4 +1,4 @@
-"""Requests a second and latency of the service, beside a bare FastAPI echo of the same bodies.
+"""Requests a second and latency of the service, compared with a bare FastAPI echo of the same bodies.
 
     python -m benchmarks.serving [--requests 300] [--rounds 3] [--clients 2] [--model xgboost]
 

@@ -44,7 +44,7 @@ def check_feature_rows(bundle: Bundle, rows: pd.DataFrame, settings: GuardSettin
         text = f"no {', '.join(absent[:5])}" if absent else f"unknown {', '.join(other[:5])}" if other else "the order"
         message = f"the columns are not the model's: got {text}, wanted its {len(wanted)} features in its order"
         return [Finding("schema", "refuse", message)]
-    wrong = [name for name in wanted if rows[name].dtype.kind not in "fiu"]
+    wrong = [name for name, dtype in zip(wanted, rows.dtypes, strict=True) if dtype.kind not in "fiu"]
     if wrong:
         return [Finding("schema", "refuse", f"no numbers in the features {', '.join(wrong[:5])}, wanted numbers")]
     infinite = np.isinf(rows.to_numpy(np.float64)).any(axis=0)
