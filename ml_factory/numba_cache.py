@@ -40,8 +40,8 @@ def list_unused_kernel_folders(keep: int = 0) -> list[Path]:
         return []
     folder = private_folder("kernels")
     found = sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)[keep:]
-    current = numba_sources_hash()
-    return [one for one in found if one.name != current and time.time() - one.lstat().st_mtime > _LIVELY_SECONDS]
+    old = [one for one in found if time.time() - one.lstat().st_mtime > _LIVELY_SECONDS]
+    return [one for one in old if one.name != numba_sources_hash()]
 
 
 def _is_own_cache(folder: Path) -> bool:
