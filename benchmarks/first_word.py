@@ -28,6 +28,7 @@ WRONG = (
     ("prepare", "--symbol", "MES"),
     ("train", "--symbol", "MES"),
     ("predict", "--symbol", "MES"),
+    ("serve", "none.bundle"),
     ("audit",),
     ("run", "99"),
     ("run", "02", "-p", "HORIZ=3"),
