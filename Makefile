@@ -69,9 +69,10 @@ sample: setup  ## a share of `make soak`, drawn with SEED=text: what .ci/run tak
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
 
-test-xla:  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
+test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
 	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-xla requirements/locked/xla.txt
+	@$(PYTHON) .ci/environment.py .venv-serve requirements/locked/image.txt
 	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lock:  ## the closure of every environment with hashes, into requirements/locked; ARGS="dev" for one, ARGS=--upgrade

@@ -68,7 +68,8 @@ evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation
 evaluation.attention_plots evaluation.html_report evaluation.flame_graph
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
-inference.trained_model inference.predict inference.onnx_graph inference.onnx_trees inference.network_graph
+inference.trained_model inference.predict inference.onnx_content inference.onnx_graph
+inference.onnx_trees inference.onnx_quantiles inference.network_graph
 inference.onnx_export inference.onnx_models inference.onnx_leaves inference.onnx_gate
 inference.prediction_spec inference.split_times inference.bundle_checks
 inference.guard.histograms inference.guard.bar_channels inference.guard.block_martingale inference.guard.reference
@@ -103,7 +104,7 @@ MAP = MAP_TEXT.split()
 # dependency -> the only files that may import it
 HOMES = {
     "torch_xla": {"training.device", "models.recurrent_layers"},
-    "google": set(),  # google.colab lives in utils/ alone
+    "google": {"inference.onnx_content"},  # protobuf, which comes with onnxruntime; google.colab lives in utils/ alone
     "wandb": {"tracking.tracker"},
     "gcsfs": {"storage.bucket_sync"},
     "matplotlib": {

@@ -108,7 +108,7 @@ class Bundle:
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
             if isinstance(self.fitted, OnnxModels):
-                _ = self.fitted.session
+                _ = self.fitted.checked(len(self.description["feature_names"]), self.where).session
             else:
                 check_fitted_models(self.fitted, self.where)
         _ = self.guard_reference

@@ -11,11 +11,13 @@ import numpy as np
 from ml_factory.datasets.feature_selection import FeatureSelection
 from ml_factory.datasets.fitted_transforms import PcaTransform
 from ml_factory.datasets.preprocessing import FittedStep, Preprocessor, preprocessing_from_dict
-from ml_factory.datasets.scaling import LinearScaler
+from ml_factory.datasets.scaling import LinearScaler, QuantileScaler
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import SMALLEST, Calibration
+from ml_factory.inference.onnx_content import INPUT, OUTPUT
 from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.inference.onnx_quantiles import add_quantile_scaling
 from ml_factory.inference.onnx_trees import tree_nodes
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.trained_model import TrainedModel
@@ -25,15 +27,20 @@ from ml_factory.models.registry import find_model_spec
 from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
 from ml_factory.targets.labels import stored_label_classes
 
-INPUT, OUTPUT = "features", "probabilities"
 network = LazyModule("ml_factory.inference.network_graph")  # torch comes with the networks only
+
+
+_WITHOUT_GRAPH = {
+    "two_state_hmm": "its state follows from all returns before, and a graph sees one window of features",
+    "fractional_difference": "it reads closes before the window, and a graph sees one window of features",
+}
 
 
 def onnx_of_models(fitted: FittedModels, facts: Mapping[str, str]) -> bytes:
     """Return the graph of a model or stack.
 
     facts : texts stored in the file.
-    Raises SettingsError for a step or an input that has no graph: quantile scaling, steps that remember closes,
+    Raises SettingsError for a step or an input that has no graph: steps that remember closes,
     covariates.
     """
     graph, models = OnnxGraph(), fitted.used
@@ -107,15 +114,18 @@ def add_preprocessing(graph: OnnxGraph, x: str, fitted: FittedStep) -> str:
     for step in fitted.steps if isinstance(fitted, Preprocessor) else (fitted,):
         if isinstance(step, LinearScaler):
             x = graph.cast(_standardised(graph, x, step.center, step.scale, step.clip), "float")
+        elif isinstance(step, QuantileScaler):
+            x = add_quantile_scaling(graph, x, step)
         elif isinstance(step, FeatureSelection):
             x = graph.add("Gather", x, graph.constant(step.kept, np.int64), axis=-1)
         elif isinstance(step, PcaTransform):
             z = _standardised(graph, x, step.center, step.scale, None)
             x = graph.cast(graph.add("MatMul", z, graph.constant(step.loadings)), "float")
         else:
+            why = _WITHOUT_GRAPH.get(step.kind, "it is not written yet")
             raise SettingsError(
-                "This step of the preprocessing has no ONNX graph", where="preprocess", got=step.kind,
-                wanted="robust or standard scaling, PCA, a selection of features",
+                f"This step of the preprocessing has no ONNX graph: {why}", where="preprocess", got=step.kind,
+                wanted="robust, standard or quantile scaling, PCA, a selection of features",
                 next_step="export the bundle alone, or prepare with another step",
             )  # fmt: skip
     return x

@@ -1,6 +1,7 @@
 """The gate of an ONNX graph: the model's probabilities on real rows, and the same leaves at every threshold."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,9 @@ import pandas as pd
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.inference.onnx_content import check_onnx_content
+from ml_factory.inference.onnx_export import onnx_of_models
 from ml_factory.inference.onnx_graph import OnnxGraph
 from ml_factory.inference.onnx_leaves import find_other_leaf
 from ml_factory.inference.onnx_models import OnnxModels
@@ -17,6 +21,7 @@ from ml_factory.inference.trained_model import TrainedModel
 
 ROWS, LARGEST = 10_000, 1e-5
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
+_FLAT = 1e-3  # deviation of the probabilities over the rows
 _SAME_SUMS = 1e-5  # of scores: XGBoost adds float32
 
 
@@ -44,6 +49,7 @@ def check_onnx_graph(
     another, or a tree takes another leaf.
     """
     onnx = OnnxModels(graph, fitted.lookback)
+    check_onnx_content(graph, fitted.lookback, features.shape[1])  # as the bundle's reader does
     rows = np.arange(len(features), dtype=np.int64)
     if fitted.lookback:
         rows = rows[mask_rows_with_full_window(segment, rows, fitted.lookback)]
@@ -52,6 +58,8 @@ def check_onnx_graph(
     wanted = fitted.predict_features(features, **given)
     got = onnx.predict_features(features, **given)
     _compare(got.to_numpy(), wanted.to_numpy(), wanted.index)
+    if wanted.to_numpy().std(axis=0).max() < _FLAT:
+        _compare_without_calibration(fitted, features, given)
     alone = onnx.predict_rows(np.ascontiguousarray(features.to_numpy(np.float32)), rows[-1:])
     _compare(alone, wanted.to_numpy()[-1:], wanted.index[-1:])
     x_NF = features.to_numpy(dtype=np.float32)[rows]
@@ -61,6 +69,15 @@ def check_onnx_graph(
         if name in _BOOSTERS
     ]
     return GateResult(len(rows), float(np.abs(got.to_numpy() - wanted.to_numpy()).max()), sum(checked))
+
+
+def _compare_without_calibration(fitted: FittedModels, features: pd.DataFrame, given: Mapping) -> None:
+    """Compare each model alone before its calibration: one that leaves only the prior would hide another model."""
+    for name, model in fitted.models.items():
+        alone = FittedModels({name: replace(model, calibration=Calibration().to_dict())})
+        wanted = alone.predict_features(features, **given)
+        got = OnnxModels(onnx_of_models(alone, {}), alone.lookback).predict_features(features, **given)
+        _compare(got.to_numpy(), wanted.to_numpy(), wanted.index)
 
 
 def _compare(got_N3: np.ndarray, wanted_N3: np.ndarray, known_at: pd.DatetimeIndex) -> None:

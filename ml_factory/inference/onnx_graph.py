@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-OPSET, ML_OPSET, IR = 20, 5, 10
-_ML = "ai.onnx.ml"
+from ml_factory.inference.onnx_content import IR, ML, ML_OPSET, OPSET, TREES
+
 _TYPES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "int64": TensorProto.INT64}
 
 
@@ -50,7 +50,7 @@ class OnnxGraph:
 
     def tree_ensemble(self, x: str, **attributes: object) -> str:
         """Add an ensemble of trees (`TreeEnsemble` of ai.onnx.ml 5) that sums its leaves by class."""
-        return self.add("TreeEnsemble", x, domain=_ML, aggregate_function=1, post_transform=0, **attributes)
+        return self.add(TREES, x, domain=ML, aggregate_function=1, post_transform=0, **attributes)
 
     def inline(self, model: onnx.ModelProto, x: str) -> str:
         """Add a whole model of one input and one output, whose input is `x`."""
@@ -71,7 +71,7 @@ class OnnxGraph:
         self._nodes.append(helper.make_node("Identity", [output], [name], name="output"))
         out = helper.make_tensor_value_info(name, TensorProto.DOUBLE, list(shape))
         graph = helper.make_graph(self._nodes, "ml_factory", self._inputs, [out], self._constants)
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(_ML, ML_OPSET)]
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(ML, ML_OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="ml_factory")
         helper.set_model_props(model, dict(facts))
         onnx.checker.check_model(model)

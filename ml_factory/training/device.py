@@ -10,7 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,16 @@ class XlaDevice(Device):
 
     def _compiled(self) -> int:
         return _xla("debug.metrics").counter_value("UncachedCompile") or 0
+
+
+def pick_prediction_device(spec: TrainSpec) -> Device:
+    """Return the device of the spec; "auto" instead of one that this machine lacks, on which a model was trained."""
+    try:
+        return pick_device(spec)
+    except SettingsError:
+        if spec.device not in ("cuda", "xla"):
+            raise
+        return pick_device(replace(spec, device="auto"))
 
 
 def pick_device(spec: TrainSpec) -> Device:

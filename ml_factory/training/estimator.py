@@ -20,7 +20,7 @@ from ml_factory.models.registry import registered_source_hash
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import deterministic_device, pick_device
+from ml_factory.training.device import deterministic_device, pick_device, pick_prediction_device
 from ml_factory.training.estimator_base import (
     NeuralEstimatorBase,
     check_stored_weight_shapes,
@@ -91,7 +91,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         windows = self._windows(x)
         if not len(windows):
             return np.empty((0, len(CLASSES)))
-        device = pick_device(self.settings)
+        device = pick_prediction_device(self.settings)
         with deterministic_device(device):
             feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
             logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)

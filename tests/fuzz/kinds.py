@@ -219,6 +219,19 @@ def read_bundle(root: Path) -> object:
     return [bundle.predict(bars, all_rows=True).iloc[:, :3].to_numpy(), guarded.iloc[:, :3].to_numpy(), reasons]
 
 
+def read_onnx_graphs(root: Path) -> object:
+    from ml_factory.inference.bundle import Bundle
+    from ml_factory.inference.onnx_models import OnnxModels
+
+    features = len(Bundle.load(root / "model.bundle").description["feature_names"])
+    rows = np.zeros((12, features), np.float32)
+    found = []
+    for path in sorted(root.glob("*.onnx")):
+        models = OnnxModels(path.read_bytes(), 6 if path.stem == "gru" else 0).checked(features, path)
+        found.append(models.predict_rows(rows, np.arange(8, 12)))
+    return found
+
+
 def predicted(state: dict) -> object:
     from ml_factory.evaluation.calibration import Calibration
     from ml_factory.inference.trained_model import TrainedModel
@@ -397,6 +410,7 @@ KINDS = {
     "session lifetimes": Kind("sessions/*.json", read_lifetimes, False, damaged_json),
     "predictions": Kind("predictions.parquet", read_predictions, False),
     "bundle": Kind("model.bundle", read_bundle),
+    "ONNX graph": Kind("*.onnx", read_onnx_graphs, False),
     "bundle, right hash": Kind("model.bundle", read_bundle, False, damaged_bundle),
     "label spec": Kind("labels.json", read_label_spec, False, damaged_json),
     "notebook": Kind("a.ipynb", read_notebook, False),

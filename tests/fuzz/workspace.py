@@ -27,6 +27,9 @@ def build_workspace(root: Path) -> None:
     _train(place, root)
     exported = pipeline.export(place, "DEMO", 5, "gru", formats=("bundle",))
     shutil.copy(exported.paths["bundle"], root / "model.bundle")
+    for model in ("gru", "xgboost"):
+        graph = pipeline.export(place, "DEMO", 5, model, formats=("onnx",)).paths["onnx"]
+        shutil.copy(graph, root / f"{model}.onnx")
     _save_checkpoints(place, root)
     _write_small_files(root)
     bars = load_bars(place, "DEMO")[0].head(800).reset_index()

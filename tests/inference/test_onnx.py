@@ -11,12 +11,14 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, pipeline
+from ml_factory.datasets.fitted_transforms import TwoStateHmmTransform
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler
-from ml_factory.errors import FactoryError, MissingPackageError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.inference import bundle as bundle_module
 from ml_factory.inference import onnx_export, onnx_gate, onnx_trees
 from ml_factory.inference.onnx_gate import check_onnx_graph
+from ml_factory.inference.onnx_graph import OnnxGraph
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.inference.trained_model import TrainedModel
@@ -107,6 +109,16 @@ def test_onnx_of_trained_model_or_stack_equals_predictions_and_travels_in_bundle
         assert Bundle.load(paths["bundle"]).engine == "native"
 
 
+def test_bundle_with_graph_that_is_not_exported_and_right_hashes_is_refused(trained, tmp_path, monkeypatch):
+    bundle = Bundle.load(pipeline.export(trained, "DEMO", H, "xgboost", out=tmp_path).paths["bundle"])
+    model = onnx.load_from_string(bundle.onnx)
+    model.graph.node[0].domain = "evil"
+    hostile = Bundle.from_parts(bundle.description, bundle.models, model.SerializeToString(), bundle.reference)
+    monkeypatch.setattr(bundle_module, "absent_libraries", lambda names: ["xgboost"])
+    with pytest.raises(CheckpointError, match=r"an operator that is not exported.*hostile\.bundle.*evil:Cast"):
+        Bundle.load(hostile.save(tmp_path / "hostile.bundle"))
+
+
 # ---- the gate --------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +144,16 @@ def test_onnx_gate_with_leaves_swapped_that_have_equal_values_raises(monkeypatch
     monkeypatch.setattr(onnx_gate, "tree_nodes", lambda *given: turned)
     with pytest.raises(FactoryError, match=r"trees of xgboost take other leaves"):
         gate(fitted)
+
+
+def test_onnx_gate_looks_behind_a_calibration_that_leaves_the_prior_alone(monkeypatch):
+    flat = {"temperature": 1e6, "bias": [0.1, 0.2, -0.3]}
+    fitted, graph_of = fitted_model("linear", rounds=5, calibration=flat), onnx_export.onnx_of_models
+    assert gate(fitted).difference < 1e-9
+    linear = onnx_export._linear
+    monkeypatch.setattr(onnx_export, "_linear", lambda graph, *x: graph.add("Neg", linear(graph, *x)))
+    with pytest.raises(FactoryError, match="does not predict as the model does"):
+        gate(fitted, graph_of(fitted, {}))
 
 
 def test_onnx_gate_compares_10000_rows_spread_over_all_of_them(monkeypatch):
@@ -191,7 +213,7 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
         words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
     else:
         monkeypatch.setattr(onnx_export, "LinearScaler", QuantileScaler)
-        words = r"step of the preprocessing has no ONNX graph.*got robust|got linear"
+        words = r"step of the preprocessing has no ONNX graph"
     exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "default")
     assert set(exported.paths) == {"bundle", "card"} and re.search(words, exported.no_onnx)
     (line,) = [line for line in exported.summary().splitlines() if "no onnx" in line]
@@ -202,8 +224,36 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
 
 
 def test_onnx_of_step_without_graph_raises():
-    with pytest.raises(SettingsError, match=r"has no ONNX graph.*got quantile"):
-        onnx_export.onnx_of_models(fitted_model("linear", QuantileScaler, rounds=5), {})
+    step = TwoStateHmmTransform(np.zeros(2), np.ones(2), np.full(2, 0.9))
+    with pytest.raises(SettingsError, match=r"has no ONNX graph.*all returns before.*got two_state_hmm"):
+        onnx_export.add_preprocessing(OnnxGraph(), "features", step)
+
+
+@pytest.mark.parametrize("shape", ["normal", "uniform"])
+def test_onnx_of_quantile_scaling_equals_scaler_on_knots_between_and_beyond_them(shape):
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(3000, 3)).astype(np.float32) * [1, 100, 1]
+    x[:, 2] = np.round(x[:, 2] * 2)  # whole numbers: equal knots
+    x = np.column_stack([x, np.full(3000, 7.0)]).astype(np.float32)  # and one value alone
+    scaler = QuantileScaler.fit(x, shape=shape, knots=33)
+    at_knots = scaler.knots.T.astype(np.float32)
+    around = [np.nextafter(at_knots, np.float32(side)) for side in (-np.inf, np.inf)]
+    odd = np.array([[np.nan] * 4, [np.inf] * 4, [-np.inf] * 4, [0.0] * 4, [-0.0] * 4, [3e38] * 4, [1e-40] * 4])
+    rows_N4 = np.concatenate([x, at_knots, *around, odd.astype(np.float32)])[: 3104 // 4 * 4]
+    for shaped in (rows_N4, rows_N4.reshape(-1, 4, 4)):
+        graph = OnnxGraph()
+        scaled = onnx_export.add_preprocessing(graph, graph.input("features", ["N", *shaped.shape[1:]]), scaler)
+        data = graph.to_model(graph.cast(scaled, "double"), "scaled", ["N", *shaped.shape[1:]], {})
+        (got,) = onnxruntime.InferenceSession(data).run(None, {"features": shaped})
+        wanted = scaler.transform(rows_N4).reshape(shaped.shape)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+        assert (got.astype(np.float32) == wanted).mean() > 0.999
+
+
+@pytest.mark.parametrize("name", ["xgboost", "linear", "gru"])
+def test_onnx_of_model_on_quantile_scaling_passes_gate(name):
+    settings = {"num_epochs": 1, "batch_size": 64, **NETWORKS[name]} if name in NETWORKS else {"rounds": 5}
+    assert gate(fitted_model(name, QuantileScaler, threads=1, **settings)).difference < 1e-6
 
 
 def test_onnx_graph_of_model_is_the_same_bytes_again():

@@ -6,7 +6,7 @@ import torch
 
 from ml_factory.errors import SettingsError
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
-from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device
+from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device, pick_prediction_device
 from ml_factory.training.spec import TrainSpec
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -51,6 +51,13 @@ def test_pick_precision_follows_hardware_support(gpu, monkeypatch):
     for there in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda there=there: there)
         assert chosen(device="cpu") == ("bf16" if there else "fp32")
+
+
+def test_pick_prediction_device_that_is_absent_is_what_auto_picks(gpu):
+    assert pick_prediction_device(TrainSpec(device="cuda", threads=1)).kind == "cuda"
+    gpu["there"] = False
+    for kind in ("cuda", "xla"):
+        assert pick_prediction_device(TrainSpec(device=kind, threads=1, precision="fp32")) == Device("cpu", 1)
 
 
 def test_device_autocast_uses_precision_dtype():
