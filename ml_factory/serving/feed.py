@@ -168,16 +168,18 @@ class Feed:
         log, path = FeedLog(self._folder), self._folder / "snapshot.state"
         stored = self._read_snapshot(path, log) if files.is_file(path) else None
         self._snapshot_number = stored["number"] if stored else 0
-        if stored and stored["identity"] != self._identity:
-            self._warm_up(log)
-        else:
-            if stored:
-                self._stream.load_state(stored["stream"])
-                self._recent = OrderedDict((key, reply) for key, reply in json.loads(stored["recent"]))
-            for record in log.read(self._snapshot_number):
-                frame = self._apply(record["kind"], record)
-                if record["kind"] == "bars":
-                    self._reply(frame, _row_keys(record["columns"]))
+        what, step = "The stored state of this feed is damaged", "delete the folder of this feed, and push its history"
+        with refuse_damaged_content(CheckpointError, what, where=self._folder, next_step=step):
+            if stored and stored["identity"] != self._identity:
+                self._warm_up(log)
+            else:
+                if stored:
+                    self._stream.load_state(stored["stream"])
+                    self._recent = OrderedDict((key, dict(reply)) for key, reply in json.loads(stored["recent"]))
+                for record in log.read(self._snapshot_number):
+                    frame = self._apply(record["kind"], record)
+                    if record["kind"] == "bars":
+                        self._reply(frame, _row_keys(record["columns"]))
         self._log = log
 
     def _start_stream(self, served: ServedBundle) -> None:

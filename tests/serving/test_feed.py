@@ -1,17 +1,23 @@
 """Feeds and their log without a server: torn and damaged files, full disks, segments, another bundle."""
 
 import json
+import shutil
+import zlib
+from contextlib import suppress
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.errors import BarsError, CheckpointError, FileError
+from ml_factory.errors import BarsError, CheckpointError, FactoryError, FileError
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving import feed as feed_module
 from ml_factory.serving.feed import Feed, kept_bars
 from ml_factory.serving.feed_log import FeedLog
 from ml_factory.serving.served_bundle import ServedBundle
+from tests.fuzz.damage import damaged_value
+from tests.fuzz.kinds import damaged_state
 from tests.serving.conftest import columns_of
 
 HISTORY = 6000
@@ -167,3 +173,32 @@ def test_feed_keeps_outcomes_over_restarts(booster, made, tmp_path):
         assert feed.add_outcome(booster, pd.Timestamp(answer["known_at"]), -1)["remembered"]
     again = Feed(tmp_path, booster, GuardSettings())
     assert again.status() == feed.status() and again.status()["outcomes"] == 5
+
+
+def test_feed_with_damaged_values_under_right_checksums_is_refused_or_read(booster, made, tmp_path):
+    bars, generator = made.bars["DEMO"], np.random.default_rng(0)
+    feed = Feed(tmp_path / "whole", booster, GuardSettings())
+    feed.push(booster, columns_of(bars.iloc[:50]), None)
+    feed.close()
+    for number in range(50, 56):
+        feed.push(booster, columns_of(bars.iloc[number : number + 1]), pd.Timestamp("2024-02-01", tz="UTC"))
+    refused = 0
+    for number in range(120):
+        shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
+        snapshot = tmp_path / "damaged" / "snapshot.state"
+        if number % 2:
+            snapshot.write_bytes(damaged_state(snapshot.read_bytes(), generator))
+        else:
+            path = max((tmp_path / "damaged").glob("log-*"))
+            lines = path.read_bytes().splitlines()
+            record = damaged_value(json.loads(lines[number % len(lines)][9:]), generator)
+            with suppress(ValueError):  # not finite: the log has no such record
+                text = json.dumps(record, allow_nan=False).encode()
+                lines[number % len(lines)] = b"%08x %s" % (zlib.crc32(text), text)
+            path.write_bytes(b"\n".join(lines) + b"\n")
+        try:
+            Feed(tmp_path / "damaged", booster, GuardSettings()).close()
+        except FactoryError:
+            refused += 1
+        shutil.rmtree(tmp_path / "damaged")
+    assert refused > 30
