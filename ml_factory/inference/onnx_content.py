@@ -26,7 +26,7 @@ OPERATORS = frozenset({
     "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv", "Div", "Elu", "Equal", "Erf", "Exp",
     "Expand", "Flatten", "Floor", "GRU", "Gather", "Gelu", "Gemm", "GatherElements", "Greater", "GreaterOrEqual",
     "Identity", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log", "LogSoftmax",
-    "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "ReduceMax", "ReduceMean", "ReduceMin",
+    "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "ReduceMax", "ReduceL2", "ReduceMean", "ReduceMin",
     "ReduceSum", "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Slice", "Softmax", "Softplus", "Split", "Sqrt",
     "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip

@@ -136,8 +136,8 @@ def test_onnx_content_that_is_not_exported_is_refused_in_one_line(graph, change,
 
 def test_onnx_content_of_exported_graphs_is_accepted(graph):
     check_onnx_content(graph, 0, 3)
-    for name in ("gru", "patchtst"):
-        fitted = fitted_model(name, num_epochs=1, batch_size=64, threads=1, **NETWORKS[name])
+    for name, settings in (("gru", NETWORKS["gru"]), ("patchtst", NETWORKS["patchtst"]), ("tcn", {"lookback": 16})):
+        fitted = fitted_model(name, num_epochs=1, batch_size=64, threads=1, **settings)
         check_onnx_content(onnx_export.onnx_of_models(fitted, {}), fitted.lookback, 3)
 
 
