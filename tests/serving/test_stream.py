@@ -91,7 +91,11 @@ def test_stream_feeds_of_other_names_are_separate_and_wrong_names_refused(server
 
 
 @pytest.mark.parametrize(
-    ("number", "counts"), [(signal.SIGKILL, (37, 230, None)), (signal.SIGTERM, (7, None))], ids=["kill", "stop"]
+    ("number", "counts"),
+    [
+        pytest.param(signal.SIGKILL, (37, 230, None), id="kill"),
+        pytest.param(signal.SIGTERM, (7, None), id="stop", marks=pytest.mark.soak),  # its snapshot: tests of Feed
+    ],
 )
 def test_stream_killed_and_restarted_lost_no_acknowledged_bar_and_answers_as_uninterrupted(
     made, tmp_path, number, counts
