@@ -23,7 +23,7 @@ OPSET, ML_OPSET, IR, ML = 20, 5, 10, "ai.onnx.ml"
 INPUT, OUTPUT = "features", "probabilities"
 TREES = "TreeEnsemble"
 OPERATORS = frozenset({
-    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv", "Div", "Elu", "Equal", "Erf", "Exp",
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv", "Div", "Einsum", "Elu", "Equal", "Erf", "Exp",
     "Expand", "Flatten", "Floor", "GRU", "Gather", "Gelu", "Gemm", "GatherElements", "Greater", "GreaterOrEqual",
     "Identity", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log", "LogSoftmax",
     "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "ReduceMax", "ReduceL2", "ReduceMean", "ReduceMin",
