@@ -23,14 +23,21 @@ OPSET, ML_OPSET, IR, ML = 20, 5, 10, "ai.onnx.ml"
 INPUT, OUTPUT = "features", "probabilities"
 TREES = "TreeEnsemble"
 OPERATORS = frozenset({
-    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv", "Div", "Einsum", "Elu", "Equal",
-    "Erf", "Exp", "Expand", "Flatten", "Floor", "GRU", "Gather", "Gelu", "Gemm", "GatherElements", "Greater",
-    "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log",
-    "LogSoftmax", "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "ReduceMax", "ReduceMean",
-    "ReduceMin", "ReduceSum", "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Slice", "Softmax", "Softplus",
-    "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where", "key", "string", "value",
-    "string", "string",
+    "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Constant", "Conv", "Div", "Elu", "Equal", "Erf", "Exp",
+    "Einsum",
+    "Expand", "Flatten", "Floor", "GRU", "Gather", "Gelu", "Gemm", "GatherElements", "Greater", "GreaterOrEqual",
+    "Identity", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log", "LogSoftmax",
+    "MatMul", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "ReduceMax", "ReduceL2", "ReduceMean", "ReduceMin",
+    "ReduceSum", "Relu", "Reshape", "Round", "Shape", "Sigmoid", "Slice", "Softmax", "Softplus", "Split", "Sqrt",
+    "Squeeze", "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze", "Where",
 })  # fmt: skip
+_MOST_PARTS, _MOST_DIMENSIONS = 20_000, 8
+_SPARE_BYTES, _SECONDS = 256 << 20, 20
+_BYTES = {1: 4, 6: 4, 7: 8, 9: 1, 11: 8, 2: 1, 3: 1}  # by ONNX's code: float, int32, int64, bool, double, uint8, int8
+_FLOAT, _DOUBLE = 1, 11
+# Message -> field -> (number, type, whether repeated); the numbers are those of onnx.proto.
+_TEXTS = {"key": (1, "string", False), "value": (2, "string", False)}
+_NOTES = ("string", False)
 _SCHEMA: dict[str, dict[str, tuple[int, str, bool]]] = {
     "Text": _TEXTS,
     "Opset": {"domain": (1, "string", False), "version": (2, "int64", False)},
