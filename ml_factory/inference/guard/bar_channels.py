@@ -46,11 +46,10 @@ class BarChannels:
         """Return the channels of the next bars, float64 (N, len(CHANNELS))."""
         out = np.empty((len(chunk.start), len(CHANNELS)))
         day, stratum, inside = session_strata(chunk.start, self._market.calendar)
-        volume = chunk.columns[4] if len(chunk.columns[4]) else np.empty(0)
         minutes = chunk.start // MINUTE_NS
         bar = self._market.bar_minutes
         _compute_channels(
-            minutes, day, stratum, inside, *chunk.columns[:4], volume, bar, self._season, self._facts, self._state, out
+            minutes, day, stratum, inside, *chunk.columns[:5], bar, self._season, self._facts, self._state, out
         )
         return out
 
