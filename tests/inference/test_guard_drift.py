@@ -14,6 +14,7 @@ from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
+from ml_factory.inference.guard.block_martingale import BlockMartingale, fit_levels
 from ml_factory.inference.guard.drift import RowDrift
 from ml_factory.inference.guard.fit_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.guard.guarded_stream import BarGuard
@@ -27,6 +28,7 @@ DAYS, TRAIN, TEST = 45, 33, 38  # sessions in all, of training, and before the t
 WARM = 3000  # bars before the test that settle the channels
 STARTS = (400, 2200)
 FEATURES = 6
+PRICES = ["open", "high", "low", "close"]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +61,9 @@ def drawn(p, generator):
     return (p.cumsum(axis=1) < generator.random((len(p), 1))).sum(axis=1).clip(0, 2) - 1
 
 
-def bar_guard(market, reference) -> BarGuard:
+def bar_guard(market, reference, off_tick=0.0) -> BarGuard:
     bundle = SimpleNamespace(
-        spec=SimpleNamespace(market=market[1]), guard_reference=reference, description={"off_tick": 0}
+        spec=SimpleNamespace(market=market[1]), guard_reference=reference, description={"off_tick": off_tick}
     )
     return BarGuard(bundle, GuardSettings())
 
@@ -192,6 +194,7 @@ def damage(name, value):
         damage("rows.window", 10**9), damage("rows.step", 0), damage("levels", lambda one: one[::-1].copy()),
         damage("scale", np.zeros_like), damage("season.range", np.zeros(3)), damage("season.slope", "text"),
         damage("limits.unit_jump", -1.0), damage("low", lambda one: one + 1e6), damage("capital", float("inf")),
+        damage("limits.off_tick", 1.5),
         damage("outcomes", None), damage("rows.ks", np.zeros(2)), lambda state: state.pop("follow"),
     ],
 )  # fmt: skip
@@ -207,6 +210,13 @@ def test_guard_reference_with_damaged_value_raises(reference, change):
         GuardReference.from_bytes(data, FEATURES + 1)
 
 
+def test_guard_reference_of_older_bundle_without_share_off_tick_opens(reference):
+    state = deserialize_state(reference.to_bytes())
+    assert state["limits"].pop("off_tick") == 0
+    again = GuardReference.from_bytes(serialize_state(state), FEATURES)
+    assert set(again.limits) == {"gap_minutes", "unit_jump", "stuck_bars"}
+
+
 def test_fit_guard_reference_reads_no_test_row(market, rows, reference):
     bars, spec, times = market
     late = bars.index >= times["test"]
@@ -218,3 +228,72 @@ def test_fit_guard_reference_reads_no_test_row(market, rows, reference):
     predictions[predictions.index >= times["test"]] = 1 / 3
     changed = FinishedRows(features, predictions, rows.labels.where(rows.labels.index < times["test"], 0), 5)
     assert fit_guard_reference(other, spec, changed, times).to_bytes() == reference.to_bytes()
+
+
+def other_validation(market, rows) -> tuple[pd.DataFrame, FinishedRows]:
+    """Bars and rows that are the same in training alone: later ones have other prices, volume, holes and features."""
+    bars, _, times = market
+    late = bars.index + pd.Timedelta(minutes=1) > times["validation"]
+    other = bars[late].assign(open=bars["close"], close=bars["open"], volume=bars["volume"] * 50)
+    wider = {"high": other["high"] * 1.02, "low": other["low"] / 1.02}
+    place = np.arange(len(other))
+    prices = other.assign(**wider)[PRICES].mul(np.where(place // 500 % 2, 1.9, 1.0), axis=0) + 0.1
+    stuck = place % 500 < 200
+    prices[stuck] = prices["close"].iloc[0]
+    holes = (place % 500 > 300) & (place % 500 < 380)
+    bars = pd.concat([bars[~late], other.assign(**prices)[~holes]])
+    features, predictions = rows.features.copy(), rows.predictions.copy()
+    features[features.index >= times["validation"]] *= 7
+    return bars, FinishedRows(features, predictions, rows.labels, rows.horizon)
+
+
+def test_fit_guard_reference_takes_all_but_thresholds_from_training_alone(market, rows, reference):
+    _, spec, times = market
+    bars, changed = other_validation(market, rows)
+    got = fit_guard_reference(bars, spec, changed, times)
+
+    def of_training(one: GuardReference) -> bytes:
+        return serialize_state({
+            "season": {name: np.asarray(value) for name, value in one.season.items()}, "limits": dict(one.limits),
+            "bars": [one.bars.bins.edges, one.bars.bins.shares], "follow": one.follow, "scale": one.scale,
+            "rows": [one.rows.bins.edges[:FEATURES], one.rows.bins.shares[:FEATURES]],
+            "levels": one.levels, "low": one.low, "high": one.high,
+        })  # fmt: skip
+
+    assert of_training(got) == of_training(reference)
+    assert got.capital > reference.capital and (got.rows.psi[:FEATURES] > reference.rows.psi[:FEATURES]).all()
+    assert (got.bars.psi > reference.bars.psi).sum() > 6
+
+
+def test_bar_guard_checks_tick_where_training_was_on_it_whatever_came_later(market, rows, reference):
+    bars, spec, times = market
+    later = other_validation(market, rows)[0]
+    off = bars.iloc[-1000:].assign(**{name: bars[name] + 0.1 for name in PRICES})
+    assert reference.limits["off_tick"] == 0 and ((later[PRICES] % 0.25) > 0.01).any(axis=1).mean() > 0.1
+    events = bar_guard(market, reference, off_tick=0.5).push(to_bar_chunk(off, spec))
+    assert "tick" in {event.check for event in events}
+    early = bars.index < times["validation"]
+    adjusted = pd.concat([bars[early].assign(**{name: bars[name] + 0.1 for name in PRICES}), bars[~early]])
+    of_adjusted = fit_guard_reference(adjusted, spec, rows, times)
+    assert of_adjusted.limits["off_tick"] == 1
+    events = bar_guard(market, of_adjusted).push(to_bar_chunk(off, spec))
+    assert "tick" not in {event.check for event in events}
+
+
+def test_block_martingale_of_scores_that_tie_with_training_loses_capital():
+    for ties in (np.ones(2000), np.tile([0.5, 1.0], 1000)):
+        capital = BlockMartingale(fit_levels(ties)).push(np.tile(ties, 2))
+        assert capital.max() < 1, capital.max()
+    assert BlockMartingale(fit_levels(np.ones(2000))).push(np.full(5, 2.0))[-1] > 10
+
+
+def test_block_martingale_p_values_are_at_least_share_of_training_blocks_and_itself():
+    generator = np.random.default_rng(4)
+    train = generator.integers(0, 60, 3000).astype(float)
+    levels = fit_levels(train)
+    for score in np.unique(np.append(train, train + 0.5)):
+        martingale = BlockMartingale(levels)
+        martingale._capital = 1e50  # far from the restart
+        growth = float(np.exp(martingale.push(np.array([score]))[0])) / 1e50
+        p = ((train >= score).sum() + 1) / (len(train) + 1)
+        assert growth <= (0.5 if p >= 1 else (1 - p + p * np.log(p)) / (p * np.log(p) ** 2)) * (1 + 1e-9)

@@ -58,10 +58,7 @@ class BarChecks:
     def _off_tick(self, chunk: BarChunk, first: int) -> Iterator[Event]:
         if not self._on_tick or self._market.tick is None:
             return
-        off = np.zeros(len(chunk.start), bool)
-        for column in chunk.columns[:4]:
-            steps = column / self._market.tick
-            off |= np.abs(steps - np.round(steps)) > TICK_ERROR
+        off = off_tick_bars(chunk, self._market.tick)
         window = len(self._off)
         joined = np.concatenate([self._off, off])
         total = np.append(0, np.cumsum(joined))
@@ -87,7 +84,17 @@ class BarChecks:
 
     def load_state(self, state: Mapping) -> None:
         self._end, self._close, self._flat = int(state["end"]), float(state["close"]), int(state["flat"])
-        self._off = np.array(state["off"], dtype=bool)
+        window = len(self._off)  # of these settings; the state may be of others
+        self._off = np.append(np.zeros(window, bool), np.array(state["off"], dtype=bool))[-window:]
+
+
+def off_tick_bars(chunk: BarChunk, tick: float) -> np.ndarray:
+    """Return which bars hold a price that is no multiple of the tick, bool (N,)."""
+    off = np.zeros(len(chunk.start), bool)
+    for column in chunk.columns[:4]:
+        steps = column / tick
+        off |= np.abs(steps - np.round(steps)) > TICK_ERROR
+    return off
 
 
 def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:

@@ -3,10 +3,10 @@
 Bars follow each other too closely for a test of exchangeability. A block of 30 bars therefore gives one score: for
 every channel the mean rank and the mean distance of the ranks from the middle, each as the difference from its forecast
 by the block before (AR(1), fitted on training blocks), squared in units of training and summed. Its conformal p-value
-is the share of training blocks with a score at least as large, rounded up to a grid. The capital bets on small p-values
-with the mixture of the power martingales, the integral of k p^(k-1) over k from 0 to 1 (Vovk, Gammerman and Shafer,
-"Algorithmic Learning in a Random World", chapter 7), and restarts at 1, as in the conformal CUSUM of Vovk, Petej,
-Nouretdinov, Ahlberg, Carlsson and Gammerman (2021), "Retrain or not retrain", PMLR 152.
+is the share of training blocks, and of itself, with a score at least as large, rounded up to a grid. The capital bets
+on small p-values with the mixture of the power martingales, the integral of k p^(k-1) over k from 0 to 1 (Vovk,
+Gammerman and Shafer, "Algorithmic Learning in a Random World", chapter 7), and restarts at 1, as in the conformal CUSUM
+of Vovk, Petej, Nouretdinov, Ahlberg, Carlsson and Gammerman (2021), "Retrain or not retrain", PMLR 152.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ class BlockScores:
 class BlockMartingale:
     """Log capital after each block.
 
-    levels : float64 [len(TAILS)], rising: scores that this share of training blocks reaches
+    levels : float64 [len(TAILS)], rising: of `fit_levels`. A score above a level is as rare as its share of TAILS; a
+        score equal to it may tie with many training blocks
     """
 
     def __init__(self, levels: np.ndarray):
@@ -66,7 +67,7 @@ class BlockMartingale:
 
     def push(self, scores: np.ndarray) -> np.ndarray:
         """Return the log capital after each of the next blocks, float64 (E,)."""
-        factors = _GROWTH[np.maximum(np.searchsorted(self._levels, scores, side="right") - 1, 0)]
+        factors = _GROWTH[np.maximum(np.searchsorted(self._levels, scores, side="left") - 1, 0)]
         out = np.empty(len(scores))
         for place, factor in enumerate(factors.tolist()):
             self._capital = min(max(self._capital * factor, 1.0), 1e100)

@@ -17,6 +17,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.guard.bar_channels import BarChannels, fit_season, session_strata
+from ml_factory.inference.guard.bar_checks import off_tick_bars
 from ml_factory.inference.guard.block_martingale import BlockMartingale, BlockScores, fit_block_scores, fit_levels
 from ml_factory.inference.guard.drift import PART, ColumnDrift
 from ml_factory.inference.guard.histograms import ReferenceBins
@@ -74,7 +75,7 @@ def fit_guard_reference(
         )  # fmt: skip
     season = fit_season(chunk.part(0, train), market.calendar)
     columns, codes = _bar_reference(BarChannels(market, season).push(chunk), train)
-    follow, scale, levels, capital = _martingale(columns.bins, codes, train)
+    follow, scale, levels, capital = _martingale(columns.bins, codes, train - WARMUP_BARS)
     values = features.to_numpy(np.float32)
     of_features, strange = _feature_reference(values, train_rows)
     of_p = _probability_reference(predictions[PROBABILITIES].to_numpy())
@@ -87,7 +88,7 @@ def fit_guard_reference(
 
 
 def _bar_reference(channels: np.ndarray, train: int) -> tuple[ColumnReference, np.ndarray]:
-    """Return the reference of the channels, and the bins of all of them but the first."""
+    """Return the reference of the channels, and the bins of all from WARMUP_BARS on."""
     bins = ReferenceBins.fit(channels[WARMUP_BARS:train])
     codes = bins.codes(channels[WARMUP_BARS:])
     return _with_thresholds(bins, codes, train - WARMUP_BARS, (BAR_WINDOW, BAR_STEP), BLOCK_BARS), codes
@@ -124,7 +125,10 @@ def _block_maxima(rows: np.ndarray, values: np.ndarray, block: int) -> np.ndarra
 
 
 def _martingale(bins: ReferenceBins, codes: np.ndarray, train: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Return follow, scale and levels of `block_martingale`, and the threshold of the log capital."""
+    """Return follow, scale and levels of `block_martingale`, and the threshold of the log capital.
+
+    train : number of the first `codes` that are of training
+    """
     follow, scale = fit_block_scores(bins, codes[:train])
     rows, scores = BlockScores(bins, follow, scale).push(codes)
     levels = fit_levels(scores[rows < train])
@@ -167,7 +171,9 @@ def _extreme(reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
 
 
 def _limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:
-    """Return the limits of `bar_checks.BarChecks`, from what these bars have about once in 10,000."""
+    """Return the limits of `bar_checks.BarChecks`, from what these bars have about once in 10,000; and their share off
+    the tick.
+    """
     opened, high, low, close = chunk.columns[:4]
     day, _, _ = session_strata(chunk.start, market.calendar)
     absent = np.diff(chunk.start) // MINUTE_NS - market.bar_minutes
@@ -181,6 +187,7 @@ def _limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:
         "gap_minutes": float(np.clip(2 * gap, least_gap, max(market.hole_minutes, least_gap))),
         "unit_jump": float(np.clip(1.5 * jump, np.log(1.1), np.log(3))),
         "stuck_bars": float(np.clip(2 * stuck, 20, 1000)),
+        "off_tick": 0.0 if market.tick is None else float(off_tick_bars(chunk, market.tick).mean()),
     }  # fmt: skip
 
 

@@ -54,7 +54,8 @@ class GuardReference:
     """The reference of a bundle.
 
     season : of `bar_channels.BarChannels`
-    limits : "gap_minutes", "unit_jump", "stuck_bars" of `bar_checks.BarChecks`
+    limits : "gap_minutes", "unit_jump", "stuck_bars" of `bar_checks.BarChecks`, and "off_tick", the share of training
+        bars with prices off the tick, which older references are without
     bars : channels of the bars
     follow, scale, levels, capital : of `block_martingale`, and the threshold of the log capital
     rows : features, and after them the three probabilities
@@ -113,7 +114,10 @@ class GuardReference:
                 **{name: _positive(season[name]) for name in ("least_range", "least_volume")},
                 "slope": float(_array(season["slope"], ())),
             },
-            limits={name: _positive(limits[name]) for name in ("gap_minutes", "unit_jump", "stuck_bars")},
+            limits={
+                **{name: _positive(limits[name]) for name in ("gap_minutes", "unit_jump", "stuck_bars")},
+                **({"off_tick": _share(limits["off_tick"])} if "off_tick" in limits else {}),
+            },
             bars=ColumnReference.from_state(state["bars"], len(CHANNELS)), follow=_array(state["follow"], both),
             scale=scale, levels=levels, capital=_positive(state["capital"]),
             rows=ColumnReference.from_state(state["rows"], features + 3), low=low, high=high,
@@ -134,6 +138,12 @@ def _positive(value: object) -> float:
     number = float(_array(value, ()))
     _require(0 < number < 1e12, "numbers out of range")
     return number
+
+
+def _share(value: object) -> float:
+    share = float(_array(value, (), least=0.0))
+    _require(share <= 1, "a share above 1")
+    return share
 
 
 def _number(value: object, most: int) -> int:
