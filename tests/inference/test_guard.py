@@ -1,17 +1,21 @@
 """The guard of live predictions: simple checks, actions with reasons, one push or many, and a restored state."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import Bundle
+from ml_factory.data.resample import to_bar_chunk
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import build_features
 from ml_factory.inference.guard.alarms import Alarms, Event
+from ml_factory.inference.guard.bar_checks import BarChecks
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, FEED_KINDS, GuardSettings
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
@@ -156,6 +160,17 @@ def test_guarded_stream_counts_outcomes_and_warns_where_they_contradict(bundle, 
         stream.add_outcome(later.index[-1], 7)
 
 
+def test_guarded_stream_of_meta_labels_refuses_outcome_of_other_classes(bundle):
+    labels = bundle.description["spec"]["data"]["labels"] | {"kind": "meta", "primary": "macd_12_26"}
+    spec = bundle.description["spec"] | {"data": bundle.description["spec"]["data"] | {"labels": labels}}
+    stream, known_at = GuardedStream(bundle), pd.Timestamp("2026-01-05 15:00", tz="UTC")
+    assert not stream.add_outcome(known_at, -1)
+    meta = GuardedStream(replace(bundle, description=bundle.description | {"spec": spec}))
+    assert not meta.add_outcome(known_at, 0) and not meta.add_outcome(known_at, 1)
+    with pytest.raises(SettingsError, match=r"no such outcome.*0 or 1"):
+        meta.add_outcome(known_at, -1)
+
+
 def test_guarded_stream_without_findings_answers_as_prediction_stream(bundle, raw_bars):
     bars = raw_bars.iloc[-3000:-7]
     got = GuardedStream(bundle).push(bars)
@@ -191,6 +206,39 @@ def test_guarded_stream_with_clock_finds_stale_and_future_bars(bundle, raw_bars)
         answers = stream.push(bars, now=end + pd.Timedelta(minutes=ahead))
         assert named in answers["reason"].iloc[-1] and (answers["guard"].iloc[-1] == "abstain") == bool(ahead)
         assert (stream.status()["guard"] == "abstain") == bool(ahead)
+
+
+def test_guarded_stream_clock_holds_for_its_own_call_and_is_in_the_state(bundle, raw_bars):
+    history, later = raw_bars.iloc[:-300], raw_bars.iloc[-300:-7]
+    late = history["timestamp"].iloc[-1] + pd.Timedelta(minutes=41)
+    stream = GuardedStream(bundle, GuardSettings(drift="ok", martingale="ok"), cold=False)
+    assert stream.push(history, now=late)["guard"].iloc[-1] == "abstain"
+    restored = GuardedStream(bundle, stream.settings, cold=False)
+    restored.load_state(deserialize_state(serialize_state(stream.get_state())))
+    assert restored.status() == stream.status() and restored.status()["checks"]["stale"]["state"] == "alarm"
+    assert serialize_state(restored.get_state()) == serialize_state(stream.get_state())
+    answers = stream.push(later)
+    assert len(answers) > 50 and not answers["reason"].str.contains("open minutes before").any()
+    assert stream.status()["checks"]["stale"]["state"] == "ok"
+    pd.testing.assert_frame_equal(restored.push(later), answers, check_exact=True)
+
+
+def test_guarded_stream_status_has_kinds_that_a_feed_is_checked_for(bundle):
+    checks = GuardedStream(bundle).status()["checks"]
+    assert tuple(checks) == FEED_KINDS and "range" not in checks
+
+
+@pytest.mark.parametrize("window", [100, 1000])
+def test_bar_checks_state_of_another_window_keeps_newest_bars_of_own_window(bundle, raw_bars, window):
+    checked, _ = bundle.spec.check_bars(off_tick(raw_bars.iloc[:150]))
+    market, chunk = bundle.spec.market, to_bar_chunk(checked, bundle.spec.market)
+    before = BarChecks(market, DEFAULT_SETTINGS, {}, 0.0)
+    before.push(chunk.part(0, 149), 0)
+    checks = BarChecks(market, GuardSettings(window_bars=window), {}, 0.0)
+    checks.load_state(before.get_state())
+    (message,) = [event.message for event in checks.push(chunk.part(149, 150), 149) if event.check == "tick"]
+    assert message.startswith(f"{min(150, window) / window:.0%} of the last {window} bars")
+    assert len(checks.get_state()["off"]) == window
 
 
 def test_check_predict_bars_names_schema_and_faults(bundle, raw_bars):

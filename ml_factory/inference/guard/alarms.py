@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from ml_factory.inference.guard.settings import ACTIONS, KINDS, LONG_HELD, Finding, GuardSettings
+from ml_factory.inference.guard.settings import ACTIONS, FEED_KINDS, LONG_HELD, Finding, GuardSettings
 
 
 class Event(NamedTuple):
@@ -62,7 +62,7 @@ class Alarms:
             Finding(kind_of(check), getattr(self._settings, kind_of(check)), alarm.message)
             for check, alarm in self._alarms.items() if self._active(check, alarm, bar)
         ]  # fmt: skip
-        return sorted(found, key=lambda one: (-ACTIONS.index(one.action), KINDS.index(one.kind)))
+        return sorted(found, key=lambda one: (-ACTIONS.index(one.action), FEED_KINDS.index(one.kind)))
 
     def answers(self, events: Iterable[Event], bars: Iterable[int], extra: Iterable[Finding] = ()) -> list[tuple]:
         """Add events, and return (action, reason) for each of these rising bars, as it stood after that bar."""
@@ -80,7 +80,7 @@ class Alarms:
     def status(self, bar: int) -> dict:
         """Return for each kind its action, state, number of onsets and last finding, as JSON values."""
         rows = {}
-        for kind in KINDS:
+        for kind in FEED_KINDS:
             own = [(check, alarm) for check, alarm in self._alarms.items() if kind_of(check) == kind]
             active = any(self._active(check, alarm, bar) for check, alarm in own)
             latest = max(own, key=lambda one: one[1].last, default=(None, None))[1]
@@ -97,7 +97,7 @@ class Alarms:
     def load_state(self, state: Mapping) -> None:
         self._alarms = {
             str(check): Alarm(int(one["last"]), int(one["onset"]), int(one["count"]), str(one["message"]))
-            for check, one in state.items() if kind_of(str(check)) in KINDS
+            for check, one in state.items() if kind_of(str(check)) in FEED_KINDS
         }  # fmt: skip
 
     def _active(self, check: str, alarm: Alarm, bar: int) -> bool:

@@ -18,6 +18,7 @@ from ml_factory.inference.guard.drift import BarDrift, RowDrift
 from ml_factory.inference.guard.outcomes import OutcomeCheck
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 from ml_factory.inference.stream import PredictionStream
+from ml_factory.targets.labels import stored_label_classes
 
 SILENT = ("abstain", "refuse")  # actions whose answers have no probabilities
 _NO_TEXT = pd.array([], dtype="str")
@@ -89,7 +90,7 @@ class GuardedStream:
         facts = bundle.description
         names = list(facts["feature_names"])
         self._rows = RowDrift(names, self._reference, settings.drift_scale) if self._reference else None
-        self._outcomes = OutcomeCheck(int(facts["horizon"]))
+        self._outcomes = OutcomeCheck(int(facts["horizon"]), stored_label_classes(facts["spec"]))
         self._clock: list[Finding] = []
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
@@ -116,7 +117,7 @@ class GuardedStream:
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> bool:
         """Compare the prediction of a moment with what happened; False where no such prediction is remembered.
 
-        label : -1, 0 or 1; another raises SettingsError
+        label : one of the classes of the bundle's labels; another raises SettingsError
         """
         capital = self._outcomes.add(pd.Timestamp(known_at).tz_convert("UTC").as_unit("ns").value, label)
         if capital is None:
@@ -154,6 +155,7 @@ class GuardedStream:
         return {
             "stream": self._stream.get_state(), "guard": self._guard.get_state(),
             "rows": self._rows and self._rows.get_state(), "outcomes": self._outcomes.get_state(),
+            "clock": [one.message for one in self._clock],
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
@@ -167,7 +169,8 @@ class GuardedStream:
             if self._rows:
                 self._rows.load_state(state["rows"])
             self._outcomes.load_state(state["outcomes"])
-        self._clock = []
+            messages = state.get("clock", [])  # older states have none
+            self._clock = [Finding("stale", self.settings.stale, str(message)) for message in messages]
 
     def _drift_of_columns(self) -> dict[str, float]:
         if not (self._rows and self._guard.drift):
@@ -183,8 +186,8 @@ class GuardedStream:
 
         pushed : number of the first bar pushed, and the ends of all, UTC ns
         """
-        if now is not None:
-            self._clock = check_clock(self._guard.last_end, now, self.bundle.spec.market, self.settings)
+        market, last_end = self.bundle.spec.market, self._guard.last_end
+        self._clock = [] if now is None else check_clock(last_end, now, market, self.settings)
         first, ends = pushed
         frame = self._stream.predict_rows(rows)
         if not len(rows):  # four pushes of five, where a base bar has five minutes

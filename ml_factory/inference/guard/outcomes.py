@@ -8,12 +8,11 @@ has bars, each lane has its own capital, and the mean over lanes and alternative
 restarts, as CUSUM does, so the log capital is compared with that of validation rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.labels import label_classes
 
 REMEMBERED = 10_000  # predictions that wait for their outcome
 _POWERS = (0.5, 2.0)
@@ -25,9 +24,11 @@ class OutcomeCheck:
     """Capital against the calibration of the predictions of one feed.
 
     lanes : rows that a label spans
+    classes : the labels that there are
     """
 
-    def __init__(self, lanes: int):
+    def __init__(self, lanes: int, classes: Collection[int] = (-1, 0, 1)):
+        self._classes = sorted(classes)
         self._capital = np.full((lanes, ALTERNATIVES), 1.0 / ALTERNATIVES)
         self._waiting: dict[int, tuple[float, float, float, int]] = {}
         self._rows, self.outcomes, self.log_loss, self.expected = 0, 0, 0.0, 0.0
@@ -42,8 +43,9 @@ class OutcomeCheck:
 
     def add(self, known_at: int, label: int) -> float | None:
         """Return the log capital after an outcome; None where no such prediction waits."""
-        if label not in label_classes("triple_barrier").values():
-            raise SettingsError("There is no such outcome", where="label", got=label, wanted="-1, 0 or 1")
+        if label not in self._classes:
+            wanted = " or ".join(map(str, self._classes))
+            raise SettingsError("There is no such outcome", where="label", got=label, wanted=wanted)
         one = self._waiting.pop(known_at, None)
         if one is None:
             return None

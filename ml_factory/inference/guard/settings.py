@@ -6,6 +6,7 @@ from ml_factory.errors import wrong_field_error
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
 KINDS = ("stale", "gap", "unit", "tick", "stuck", "range", "drift", "martingale", "calibration")
+FEED_KINDS = tuple(kind for kind in KINDS if kind != "range")  # a feed's features are compared as drift
 LONG_HELD = ("unit", "calibration")  # kinds that stay for `long_hold_bars`
 
 
@@ -32,7 +33,7 @@ class GuardSettings:
     unit : the price jumps as another unit, contract or adjustment would make it
     tick : prices are off the market's tick, where those of training were on it
     stuck : the feed repeats one price
-    range : feature rows outside the range of training
+    range : feature rows of a single request outside the range of training; of a feed, see drift
     drift : inputs or probabilities are distributed otherwise than in training (PSI, KS)
     martingale : blocks of bars are stranger than those of training (conformal test martingale)
     calibration : outcomes contradict the predicted probabilities
