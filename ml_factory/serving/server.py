@@ -15,7 +15,13 @@ from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.app import build_app
 from ml_factory.serving.service import Service, reload_on_signal
-from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, check_service_address, is_loopback
+from ml_factory.serving.service_settings import (
+    KEY_VARIABLE,
+    ServiceLimits,
+    check_service_address,
+    is_loopback,
+    parse_api_key,
+)
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.scratch_folder import scratch_folder
@@ -40,9 +46,10 @@ def run_server(
     state : folder of the feeds' state, which survives a restart; None: a temporary one
     announce : called with `url` and `bundles` (symbol -> run) once requests are accepted
 
-    Raises SettingsError for an address without a key, WorkspaceError for a port in use, and as `Bundle.load`.
+    Raises SettingsError for an address without a key or a key that cannot be sent, WorkspaceError for a port in use,
+    and as `Bundle.load`.
     """
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = parse_api_key(os.environ.get(KEY_VARIABLE, ""))
     check_service_address(host, key, no_key)
     listener = _listen(host, port)
     with listener, open_state_folder(state) as folder:

@@ -52,6 +52,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def parse_api_key(text: str) -> str:
+    """Return the key in the value of the environment variable, without the line end that secret stores keep.
+
+    Raises SettingsError for a key that no header can hold as it is; the message does not show it.
+    """
+    key = text.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SettingsError(
+            "This key cannot be sent as a header", where=KEY_VARIABLE, got="a space, or another character than ASCII's",
+            wanted="letters, digits and signs of ASCII", next_step="openssl rand -hex 32 makes a key",
+        )  # fmt: skip
+    return key
+
+
 def check_service_address(host: str, key: str, no_key: bool) -> None:
     """Raise SettingsError for an address that other machines reach, without a key."""
     if not key and not no_key and not is_loopback(host):
