@@ -4,8 +4,9 @@
 
 One JSON line a model: `rows` of the prepared data, spread over all its splits (at most 10,000), `difference`, the
 largest of a probability on them (limit 1e-5; the likeliest class and every leaf of a tree are equal on all of them),
-`threshold_rows`, further rows on, above and below a threshold of a tree or missing there, with equal leaves, and `mb`
-of the graph. A graph that fails ends the program with the worst row. The stack is of xgboost, linear and lstm.
+`threshold_rows`, further rows on, above and below a threshold of a tree or missing there, with equal leaves, which come
+to `nodes_reached` of the `nodes_tried` inner nodes, of `nodes`, and `mb` of the graph. A graph that fails ends the
+program with the worst row. The stack is of xgboost, linear and lstm.
 """
 
 import argparse
@@ -47,7 +48,8 @@ def print_gate(workspace: Workspace, symbol: str, model: str) -> None:
     found = check_onnx_graph(graph, fitted, data.features, segment=data.segment, close=data.close)
     print_json(
         bench="onnx_gate", model=model, rows=found.rows, of_rows=len(data.features), lookback=fitted.lookback,
-        difference=digits(found.difference), threshold_rows=found.threshold_rows, mb=digits(len(graph) / 1e6),
+        difference=digits(found.difference), threshold_rows=found.threshold_rows, nodes=found.nodes,
+        nodes_tried=found.nodes_tried, nodes_reached=found.nodes_reached, mb=digits(len(graph) / 1e6),
         seconds=digits(time.perf_counter() - began),
     )  # fmt: skip
 

@@ -70,7 +70,8 @@ ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.trained_model inference.predict inference.onnx_content inference.onnx_graph
 inference.onnx_trees inference.onnx_quantiles inference.network_graph
-inference.onnx_export inference.onnx_models inference.onnx_leaves inference.onnx_gate
+inference.onnx_export inference.onnx_models inference.onnx_ensemble inference.onnx_leaves
+inference.onnx_threshold_rows inference.onnx_gate
 inference.prediction_spec inference.split_times inference.bundle_checks
 inference.guard.histograms inference.guard.bar_channels inference.guard.block_martingale inference.guard.reference
 inference.model_card inference.bundle inference.stream
@@ -118,7 +119,7 @@ HOMES = {
     "ipywidgets": {"notebook"},
     "IPython": {"heartbeat", "notebook", "notebook_parameters"},
     "papermill": {"notebook_suite"},
-    "onnx": {"inference.onnx_graph", "inference.onnx_trees"},
+    "onnx": {"inference.onnx_graph", "inference.onnx_trees", "inference.onnx_ensemble"},
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
     "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},

@@ -18,7 +18,7 @@ from ml_factory.evaluation.calibration import SMALLEST, Calibration
 from ml_factory.inference.onnx_content import INPUT, OUTPUT
 from ml_factory.inference.onnx_graph import OnnxGraph
 from ml_factory.inference.onnx_quantiles import add_quantile_scaling
-from ml_factory.inference.onnx_trees import tree_nodes
+from ml_factory.inference.onnx_trees import ensemble_name, tree_nodes
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
@@ -81,16 +81,21 @@ def _scores(graph: OnnxGraph, x: str, name: str, model: TrainedModel) -> str:
     if find_model_spec(name).windowed:
         last = graph.add("Gather", x, graph.constant(model.lookback - 1, np.int64), axis=1)
         scores = graph.cast(graph.inline(network.network_to_onnx(model.estimator), x), "double")
-    elif offset is not None and not state["best_round"]:
+    elif not has_rounds(state):
         scores = graph.constant(np.zeros((1, len(CLASSES))))
     elif name == "linear":
         scores = _linear(graph, x, state["fitted"], state["settings"]["clip"])
     else:
-        scores = tree_nodes(name, state["fitted"]).add_to(graph, x)
+        scores = tree_nodes(name, state["fitted"]).add_to(graph, x, name=ensemble_name(name))
         if absent := set(range(len(CLASSES))) - set(_classes_of_trees(name, state["fitted"])):
             impossible = np.where(np.isin(np.arange(len(CLASSES)), list(absent)), -np.inf, 0.0)
             scores = graph.add("Add", scores, graph.constant(impossible))
     return scores if offset is None else graph.add("Add", scores, _clock_shares(graph, last, offset))
+
+
+def has_rounds(state: Mapping) -> bool:
+    """Return whether a tabular model has more than its clock offset; only then its trees or weights are exported."""
+    return state.get("offset") is None or bool(state["best_round"])
 
 
 def _classes_of_trees(name: str, fitted: Mapping[str, np.ndarray]) -> list[int]:

@@ -1,4 +1,8 @@
-"""The gate of an ONNX graph: the model's probabilities on real rows, and the same leaves at every threshold."""
+"""The gate of an ONNX graph: the model's probabilities on real rows, and the same leaves at its trees' thresholds.
+
+Of trees the nodes in the graph itself are compared with the exporter's, attribute by attribute, and run alone with the
+leaves' numbers as values, as the booster's own library counts them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +15,15 @@ from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.inference.onnx_content import check_onnx_content
-from ml_factory.inference.onnx_export import onnx_of_models
-from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.inference.onnx_ensemble import OnnxEnsemble
+from ml_factory.inference.onnx_export import has_rounds, onnx_of_models
 from ml_factory.inference.onnx_leaves import find_other_leaf
 from ml_factory.inference.onnx_models import OnnxModels
+from ml_factory.inference.onnx_threshold_rows import rows_at_thresholds
 from ml_factory.inference.onnx_trees import TreeNodes, tree_nodes
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.models.base import CLASSES
 
 ROWS, LARGEST = 10_000, 1e-5
 _BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -32,11 +38,17 @@ class GateResult:
     rows : real rows; trees took the leaves of their library on all of them.
     difference : largest difference of a probability.
     threshold_rows : further rows of trees on, above and below a threshold, or missing there, with equal leaves.
+    nodes : inner nodes of the trees.
+    nodes_tried : of these; all, or MOST_NODES of a booster drawn from more.
+    nodes_reached : of those tried, nodes that a threshold row comes to. No row can come to the others.
     """
 
     rows: int
     difference: float
     threshold_rows: int
+    nodes: int
+    nodes_tried: int
+    nodes_reached: int
 
 
 def check_onnx_graph(
@@ -63,12 +75,13 @@ def check_onnx_graph(
     alone = onnx.predict_rows(np.ascontiguousarray(features.to_numpy(np.float32)), rows[-1:])
     _compare(alone, wanted.to_numpy()[-1:], wanted.index[-1:])
     x_NF = features.to_numpy(dtype=np.float32)[rows]
-    checked = [
-        _check_leaves(name, model, apply_preprocessing_step(preprocessing_from_dict(model.scaler), x_NF, close[rows]))
-        for name, model in fitted.models.items()
-        if name in _BOOSTERS
-    ]
-    return GateResult(len(rows), float(np.abs(got.to_numpy() - wanted.to_numpy()).max()), sum(checked))
+    checked = []
+    for name, model in fitted.models.items():
+        if name in _BOOSTERS and has_rounds(model.model_state):
+            x_NK = apply_preprocessing_step(preprocessing_from_dict(model.scaler), x_NF, close[rows])
+            checked.append(_check_trees(name, model, OnnxEnsemble.in_graph(graph, name), x_NK))
+    counts = [sum(column) for column in zip(*checked, strict=True)] or [0] * 4
+    return GateResult(len(rows), float(np.abs(got.to_numpy() - wanted.to_numpy()).max()), *counts)
 
 
 def _compare_without_calibration(fitted: FittedModels, features: pd.DataFrame, given: Mapping) -> None:
@@ -95,17 +108,27 @@ def _compare(got_N3: np.ndarray, wanted_N3: np.ndarray, known_at: pd.DatetimeInd
     )  # fmt: skip
 
 
-def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
-    """Compare the trees alone on real rows and on rows at their thresholds; return the number of the latter.
+def _check_trees(
+    name: str, model: TrainedModel, ensemble: OnnxEnsemble, x_NK: np.ndarray
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """Compare the trees alone on real rows and on rows at their thresholds; return the number of the latter, and of
+    inner nodes, those tried and those reached.
 
+    ensemble : the trees as they stand in the graph.
     x_NK : rows as the model reads them.
-    Raises FactoryError naming a row whose leaves, or whose sums of leaves, differ.
+    Raises FactoryError naming an attribute, or a row whose leaves or sums of leaves differ.
     """
     fitted = model.model_state["fitted"]
     nodes = tree_nodes(name, fitted)
-    at_thresholds = _rows_at_thresholds(nodes, x_NK)
-    x_MK = np.concatenate([at_thresholds, x_NK])
-    other = find_other_leaf(name, fitted, nodes, x_MK)
+    different = ensemble.find_difference(OnnxEnsemble.of_nodes(nodes, name))
+    if different is not None:
+        raise FactoryError(
+            f"The trees of {name} have other nodes in the ONNX graph, which is not written", where=different[0],
+            got=different[1], wanted=different[2], next_step="export the bundle alone, and report this",
+        )  # fmt: skip
+    made = rows_at_thresholds(nodes, x_NK)
+    x_MK = np.concatenate([made.x_MK, x_NK])
+    other = find_other_leaf(name, fitted, ensemble, nodes, x_MK)
     if other is not None:
         raise FactoryError(
             f"The trees of {name} take other leaves in ONNX, and are not written",
@@ -113,9 +136,12 @@ def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
             got=f"leaf {other.got}", wanted=f"leaf {other.wanted}",
             next_step="export the bundle alone, and report this",
         )  # fmt: skip
-    graph = OnnxGraph()
-    data = graph.to_model(nodes.add_to(graph, graph.input("rows", ["N", x_MK.shape[1]])), "scores", ["N", 3], {})
-    got, wanted = OnnxModels(data, 0).predict_rows(x_MK, np.arange(len(x_MK))), model.estimator.tree_scores(x_MK)
+    _compare_scores(name, ensemble.sums(x_MK.shape[1], len(CLASSES))(x_MK), model.estimator.tree_scores(x_MK))
+    return len(made.x_MK), made.nodes, made.tried, made.reached
+
+
+def _compare_scores(name: str, got: np.ndarray, wanted: np.ndarray) -> None:
+    """Raise FactoryError naming the worst row where the sums of leaves differ by more than a constant of the row."""
     known = np.isfinite(wanted).all(axis=0)  # CatBoost's score of a class without training rows is -inf
     got, wanted = got[:, known], wanted[:, known]
     off_M = np.abs((got - got.mean(axis=1, keepdims=True)) - (wanted - wanted.mean(axis=1, keepdims=True))).max(axis=1)
@@ -126,24 +152,6 @@ def _check_leaves(name: str, model: TrainedModel, x_NK: np.ndarray) -> int:
             got=got[worst].tolist(), wanted=wanted[worst].tolist(),
             next_step="export the bundle alone, and report this",
         )  # fmt: skip
-    return len(at_thresholds)
-
-
-def _rows_at_thresholds(nodes: TreeNodes, x_NK: np.ndarray) -> np.ndarray:
-    """Return real rows into each of which a threshold is put: itself, the next numbers above and below, and a missing
-    value; at most ROWS.
-    """
-    inner = nodes.left >= 0
-    splits = np.unique(np.stack([nodes.column[inner], nodes.threshold[inner].astype(np.float64)]), axis=1).T
-    splits = splits[np.linspace(0, len(splits) - 1, min(ROWS // 4, len(splits))).astype(np.int64)]
-    x_MK = np.repeat(x_NK[np.arange(len(splits)) % len(x_NK)], 4, axis=0)
-    threshold = splits[:, 1].astype(np.float32)
-    around = np.stack([
-        threshold, np.nextafter(threshold, np.float32(np.inf)), np.nextafter(threshold, np.float32(-np.inf)),
-        np.full_like(threshold, np.nan),
-    ], axis=1)  # fmt: skip
-    x_MK[np.arange(len(x_MK)), np.repeat(splits[:, 0].astype(np.int64), 4)] = around.ravel()
-    return x_MK
 
 
 def _nearest_split(nodes: TreeNodes, tree: int, x_K: np.ndarray) -> str:

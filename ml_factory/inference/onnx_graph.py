@@ -48,9 +48,14 @@ class OnnxGraph:
         """Return the softmax over the last axis."""
         return self.add("Softmax", scores, axis=-1)
 
-    def tree_ensemble(self, x: str, **attributes: object) -> str:
-        """Add an ensemble of trees (`TreeEnsemble` of ai.onnx.ml 5) that sums its leaves by class."""
-        return self.add(TREES, x, domain=ML, aggregate_function=1, post_transform=0, **attributes)
+    def tree_ensemble(self, x: str, name: str = "", **attributes: object) -> str:
+        """Add an ensemble of trees (`TreeEnsemble` of ai.onnx.ml 5) that sums its leaves by class.
+
+        name : of the node, by which it is found again.
+        """
+        output = self.add(TREES, x, domain=ML, aggregate_function=1, post_transform=0, **attributes)
+        self._nodes[-1].name = name or output
+        return output
 
     def inline(self, model: onnx.ModelProto, x: str) -> str:
         """Add a whole model of one input and one output, whose input is `x`."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ml_factory.inference.onnx_graph import OnnxGraph
-from ml_factory.inference.onnx_models import OnnxModels
-from ml_factory.inference.onnx_trees import TreeNodes
+from ml_factory.inference.onnx_ensemble import OnnxEnsemble
+from ml_factory.inference.onnx_trees import TreeNodes, doubles
 from ml_factory.lazy_module import LazyModule
 
 Leaves = Callable[[np.ndarray], np.ndarray]  # rows (N, F) -> leaves (N, T)
@@ -30,13 +29,16 @@ class OtherLeaf:
     wanted: int
 
 
-def find_other_leaf(name: str, fitted: object, nodes: TreeNodes, x_NF: np.ndarray) -> OtherLeaf | None:
+def find_other_leaf(
+    name: str, fitted: object, ensemble: OnnxEnsemble, nodes: TreeNodes, x_NF: np.ndarray
+) -> OtherLeaf | None:
     """Return the first row that onnxruntime leads to another leaf than the booster's own library; None without one.
 
     name, fitted : of the booster, and its trees as the state of the model holds them.
-    nodes : the same trees as they are exported.
+    ensemble : the same trees as they stand in the graph.
+    nodes : their leaves in the same order, with the library's numbers.
     """
-    graph_leaves, library_leaves = _onnx_reader(nodes, x_NF.shape[1]), _LIBRARIES[name](fitted, x_NF.shape[1])
+    graph_leaves, library_leaves = _onnx_reader(ensemble, nodes, x_NF.shape[1]), _LIBRARIES[name](fitted, x_NF.shape[1])
     for first in range(0, len(x_NF), _ROWS_AT_ONCE):
         x = np.ascontiguousarray(x_NF[first : first + _ROWS_AT_ONCE])
         got, wanted = (
@@ -48,14 +50,14 @@ def find_other_leaf(name: str, fitted: object, nodes: TreeNodes, x_NF: np.ndarra
     return None
 
 
-def _onnx_reader(nodes: TreeNodes, columns: int) -> Leaves:
-    """Return rows -> leaves of a graph in which each tree has its own output, and each leaf its number as value."""
-    trees = len(nodes.root)
-    numbered = replace(nodes, klass=nodes.tree, value=nodes.leaf.astype(np.float64))
-    graph = OnnxGraph()
-    leaves = numbered.add_to(graph, graph.input("rows", ["N", columns]), targets=trees)
-    models = OnnxModels(graph.to_model(leaves, "leaves", ["N", trees], {}), 0)
-    return lambda x_NF: models.predict_rows(x_NF, np.arange(len(x_NF)))
+def _onnx_reader(ensemble: OnnxEnsemble, nodes: TreeNodes, columns: int) -> Leaves:
+    """Return rows -> leaves of the graph's own node, where each tree has its own output and each leaf its number as
+    value.
+    """
+    numbered = replace(nodes, klass=nodes.tree).with_split_at_each_root()
+    leaf = numbered.left < 0
+    numbers = doubles("weights", numbered.leaf[leaf])
+    return ensemble.sums(columns, len(nodes.root), leaf_targetids=numbered.klass[leaf].tolist(), leaf_weights=numbers)
 
 
 def _xgboost(trees: Mapping[str, np.ndarray], columns: int) -> Leaves:

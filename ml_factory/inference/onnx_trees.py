@@ -51,10 +51,11 @@ class TreeNodes:
         """Return the tree of each node, int64 (M,)."""
         return np.searchsorted(self.root, np.arange(len(self.left)), side="right") - 1
 
-    def add_to(self, graph: OnnxGraph, x: str, targets: int = len(CLASSES)) -> str:
+    def add_to(self, graph: OnnxGraph, x: str, targets: int = len(CLASSES), name: str = "") -> str:
         """Add the trees to a graph; return the sums of leaves, float64 (N, targets), of the float32 rows `x`.
 
         targets : number of different values of `klass`.
+        name : of the ensemble's node.
         """
         nodes = self.with_split_at_each_root()
         inner, leaves = np.flatnonzero(nodes.left >= 0), np.flatnonzero(nodes.left < 0)
@@ -67,12 +68,12 @@ class TreeNodes:
                 f"nodes_{side}leafs": (nodes.left[child] < 0).astype(np.int64).tolist(),
             }
         return graph.tree_ensemble(
-            graph.cast(x, "double"), n_targets=targets, tree_roots=place[nodes.root].tolist(),
+            graph.cast(x, "double"), name, n_targets=targets, tree_roots=place[nodes.root].tolist(),
             nodes_featureids=nodes.column[inner].tolist(),
             nodes_modes=helper.make_tensor("modes", TensorProto.UINT8, [len(inner)], [self.mode] * len(inner)),
-            nodes_splits=_doubles("splits", nodes.threshold[inner]),
+            nodes_splits=doubles("splits", nodes.threshold[inner]),
             nodes_missing_value_tracks_true=nodes.missing_left[inner].astype(np.int64).tolist(),
-            leaf_targetids=nodes.klass[leaves].tolist(), leaf_weights=_doubles("weights", nodes.value[leaves]), **sides,
+            leaf_targetids=nodes.klass[leaves].tolist(), leaf_weights=doubles("weights", nodes.value[leaves]), **sides,
         )  # fmt: skip
 
     def with_split_at_each_root(self) -> "TreeNodes":
@@ -80,18 +81,23 @@ class TreeNodes:
         alone = self.root[self.left[self.root] < 0]
         if not len(alone):
             return self
-        first = len(self.left) + np.arange(len(alone))
+        twice = np.concatenate([alone, alone])
 
         def extended(values: np.ndarray, added: object) -> np.ndarray:
-            return np.concatenate([values, np.broadcast_to(np.asarray(added, values.dtype), len(alone))])
+            return np.concatenate([values, np.broadcast_to(np.asarray(added, values.dtype), len(twice))])
 
         left, right = extended(self.left, -1), extended(self.right, -1)
-        left[alone], right[alone] = first, first
+        left[alone], right[alone] = (len(self.left) + np.arange(len(twice))).reshape(2, -1)
         return TreeNodes(
             extended(self.column, 0), extended(self.threshold, 0), extended(self.missing_left, False), left, right,
-            extended(self.value, self.value[alone]), extended(self.klass, self.klass[alone]),
-            extended(self.leaf, self.leaf[alone]), self.root, self.mode,
+            extended(self.value, self.value[twice]), extended(self.klass, self.klass[twice]),
+            extended(self.leaf, self.leaf[twice]), self.root, self.mode,
         )  # fmt: skip
+
+
+def ensemble_name(name: str) -> str:
+    """Return the name of a booster's ensemble in a graph."""
+    return f"trees of {name}"
 
 
 def tree_nodes(name: str, fitted: object) -> TreeNodes:
@@ -104,7 +110,8 @@ def tree_nodes(name: str, fitted: object) -> TreeNodes:
     return _READERS[name](fitted)
 
 
-def _doubles(name: str, values: np.ndarray) -> object:
+def doubles(name: str, values: np.ndarray) -> TensorProto:
+    """Return numbers as a constant of an attribute."""
     return helper.make_tensor(name, TensorProto.DOUBLE, [len(values)], np.asarray(values, np.float64).tolist())
 
 

@@ -141,7 +141,8 @@ def test_onnx_gate_with_leaves_swapped_that_have_equal_values_raises(monkeypatch
     stored = fitted.models["xgboost"].model_state["fitted"]
     stored["split_conditions"][nodes.left < 0] = 0.25
     turned = dataclasses.replace(nodes, value=one_value, left=nodes.right, right=nodes.left)
-    monkeypatch.setattr(onnx_gate, "tree_nodes", lambda *given: turned)
+    for module in (onnx_export, onnx_gate):
+        monkeypatch.setattr(module, "tree_nodes", lambda *given: turned)
     with pytest.raises(FactoryError, match=r"trees of xgboost take other leaves"):
         gate(fitted)
 
