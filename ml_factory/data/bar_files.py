@@ -46,7 +46,7 @@ def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, sk
     path = resolve_bars_file(path)
     check_file_exists(path)
     with files.local_copy(path) as local:
-        return _read(path, local, delimiter, skip_bad)
+        return read_copied_bars_table(path, local, delimiter=delimiter, skip_bad=skip_bad)
 
 
 def resolve_bars_file(source: str | os.PathLike) -> Path:
@@ -56,8 +56,10 @@ def resolve_bars_file(source: str | os.PathLike) -> Path:
     return Path(source).expanduser()
 
 
-def _read(path: Path, local: Path, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
-    """Read `local`, naming it `path` in messages."""
+def read_copied_bars_table(
+    path: Path, local: Path, *, delimiter: str | None = None, skip_bad: bool = False
+) -> pd.DataFrame:
+    """Read `local`, a copy of `path`, which messages name; otherwise as `read_bars_table`."""
     head = _first_bytes(path, local)
     if head[:4] == b"PK\x03\x04":
         step = "save the sheet or the archive's table as CSV or Parquet"

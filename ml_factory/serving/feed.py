@@ -78,6 +78,12 @@ class Feed:
         status = self._stream.status()
         return {"symbol": served.symbol, "next": status["last_bar_end"], "run_id": served.run_id, "bundle": served.id}
 
+    def last_answers(self, served: ServedBundle) -> list[dict[str, Any]]:
+        """Return the answers of the last push, each with its bundle; none where another bundle has read its bars."""
+        self._continue(served)
+        reply = next(reversed(self._recent.values()), None)
+        return name_answers(reply) if reply else []
+
     def status(self) -> dict[str, Any]:
         """Return the state of the guard's checks."""
         return self._stream.status()
@@ -124,6 +130,9 @@ class Feed:
         except FactoryError as error:
             if error.__cause__ is not None:
                 self._drop()
+            raise
+        except BaseException:  # a signal: the stream may have taken a part of the record
+            self._drop()
             raise
         self._log_record(log, kind, bars, content)
         return frame
@@ -219,6 +228,12 @@ class Feed:
                                       wanted=f"at most {log.last}", next_step=step)  # fmt: skip
             json.loads(stored["recent"])
         return stored
+
+
+def name_answers(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the answers of a reply, each with the symbol, run and id of its bundle."""
+    named = {name: reply[name] for name in ("symbol", "run_id", "bundle")}
+    return [named | answer for answer in reply["answers"]]
 
 
 def kept_bars(bundle: Bundle) -> int:

@@ -1,22 +1,36 @@
 """Answers to the bars that are appended to a file: a feed that reads it again whenever it has changed."""
 
+import codecs
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import date
+from datetime import time as clock_time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bar_files import read_bars_table
-from ml_factory.data.validation import validate_bar_columns
-from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.data.bar_files import read_bars_table, read_copied_bars_table
+from ml_factory.data.validation import RawBarSpec, match_bar_columns, validate_bar_columns
+from ml_factory.errors import (
+    BarsError,
+    CheckpointError,
+    FactoryError,
+    SettingsError,
+    WorkspaceError,
+    refuse_damaged_content,
+)
 from ml_factory.inference.bundle_checks import check_bars_on_tick
 from ml_factory.inference.guard.settings import GuardSettings
-from ml_factory.serving.feed import Feed, kept_bars
+from ml_factory.serving.feed import Feed, kept_bars, name_answers
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.tables import Columns
+from ml_factory.storage.files import files
+from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
@@ -35,36 +49,42 @@ class FollowedFile:
     def __init__(self, path: Path, served: ServedBundle, state: Path, guard: GuardSettings, *, live: bool = True):
         self._path, self._served, self._live = path, served, live
         _check_name(path, served.symbol)
-        self._feed = Feed(state / served.symbol / "follow", served, guard)
+        folder = state / served.symbol
+        self._feed = Feed(folder / "follow", served, guard)
+        self._delivered = _DeliveryMark(folder / "delivered.json", self.position)
+        self._delivering = True  # perhaps the process before was killed meanwhile
         self._seen: tuple[int, ...] | None = None
         self._torn_since: float | None = None
 
-    def poll(self) -> list[dict[str, Any]]:
-        """Return the answers of bars that the file has got since the last call; none where it has not changed.
+    def poll(self) -> Iterator[dict[str, Any]]:
+        """Yield the answers of bars that the file has got since the last call; none where it has not changed.
 
         At the very first start the bars that are there are the history, which is not answered; after a restart those
-        that came meanwhile are answered. A bar is on the disk of the state before its answer is returned, so that none
-        is answered twice. Raises BarsError for bars of another symbol or format, after which the state is as before.
+        that came meanwhile are answered. An answer counts as delivered once the next one is asked for: those that were
+        not are yielded again at the next call, also after a restart. Raises BarsError for bars of another symbol or
+        format, after which the state holds the bars before them.
         """
-        found = _identity(self._path)
-        if found == self._seen:
-            return []
+        if self._delivering:
+            yield from self._deliver(self._feed.last_answers(self._served))
         try:
+            found = _identity(self._path)
+            if found == self._seen:
+                return
             table = self._read()
-        except FactoryError:
+        except FactoryError:  # perhaps it is being written
             self._torn_since = self._torn_since or time.monotonic()
             if time.monotonic() - self._torn_since > TORN_SECONDS:
                 raise
-            return []  # perhaps it is being written
-        if _identity(self._path) != found:  # it was written meanwhile
-            return []
+            return
         self._torn_since = None
-        answers = [] if table is None else [answer for part in self._answers(table) for answer in part]
+        if table is not None:
+            for part in self._answers(table):
+                yield from self._deliver(part)
         self._seen = found
-        return answers
 
     def close(self) -> None:
         """Write the state, so that the next start reads it alone."""
+        self._delivered.write()
         self._feed.close()
 
     @property
@@ -72,25 +92,41 @@ class FollowedFile:
         """End of the last bar that was read, as ISO text; None before the first."""
         return self._feed.position(self._served)["next"]
 
+    def _deliver(self, answers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the answers that were not delivered, and note that they were."""
+        self._delivering = True
+        for one in answers:
+            if self._delivered.is_before(one["known_at"]):
+                yield one
+                self._delivered.move(one["known_at"])
+        self._delivered.write()
+        self._delivering = False
+
     def _read(self) -> pd.DataFrame | None:
-        """Return the bars in the file; None where it has none yet."""
-        if self._path.suffix.lower() in (".parquet", ".pq"):
-            return read_bars_table(self._path)
-        with open(self._path, "rb") as file:
+        """Return the bars in the file; None where it has none yet, or was written over while it was read."""
+        before = _identity(self._path)
+        if self._path.suffix.lower() in (".parquet", ".pq", ".gz"):
+            table = read_bars_table(self._path)
+            after = _identity(self._path)
+            return None if after[:2] == before[:2] and after != before else table  # replaced: the older or the newer
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole.count(b"\n") < 2:  # a header alone
-            return None
-        table = read_bars_table(self._path)
-        cut_short = len(whole) < len(text) and len(table) > 0  # the last line is not ended yet
-        return table.iloc[:-1] if cut_short else table
+            mark = b"\n\0" if text.startswith(codecs.BOM_UTF16_LE) else b"\n"
+            whole = text[: text.rfind(mark) + len(mark)]
+            if whole.count(b"\n") < 2:  # a header alone
+                return None
+            with scratch_folder("follow-") as folder:  # the file itself may have half a line more by now
+                copy = folder / "bars.csv"
+                copy.write_bytes(whole)
+                return read_copied_bars_table(self._path, copy)
+        return None
 
     def _answers(self, table: pd.DataFrame) -> Iterator[list[dict[str, Any]]]:
-        """Yield the answers of the rows that are later than those before."""
+        """Yield the answers of the rows that are later than those before, part by part; each is on the disk then."""
         _check_symbol_column(table, self._served.symbol, self._path)
-        bundle = self._served.bundle
-        first = self.position is None
-        start_ns, _, _, _ = validate_bar_columns(table, bundle.spec.stream_bars, self._path)
+        bundle, first = self._served.bundle, self.position is None
+        spec = bundle.spec.stream_bars
+        start_ns, _, _, minutes = validate_bar_columns(table, spec, self._path)
         if not (np.diff(start_ns) > 0).all():
             row = int(np.flatnonzero(np.diff(start_ns) <= 0)[0]) + 1
             raise BarsError("Bars are out of order", where=self._path, got=f"row {row} not later than the one before",
@@ -99,16 +135,46 @@ class FollowedFile:
             table = table.iloc[-kept_bars(bundle) :]
             _, report = bundle.spec.check_bars(table, where=self._path)
             check_bars_on_tick(report, bundle.spec.market, bundle.description["off_tick"])
-            self._feed.push(
-                self._served, _columns(table), None
-            )  # one record: the history is there whole, or not at all
+            self._delivered.move(_iso(int(start_ns[-1]) + minutes * 60 * 10**9))
+            self._delivered.write()  # before the history is there: it is not answered
+            # One record: the history is there whole, or not at all.
+            self._feed.push(self._served, _columns(table, spec, self._path), None)
             return
         table = table[start_ns >= pd.Timestamp(self.position).value]
         now = pd.Timestamp.now(tz="UTC") if self._live else None
         for begin in range(0, len(table), _BARS_AT_ONCE):
-            reply = self._feed.push(self._served, _columns(table.iloc[begin : begin + _BARS_AT_ONCE]), now)
-            named = {name: reply[name] for name in ("symbol", "run_id", "bundle")}
-            yield [named | answer for answer in reply["answers"]]
+            part = table.iloc[begin : begin + _BARS_AT_ONCE]
+            yield name_answers(self._feed.push(self._served, _columns(part, spec, self._path), now))
+
+
+class _DeliveryMark:
+    """The last answer that was handed over, on the disk.
+
+    position : end of the last bar of a state without a mark, whose answers were handed over; None: there is no state
+    """
+
+    def __init__(self, path: Path, position: str | None):
+        self._path = path
+        self._written: str | None = None
+        stored = files.read_json_or_none(path)
+        what, step = "The mark of the last printed answer is damaged", "delete this file"
+        with refuse_damaged_content(CheckpointError, what, where=path, next_step=step):
+            self._written = None if stored is None else _iso(pd.Timestamp(stored["known_at"]).tz_convert("UTC").value)
+        self._known_at = self._written or position
+
+    def is_before(self, known_at: str) -> bool:
+        """Return whether this answer was not handed over."""
+        return self._known_at is None or pd.Timestamp(known_at) > pd.Timestamp(self._known_at)
+
+    def move(self, known_at: str) -> None:
+        """Take this answer as handed over."""
+        self._known_at = known_at
+
+    def write(self) -> None:
+        """Write the mark, where it has moved."""
+        if self._known_at != self._written:
+            files.write_json(self._path, {"known_at": self._known_at})
+            self._written = self._known_at
 
 
 def follow_file(
@@ -168,14 +234,23 @@ def _check_symbol_column(table: pd.DataFrame, symbol: str, where: Path) -> None:
                                 wanted=symbol, next_step=f"follow a file of {symbol}")  # fmt: skip
 
 
-def _columns(table: pd.DataFrame) -> Columns:
-    """Return the columns as JSON values."""
-    if not isinstance(table.index, pd.RangeIndex) and table.index.name is not None:
-        table = table.reset_index()
-    found: Columns = {}
-    for name, column in table.items():
-        if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
-            found[str(name)] = [moment.isoformat() for moment in column]
-        else:
-            found[str(name)] = [None if pd.isna(one) else one for one in column.tolist()]
-    return found
+def _columns(table: pd.DataFrame, spec: RawBarSpec, where: Path) -> Columns:
+    """Return the columns that the bundle reads as JSON values, under the names that it expects."""
+    columns, _ = match_bar_columns(table, where, spec.columns)
+    names = dict(spec.columns)
+    return {names.get(name, name): [_json_cell(one) for one in column.tolist()] for name, column in columns.items()}
+
+
+def _json_cell(value: Any) -> str | int | float | None:
+    """Return a cell as a number or a text; None where it is empty."""
+    if pd.isna(value):
+        return None
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, date | clock_time):  # also Timestamp
+        return value.isoformat()
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _iso(moment_ns: int) -> str:
+    return pd.Timestamp(moment_ns, tz="UTC").isoformat()

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, PredictionStream
-from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, CheckpointError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving import follow
 from ml_factory.serving.feed import kept_bars
@@ -72,19 +73,19 @@ def test_followed_file_answers_appended_bars_once_over_restarts(ending, made, se
     bars, path = made.bars["DEMO"].head(9000), tmp_path / f"DEMO_1m.{ending}"
     write(bars.head(8900), path)
     first = opened(path)
-    assert first.poll() == [] and first.poll() == []  # history
+    assert list(first.poll()) == [] and list(first.poll()) == []  # history
     answers = []
     for end in (8903, 8911, 8930):
         append(bars.iloc[len(pd.read_csv(path)) : end], path) if ending == "csv" else write(bars.head(end), path)
-        answers += first.poll()
-        assert first.poll() == []
+        answers += list(first.poll())
+        assert list(first.poll()) == []
     write(bars.head(8960), path)  # replaced while nobody follows it
     again = opened(path)  # as after kill -9: the first was not closed
-    answers += again.poll()
+    answers += list(again.poll())
     write(bars, path)
-    answers += again.poll()
+    answers += list(again.poll())
     again.close()
-    assert opened(path).poll() == []
+    assert list(opened(path).poll()) == []
     check_answers(answers, expected(served.bundle, bars, 8900))
 
 
@@ -92,12 +93,12 @@ def test_followed_csv_with_unfinished_last_line_answers_it_once_it_is_ended(made
     bars, path = made.bars["DEMO"].head(8910), tmp_path / "feed.csv"
     write(bars.head(8900), path)
     followed = opened(path)
-    assert followed.poll() == []
+    assert list(followed.poll()) == []
     header, line = path.read_bytes(), bars.iloc[8900:8910].to_csv(index=False, header=False).encode()
     answers = []
     for cut in (40, 2, 1, 0):  # within the last line's fields, within its last number, without its end, whole
         path.write_bytes(header + line[: len(line) - cut])
-        answers.append(followed.poll())
+        answers.append(list(followed.poll()))
         assert (followed.position <= bars["timestamp"].iloc[8909].isoformat()) or not cut
     moments = [answer["known_at"] for part in answers for answer in part]
     assert len(moments) == len(set(moments)) == 2 and len(answers[-1]) == 1
@@ -117,16 +118,16 @@ def test_followed_file_of_another_market_or_format_is_refused_in_one_line(made, 
     for name, (table, text) in broken.items():
         write(table, tmp_path / name)
         with pytest.raises((BarsError, SettingsError), match=text) as caught:
-            opened(tmp_path / name).poll()
+            list(opened(tmp_path / name).poll())
         assert "\n" not in str(caught.value)
     write(bars, tmp_path / "good.csv")
     followed = opened(tmp_path / "good.csv")
-    assert followed.poll() == []
+    assert list(followed.poll()) == []
     append(made.bars["DEMO"].iloc[8900:8901].assign(high=1.0), tmp_path / "good.csv")
     with pytest.raises(BarsError, match="highest"):
-        followed.poll()
+        list(followed.poll())
     write(made.bars["DEMO"].head(8910), tmp_path / "good.csv")  # corrected
-    assert followed.poll()
+    assert list(followed.poll())
 
 
 def test_followed_file_that_stays_torn_is_refused_and_absent_one_too(opened, made, tmp_path, monkeypatch):
@@ -134,13 +135,105 @@ def test_followed_file_that_stays_torn_is_refused_and_absent_one_too(opened, mad
     write(made.bars["DEMO"].head(8900), path)
     followed = opened(path)
     path.write_bytes(path.read_bytes()[:-100])
-    assert followed.poll() == []
+    assert list(followed.poll()) == []
     monkeypatch.setattr(follow, "TORN_SECONDS", 0.0)
     with pytest.raises(FactoryError, match="Parquet file cannot be read"):
-        followed.poll()
+        list(followed.poll())
     path.unlink()
     with pytest.raises(WorkspaceError, match="no such file"):
-        followed.poll()
+        list(followed.poll())
+
+
+def test_followed_file_with_impossible_bar_answers_each_bar_before_and_after_correction(
+    made, served, opened, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(follow, "_BARS_AT_ONCE", 20)
+    bars, path, answers = made.bars["DEMO"].head(8960), tmp_path / "bars.csv", []
+    write(bars.head(8900), path)
+    followed = opened(path)
+    assert list(followed.poll()) == []
+    wrong = bars.copy()
+    wrong.loc[8951, "high"] = 1.0
+    write(wrong, path)
+    with pytest.raises(BarsError, match="highest"):
+        answers.extend(followed.poll())
+    assert len(answers) >= 7  # of two parts
+    write(bars, path)
+    answers += list(opened(path).poll())
+    check_answers(answers, expected(served.bundle, bars, 8900))
+
+
+def test_followed_file_yields_answers_that_were_not_taken_again_after_kill(made, served, opened, tmp_path):
+    bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
+    write(bars.head(8900), path)
+    assert list(opened(path).poll()) == []
+    write(bars, path)
+    killed = opened(path).poll()
+    taken = [next(killed) for _ in range(4)]  # the log has all bars, and four answers were printed
+    again = opened(path)
+    answers = list(again.poll())
+    assert [one["known_at"] for one in answers[:4]] == [one["known_at"] for one in taken]  # none was lost
+    check_answers(answers, expected(served.bundle, bars, 8900))
+    assert list(again.poll()) == []
+    again.close()
+    assert list(opened(path).poll()) == []
+    (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": 7, "x": ')
+    assert list(opened(path).poll()) == []  # a state without a mark: all were printed
+    (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": "then"}')
+    with pytest.raises(CheckpointError, match="mark of the last printed answer is damaged.*delete this file"):
+        opened(path)
+
+
+def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
+    bars, path = made.bars["DEMO"].head(8930), tmp_path / "bars.parquet"
+    odd = bars.set_index("timestamp").rename_axis(None)
+    odd = odd.assign(
+        close=[Decimal(str(one)) for one in odd["close"]], fee=Decimal("0.25"),
+        day=[moment.date() for moment in odd.index], raw=b"x",
+    )  # fmt: skip
+    odd.head(8900).to_parquet(path)
+    followed = opened(path)
+    assert list(followed.poll()) == []
+    odd.to_parquet(path)
+    check_answers(list(followed.poll()), expected(served.bundle, bars, 8900))
+
+
+def test_followed_file_that_is_absent_for_a_moment_is_waited_for(made, opened, tmp_path):
+    path = tmp_path / "bars.csv"
+    write(made.bars["DEMO"].head(8900), path)
+    followed = opened(path)
+    assert list(followed.poll()) == []
+    path.unlink()
+    assert list(followed.poll()) == []
+    write(made.bars["DEMO"].head(8930), path)
+    assert list(followed.poll())
+
+
+def test_followed_csv_that_grows_during_each_read_answers_the_rows_that_were_read(
+    made, served, opened, tmp_path, monkeypatch
+):
+    bars, path, answers, end = made.bars["DEMO"], tmp_path / "bars.csv", [], 8900
+    write(bars.head(end), path)
+    followed, read = opened(path), follow.read_copied_bars_table
+    assert list(followed.poll()) == []
+
+    def append_and_read(*places):
+        nonlocal end
+        lines = bars.iloc[end : end + 10].to_csv(index=False, header=False)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(lines[:-20])  # the last line half
+            file.flush()
+            table = read(*places)
+            file.write(lines[-20:])
+        end += 10
+        return table
+
+    monkeypatch.setattr(follow, "read_copied_bars_table", append_and_read)
+    append(bars.iloc[end : end + 10], path)
+    end += 10
+    for _ in range(4):
+        answers += list(followed.poll())
+    check_answers(answers, expected(served.bundle, bars.head(8940), 8900))
 
 
 def test_serve_follow_killed_and_started_again_prints_each_answer_once(made, tmp_path):
@@ -159,7 +252,9 @@ def test_serve_follow_killed_and_started_again_prints_each_answer_once(made, tmp
                 wanted, until = len(lines) + 3, time.monotonic() + 60
                 while time.monotonic() < until:
                     out.seek(0)
-                    if out.read().count("\n") >= 3:
+                    found = out.read().splitlines()
+                    mark = tmp_path / "bars.csv.state" / "DEMO" / "delivered.json"
+                    if len(found) >= 3 and json.loads(found[-1])["known_at"] in mark.read_text(encoding="utf-8"):
                         break
                     time.sleep(0.1)
             finally:
