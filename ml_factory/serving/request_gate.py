@@ -100,6 +100,10 @@ class RequestGate:
 
     def _refusal(self, scope: Scope) -> tuple[FactoryError, int] | None:
         """Return the error and its status for a request that is not answered."""
+        wait = self._rates.seconds_to_wait((scope.get("client") or ("unknown",))[0])
+        if wait:
+            rate = f"at most {self._limits.requests_per_second:g} requests a second"
+            return OverloadError("Too many requests of this client", seconds=wait, wanted=rate), 429
         headers = _headers(scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._loopback and not is_loopback(urlsplit(f"//{host}").hostname or "" if _is_plain(host) else ""):
@@ -111,10 +115,6 @@ class RequestGate:
         if self._key and scope["path"] not in OPEN_PATHS and not self._has_key(headers):
             return FactoryError("The API key is missing or wrong", where=scope["path"][:100],
                                 next_step=f"send the server's {KEY_VARIABLE} as the header X-API-Key"), 401  # fmt: skip
-        wait = self._rates.seconds_to_wait((scope.get("client") or ("unknown",))[0])
-        if wait:
-            rate = f"at most {self._limits.requests_per_second:g} requests a second"
-            return OverloadError("Too many requests of this client", seconds=wait, wanted=rate), 429
         return None
 
     def _has_key(self, headers: Mapping[str, str]) -> bool:

@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]):
         super().__init__(config)
         self._service, self._when_started = service, started
-        self._reload: asyncio.Task | None = None
+        self._tasks: set[asyncio.Task] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -114,10 +114,27 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self) -> None:
+        if self._service.stopping:  # the second signal waits for no reply
+            self.should_exit = True
+            return
+        self._service.stopping = True
+        self._start(self._exit_after_replies())
+
+    async def _exit_after_replies(self) -> None:
+        """Let each stream send the reply to the message that it has read, before uvicorn closes the connections."""
+        until = asyncio.get_running_loop().time() + _GRACE_SECONDS
+        while self._service.messages_under_way and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.02)
         self.should_exit = True
 
     def _start_reload(self) -> None:
-        self._reload = asyncio.get_running_loop().create_task(reload_on_signal(self._service))
+        self._start(reload_on_signal(self._service))
+
+    def _start(self, job: Coroutine) -> None:
+        """Run a job in the event loop, and hold its task until it has ended."""
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _listen(host: str, port: int) -> socket.socket:

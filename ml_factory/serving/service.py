@@ -1,5 +1,6 @@
 """The service behind the routes: predictions, streams, outcomes, hot swap, and what is shown of them."""
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -36,12 +37,13 @@ class Service:
     ):  # fmt: skip
         self.limits, self.metrics = limits, ServiceMetrics()
         self.ready, self.connections = False, 0
+        self.stopping, self.messages_under_way = False, 0
         self._markets = ServedMarkets(paths, limits, guard)
         self._state = str(state) if durable else None
         self._feeds = Feeds(state, guard, limits.feeds)
         self._messages = StreamMessages(self._markets, self._feeds, limits.bars)
         self._last: deque[dict[str, Any]] = deque(maxlen=SHOWN_ANSWERS)
-        self._reloading = False
+        self._reloads = asyncio.Lock()
 
     async def start(self) -> None:
         """Accept requests."""
@@ -76,17 +78,19 @@ class Service:
 
     async def reload(self) -> dict[str, dict[str, Any]]:
         """Read the bundles' files again, and replace the bundles; as `ServedMarkets.reload`."""
-        if self._reloading:
+        if self._reloads.locked():
             raise OverloadError("The bundles are being reloaded")
-        self._reloading = True
-        try:
-            changes = await self._markets.reload()
-        except FactoryError as error:
-            self.metrics.observe_reload("refused")
-            _log.warning("The bundles stay as they are: %s", error)
-            raise
-        finally:
-            self._reloading = False
+        return await self.reload_in_turn()
+
+    async def reload_in_turn(self) -> dict[str, dict[str, Any]]:
+        """Reload the bundles once the reloads before have ended."""
+        async with self._reloads:
+            try:
+                changes = await self._markets.reload()
+            except FactoryError as error:
+                self.metrics.observe_reload("refused")
+                _log.warning("The bundles stay as they are: %s", error)
+                raise
         self.metrics.observe_reload("changed" if any(one["changed"] for one in changes.values()) else "unchanged")
         return changes
 
@@ -130,9 +134,9 @@ class Service:
 
 
 async def reload_on_signal(service: Service) -> None:
-    """Reload the bundles; what is wrong with them is in the log."""
+    """Reload the bundles, after a reload that is under way; what is wrong with them is in the log."""
     try:
-        changes = await service.reload()
+        changes = await service.reload_in_turn()
     except FactoryError:
         return
     _log.warning("reloaded: %s", ", ".join(f"{name} {one['after']}" for name, one in changes.items()))

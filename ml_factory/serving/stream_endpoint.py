@@ -26,9 +26,16 @@ async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
             received = await socket.receive()
             if received["type"] == "websocket.disconnect":
                 return
-            text = received.get("text")
-            reply = await service.answer_message(feed, text if text is not None else "")
-            await socket.send_text(to_json_text(reply))
+            if service.stopping:  # this message was not read; the client sends it again
+                await socket.close(1012)
+                return
+            service.messages_under_way += 1
+            try:
+                text = received.get("text")
+                reply = await service.answer_message(feed, text if text is not None else "")
+                await socket.send_text(to_json_text(reply))
+            finally:
+                service.messages_under_way -= 1
     except WebSocketDisconnect:
         return  # the client left; what it sent stays in the log
     finally:

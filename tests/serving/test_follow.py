@@ -180,7 +180,7 @@ def test_followed_file_yields_answers_that_were_not_taken_again_after_kill(made,
     (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": 7, "x": ')
     assert list(opened(path).poll()) == []  # a state without a mark: all were printed
     (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": "then"}')
-    with pytest.raises(CheckpointError, match="mark of the last printed answer is damaged.*delete this file"):
+    with pytest.raises(CheckpointError, match=r"mark of the last printed answer is damaged.*delete this file"):
         opened(path)
 
 

@@ -1,0 +1,190 @@
+"""The server's signals, its gate and its limits, in this process and without a bundle."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+
+from ml_factory.serving import feed_log
+from ml_factory.serving import service as service_module
+from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.prediction_thread import PredictionThread
+from ml_factory.serving.problems import OverloadError
+from ml_factory.serving.request_gate import RequestGate
+from ml_factory.serving.server import _Server
+from ml_factory.serving.service import Service, reload_on_signal
+from ml_factory.serving.service_settings import ServiceLimits
+from ml_factory.serving.stream_endpoint import answer_stream
+
+
+class Socket:
+    """The service's side of a connection, with messages that the client has sent."""
+
+    def __init__(self, *texts: str):
+        self._texts, self.sent, self.closed, self.denied = list(texts), [], None, None
+
+    async def accept(self) -> None:
+        pass
+
+    async def receive(self) -> dict:
+        return {"type": "websocket.receive", "text": self._texts.pop(0)}
+
+    async def send_text(self, text: str) -> None:
+        self.sent.append(json.loads(text))
+
+    async def close(self, code: int) -> None:
+        self.closed = code
+
+    async def send_denial_response(self, response) -> None:
+        self.denied = response.status_code
+
+
+def stub_service(answer, **fields):
+    async def hello(_):
+        return {"type": "hello"}
+
+    values = {"limits": ServiceLimits(), "connections": 0, "messages_under_way": 0, "stopping": False}
+    return SimpleNamespace(hello=hello, answer_message=answer, **values | fields)
+
+
+def test_server_stopped_during_a_message_sends_its_reply_and_reads_no_other():
+    async def run() -> None:
+        async def slow(_feed, text):
+            server._stop()
+            for _ in range(5):
+                await asyncio.sleep(0.02)
+                assert not server.should_exit
+            return {"type": "ack", "id": text}
+
+        service, socket = stub_service(slow), Socket("first", "second")
+        server = _Server(uvicorn.Config(lambda: None), service, lambda: None)
+        await answer_stream(socket, service, "feed")
+        assert socket.sent == [{"type": "hello"}, {"type": "ack", "id": "first"}] and socket.closed == 1012
+        async with asyncio.timeout(10):
+            while not server.should_exit:
+                await asyncio.sleep(0.01)
+        assert service.messages_under_way == service.connections == 0
+
+    asyncio.run(run())
+
+
+def test_second_stop_signal_waits_for_no_reply():
+    async def run() -> None:
+        service = stub_service(None, messages_under_way=1)
+        server = _Server(uvicorn.Config(lambda: None), service, lambda: None)
+        server._stop()
+        await asyncio.sleep(0.05)
+        assert not server.should_exit
+        server._stop()
+        assert server.should_exit
+        service.messages_under_way = 0
+
+    asyncio.run(run())
+
+
+def test_reload_signal_during_a_reload_reloads_once_more(monkeypatch, tmp_path):
+    reloads = []
+
+    class Markets:
+        async def reload(self):
+            reloads.append("begun")
+            await asyncio.sleep(0.02)
+            return {}
+
+    monkeypatch.setattr(service_module, "ServedMarkets", lambda *_: Markets())
+
+    async def run() -> None:
+        service = Service([], tmp_path, durable=False, limits=ServiceLimits(), guard=None)
+        first = asyncio.create_task(service.reload())
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadError):
+            await service.reload()
+        await asyncio.gather(first, reload_on_signal(service))
+
+    asyncio.run(run())
+    assert reloads == ["begun"] * 2
+
+
+def test_stream_beyond_connections_is_denied():
+    socket = Socket()
+    asyncio.run(answer_stream(socket, stub_service(None, connections=64), "feed"))
+    assert socket.denied == 429
+
+
+def statuses(gate: RequestGate, *requests: tuple[str, str, str]) -> list[int]:
+    """Statuses of requests (kind, path, key) that are sent at once."""
+
+    async def one(kind: str, path: str, key: str) -> int:
+        found = []
+
+        async def send(message):
+            found.append(message.get("status", 101 if message["type"] == "websocket.accept" else None))
+
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        headers = [(b"host", b"localhost"), (b"x-api-key", key.encode())]
+        scope = {"type": kind, "path": path, "headers": headers, "client": ("10.0.0.1", 1),
+                 "extensions": {"websocket.http.response": {}}}  # fmt: skip
+        await gate(scope, receive, send)
+        return found[0]
+
+    async def run() -> list[int]:
+        return await asyncio.gather(*(one(*request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def opened_gate(**limits) -> RequestGate:
+    async def app(scope, _receive, send):
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+        else:
+            await asyncio.sleep(0.02)
+            await send({"type": "http.response.start", "status": 200})
+
+    return RequestGate(app, ServiceLimits(**limits), key="right", loopback=False, observe=lambda *_: None)
+
+
+def test_gate_asks_streams_for_the_key_too():
+    requests = [(kind, path, key) for kind, path in (("websocket", "/stream"), ("http", "/predict"))
+                for key in ("wrong", "right")]  # fmt: skip
+    assert statuses(opened_gate(), *requests) == [401, 101, 401, 200]
+
+
+def test_gate_refuses_requests_beyond_rate_whatever_their_key():
+    limits = {"requests_per_second": 0.001, "burst": 2}
+    for key, answered in (("right", 200), ("wrong", 401)):
+        assert statuses(opened_gate(**limits), *[("http", "/predict", key)] * 3) == [answered, answered, 429]
+
+
+def test_gate_refuses_requests_beyond_those_under_way():
+    assert statuses(opened_gate(concurrent_requests=2), *[("http", "/predict", "right")] * 3) == [200, 200, 429]
+
+
+def test_prediction_thread_refuses_jobs_beyond_its_limit():
+    async def run() -> None:
+        thread, held = PredictionThread("test", 1), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(thread.run(lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result(10)))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadError, match="Too many predictions wait"):
+            await thread.run(int)
+        held.set()
+        await first
+        thread.close()
+
+    asyncio.run(run())
+
+
+def test_feed_log_record_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
+    flushed, flush = [], feed_log.flush_to_disk
+    monkeypatch.setattr(feed_log, "flush_to_disk", lambda descriptor: (flushed.append(descriptor), flush(descriptor)))
+    log = FeedLog(tmp_path)
+    for number in range(1, 4):
+        before = len(flushed)
+        log.append("bars", 1, {"columns": {"close": [float(number)]}})
+        assert len(flushed) > before
+    log.close()
