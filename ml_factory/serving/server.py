@@ -14,6 +14,7 @@ import uvicorn
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.app import build_app
+from ml_factory.serving.http_connections import limited_http_protocol
 from ml_factory.serving.service import Service, reload_on_signal
 from ml_factory.serving.service_settings import (
     KEY_VARIABLE,
@@ -57,7 +58,7 @@ def run_server(
         app = build_app(service, key=key, loopback=is_loopback(host))
         config = uvicorn.Config(
             app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
-            http="httptools", ws="websockets-sansio", ws_max_size=limits.body_bytes, ws_per_message_deflate=False,
+            http=limited_http_protocol(limits), ws="websockets-sansio", ws_max_size=limits.body_bytes, ws_per_message_deflate=False,
             proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
         )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host

@@ -15,7 +15,9 @@ class ServiceLimits:
     body_bytes : of a request, and of a message of a stream
     bars, rows : raw bars and feature rows of one request or message
     requests_per_second, burst : of one client's address, and how many may come at once
-    request_seconds : from the first byte of a request to its answer
+    open_connections : sockets that are open, of requests and streams; further ones are closed
+    header_seconds : from the begin of a connection or request to the end of its headers
+    request_seconds : from the end of a request's headers to its answer
     concurrent_requests : under way at once, of all clients
     waiting_jobs : predictions that wait for the thread of one symbol
     batch_rows : feature rows that are predicted in one call
@@ -27,6 +29,8 @@ class ServiceLimits:
     rows: int = 4096
     requests_per_second: float = 500.0
     burst: int = 1000
+    open_connections: int = 512
+    header_seconds: float = 10.0
     request_seconds: float = 30.0
     concurrent_requests: int = 128
     waiting_jobs: int = 128

@@ -10,6 +10,7 @@ import uvicorn
 from ml_factory.serving import feed_log
 from ml_factory.serving import service as service_module
 from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.http_connections import limited_http_protocol
 from ml_factory.serving.prediction_thread import PredictionThread
 from ml_factory.serving.problems import OverloadError
 from ml_factory.serving.request_gate import RequestGate
@@ -188,3 +189,36 @@ def test_feed_log_record_is_on_the_disk_before_append_returns(tmp_path, monkeypa
         log.append("bars", 1, {"columns": {"close": [float(number)]}})
         assert len(flushed) > before
     log.close()
+
+
+def test_connections_without_headers_are_closed_and_those_beyond_the_limit_refused():
+    async def app(_scope, _receive, send):
+        await asyncio.sleep(0.6)  # longer than the headers may take
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def run() -> None:
+        limits = ServiceLimits(open_connections=3, header_seconds=0.3)
+        config = uvicorn.Config(app, http=limited_http_protocol(limits), lifespan="off", log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: config.http_protocol_class(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        place = server.sockets[0].getsockname()
+        async with server, asyncio.timeout(30):
+            pairs = [await asyncio.open_connection(*place) for _ in range(4)]
+            for (_, writer), text in zip(
+                pairs, (b"", b"GET / HTTP/1.1\r\nHost: a\r\n", b"GET / HTTP/1.1\r\n\r\n"), strict=False
+            ):
+                writer.write(text)
+            try:
+                got = [await asyncio.gather(reader.read(12), return_exceptions=True) for reader, _ in pairs]
+            finally:
+                for _, writer in pairs:
+                    writer.close()
+        assert [b"" if isinstance(one, ConnectionError) else one for (one,) in got] == [
+            b"", b"", b"HTTP/1.1 204", b"HTTP/1.1 503"
+        ]  # fmt: skip
+
+    asyncio.run(run())
