@@ -94,7 +94,7 @@ serving.service_settings serving.problems serving.rate_limits serving.request_ga
 serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
 serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messages
 serving.service_metrics serving.service serving.stream_endpoint
-serving.pages serving.app serving.server
+serving.pages serving.app serving.http_connections serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
 commands.machine
@@ -123,7 +123,7 @@ HOMES = {
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
     "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
-    "uvicorn": {"serving.server"},
+    "uvicorn": {"serving.server", "serving.http_connections"},
     "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }
