@@ -59,7 +59,8 @@ def run_server(
         config = uvicorn.Config(
             app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
             http=limited_http_protocol(limits), ws="websockets-sansio", ws_max_size=limits.body_bytes,
-            ws_per_message_deflate=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+            ws_per_message_deflate=False, proxy_headers=False, server_header=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
         )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
         facts = {
