@@ -24,6 +24,7 @@ from ml_factory.storage.serialization import read_state_file, write_state_file
 FORMAT = "ml_factory.feed/1"
 RECORDS_BETWEEN_SNAPSHOTS, BARS_BETWEEN_SNAPSHOTS, RECORDS_OF_SEGMENT = 200, 5000, 2000
 MOST_KEPT_BARS = 200_000  # of bundles that need the whole history
+ADVANCE_TOLERANCE = pd.Timedelta(minutes=1)  # that a sender's clock may be ahead of this one
 RECENT_BARS, STORED_RECENT = 1000, 50  # bars whose answers can be sent again; of those, in a snapshot
 
 
@@ -51,6 +52,9 @@ class Feed:
         """
         log = self._continue(served)
         keys = _row_keys(columns)
+        if not keys:
+            raise BarsError("There are no bars", where="bars", got="empty columns", wanted="at least one bar",
+                            next_step="send the next bar")  # fmt: skip
         repeated = next((number for number, key in enumerate(keys) if key not in self._recent), len(keys))
         if repeated == len(keys):
             return self._answers_again(keys)
@@ -59,8 +63,16 @@ class Feed:
         frame = self._apply_and_log(log, "bars", len(keys) - repeated, content)
         return self._reply(frame, keys[repeated:]) | {"repeated": repeated}
 
-    def advance(self, served: ServedBundle, until: pd.Timestamp) -> dict[str, Any]:
-        """Return the answers of bars that are complete at this moment, once all bars up to it were pushed."""
+    def advance(self, served: ServedBundle, until: pd.Timestamp, now: pd.Timestamp) -> dict[str, Any]:
+        """Return the answers of bars that are complete at this moment, once all bars up to it were pushed.
+
+        now : the clock. Raises BarsError for a later moment, which would refuse every bar before it.
+        """
+        if until > now + ADVANCE_TOLERANCE:
+            raise BarsError(
+                "This moment is in the future", where="until", got=until.isoformat(),
+                wanted=f"at most {ADVANCE_TOLERANCE} after {now.isoformat()}", next_step="correct the sender's clock",
+            )  # fmt: skip
         log = self._continue(served)
         return self._reply(self._apply_and_log(log, "advance", 0, {"until": until.value}), [])
 
@@ -128,13 +140,14 @@ class Feed:
             with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send bars"):
                 frame = self._apply(kind, content)
         except FactoryError as error:
-            if error.__cause__ is not None:
+            if error.__cause__ is not None or kind == "advance":  # its clock may have moved
                 self._drop()
             raise
         except BaseException:  # a signal: the stream may have taken a part of the record
             self._drop()
             raise
-        self._log_record(log, kind, bars, content)
+        if kind != "advance" or len(frame):  # the bars tell what a moment without an answer completes
+            self._log_record(log, kind, bars, content)
         return frame
 
     def _log_record(self, log: FeedLog, kind: str, bars: int, content: Mapping[str, Any]) -> None:

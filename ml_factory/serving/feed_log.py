@@ -132,10 +132,21 @@ class FeedLog:
             raise CheckpointError("The log of this feed lacks records", where=path, got=f"record {first}",
                                   wanted=f"record {self.last + 1}", next_step=_NEXT)  # fmt: skip
         if size < files.size(path):
-            with disk_errors(path):
-                os.truncate(path, size)
+            _truncate(path, size)
         self.last = records[-1]["n"]
         self._segments.append(_Segment(path, first, len(records), sum(record["bars"] for record in records)))
+
+
+def _truncate(path: Path, size: int) -> None:
+    """Cut the file off, on the disk as well: the next record begins another segment, and only the last may be torn."""
+    with disk_errors(path):
+        descriptor = open_regular_file(path, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            os.ftruncate(descriptor, size)
+            flush_to_disk(descriptor)
+        finally:
+            os.close(descriptor)
+        flush_folder(path.parent)
 
 
 def _parse_segment(path: Path, is_last: bool) -> tuple[list[dict[str, Any]], int]:

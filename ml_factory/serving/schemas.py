@@ -12,9 +12,12 @@ Cell = FiniteFloat | Annotated[str, StringConstraints(max_length=100)] | None
 Symbol = Annotated[str, StringConstraints(max_length=40)]
 FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Bar = Annotated[dict[ColumnName, Cell], Field(max_length=32)]
-BarRows = Annotated[list[Bar], Field(min_length=1, max_length=MOST_ROWS)]
-BarColumn = Annotated[list[Cell], Field(max_length=MOST_ROWS)]
+# fail_fast: one fault of a list is reported, not one of each of its cells
+BarRows = Annotated[list[Bar], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
+BarColumn = Annotated[list[Cell], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
 BarColumns = Annotated[dict[ColumnName, BarColumn], Field(min_length=1, max_length=32)]
+FeatureValues = Annotated[list[FiniteFloat | None], Field(fail_fast=True)]
+Segment = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 BAR_EXAMPLE = {
     "timestamp": "2026-01-05T14:30:00Z", "open": 5000.0, "high": 5001.0, "low": 4999.5, "close": 5000.25, "volume": 120,
 }  # fmt: skip
@@ -36,11 +39,11 @@ class FeatureRows(Strict):
     close : prices, for models whose preprocessing follows them
     """
 
-    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=MOST_COLUMNS)]
-    values: Annotated[list[list[FiniteFloat | None]], Field(min_length=1, max_length=MOST_ROWS)]
-    known_at: Annotated[list[datetime], Field(max_length=MOST_ROWS)] | None = None
-    segment: Annotated[list[Annotated[int, Field(ge=-(2**31), lt=2**31)]], Field(max_length=MOST_ROWS)] | None = None
-    close: Annotated[list[FiniteFloat], Field(max_length=MOST_ROWS)] | None = None
+    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=MOST_COLUMNS, fail_fast=True)]
+    values: Annotated[list[FeatureValues], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
+    known_at: Annotated[list[datetime], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
+    segment: Annotated[list[Segment], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
+    close: Annotated[list[FiniteFloat], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "FeatureRows":

@@ -83,13 +83,13 @@ class ServedBundle:
         """Return the answers with the names of what made them."""
         return {"symbol": self.symbol, "run_id": self.run_id, "bundle": self.id, "answers": answers}
 
-    def predict_bars(self, bars: Any, largest: int, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
+    def predict_bars(self, bars: Any, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
         """Return the answers for the newest `last` rows of these raw bars. Raises BarsError, SettingsError.
 
-        bars : of a request; at most `largest`
+        bars : of a request
         now : the clock, to which the newest bar is compared; None: history
         """
-        table = to_frame(to_columns(bars, largest))
+        table = to_frame(to_columns(bars))
         with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send other bars"):
             frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
             findings = check_predict_bars(self.bundle, table, self.guard, now=now)

@@ -14,6 +14,7 @@ from ml_factory.serving.prediction_thread import PredictionThread
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle, rows_to_table
 from ml_factory.serving.service_settings import ServiceLimits
+from ml_factory.serving.tables import check_bar_count
 
 
 class ServedMarket:
@@ -31,11 +32,13 @@ class ServedMarket:
         """Return the answers of one request. Raises FactoryError."""
         if request.rows is not None:
             return await self.batches.predict(self, rows_to_table(request.rows, self._limits.rows))
+        if request.bars is not None:
+            check_bar_count(request.bars, self._limits.bars)  # before it waits
         now = pd.Timestamp.now(tz="UTC") if request.live else None
         return await self.thread.run(self._predict_bars, request.bars, request.last, now)
 
     def _predict_bars(self, bars: Any, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
-        return self.served.predict_bars(bars, self._limits.bars, last, now)
+        return self.served.predict_bars(bars, last, now)
 
 
 class ServedMarkets:

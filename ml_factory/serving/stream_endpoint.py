@@ -1,10 +1,15 @@
 """WebSocket /stream: one connection, messages answered in order, each bar acknowledged when it is on the disk."""
 
+import logging
+from typing import Any
+
 from fastapi import WebSocket, WebSocketDisconnect
 
 from ml_factory.errors import FactoryError
-from ml_factory.serving.problems import OverloadError, problem_response, to_json_text
+from ml_factory.serving.problems import OverloadError, problem_fields, problem_response, to_json_text
 from ml_factory.serving.service import Service
+
+_log = logging.getLogger("ml_factory")
 
 
 async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
@@ -31,8 +36,7 @@ async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
                 return
             service.messages_under_way += 1
             try:
-                text = received.get("text")
-                reply = await service.answer_message(feed, text if text is not None else "")
+                reply = await _reply(service, feed, received.get("text") or "")
                 await socket.send_text(to_json_text(reply))
             finally:
                 service.messages_under_way -= 1
@@ -40,3 +44,13 @@ async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
         return  # the client left; what it sent stays in the log
     finally:
         service.connections -= 1
+
+
+async def _reply(service: Service, feed: str, text: str) -> dict[str, Any]:
+    """Return the reply to a message; a problem where the service fails unexpectedly, which its log then shows."""
+    try:
+        return await service.answer_message(feed, text)
+    except Exception as error:  # noqa: BLE001 - the connection goes on
+        _log.error("A message of a stream failed", exc_info=error)
+        problem = FactoryError("The service failed at this message", next_step="see its log")
+        return {"type": "problem", **problem_fields(problem, 500), "id": None}

@@ -12,7 +12,7 @@ from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import problem_fields, schema_error, status_of, to_json_text
 from ml_factory.serving.schemas import FIRST_MOMENT, LAST_MOMENT, BarTable, Strict, Symbol
 from ml_factory.serving.served_market import ServedMarket, ServedMarkets
-from ml_factory.serving.tables import to_columns
+from ml_factory.serving.tables import check_bar_count, to_columns
 
 MessageId = Annotated[int, Field(ge=-(2**53), le=2**53)] | Annotated[str, Field(max_length=100)] | None
 
@@ -81,12 +81,15 @@ class StreamMessages:
             return {"type": "position", **await self._position(market, feed)}
         if isinstance(message, AdvanceMessage):
             until = pd.Timestamp(message.until).tz_convert("UTC").as_unit("ns")
-            reply = await self._feeds.run(market, feed, lambda one: one.advance(market.served, until))
+            reply = await self._feeds.run(
+                market, feed, lambda one: one.advance(market.served, until, pd.Timestamp.now(tz="UTC"))
+            )
             return {"type": "ack", "repeated": 0, **reply}
+        check_bar_count(message.bars, self._largest)
         now = pd.Timestamp.now(tz="UTC") if message.live else None
 
         def push(one: Feed) -> dict[str, Any]:
-            return one.push(market.served, to_columns(message.bars, self._largest), now)
+            return one.push(market.served, to_columns(message.bars), now)
 
         return {"type": "ack", **await self._feeds.run(market, feed, push)}
 

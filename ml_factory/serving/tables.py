@@ -14,10 +14,16 @@ from ml_factory.inference.guard.settings import ACTIONS, Finding
 Columns = dict[str, list]
 
 
-def to_columns(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int) -> Columns:
-    """Return the bars of a request as a list for each column. Raises BarsError for columns of unequal lengths, or
-    more than `largest` bars.
-    """
+def check_bar_count(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int) -> None:
+    """Raise BarsError for more than `largest` bars of a request."""
+    count = max(map(len, bars.values()), default=0) if isinstance(bars, Mapping) else len(bars)
+    if count > largest:
+        raise BarsError("Too many bars at once", where="bars", got=count, wanted=f"at most {largest}",
+                        next_step="send fewer at once")  # fmt: skip
+
+
+def to_columns(bars: Sequence[Mapping] | Mapping[str, Sequence]) -> Columns:
+    """Return the bars of a request as a list for each column. Raises BarsError for columns of unequal lengths."""
     if isinstance(bars, Mapping):
         columns = {name: list(column) for name, column in bars.items()}
     else:
@@ -26,10 +32,6 @@ def to_columns(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int) -
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise BarsError("The columns have unequal lengths", where="bars", got=lengths, wanted="one value of each a bar")
-    count = next(iter(lengths.values()), 0)
-    if count > largest:
-        raise BarsError("Too many bars at once", where="bars", got=count, wanted=f"at most {largest}",
-                        next_step="send fewer at once")  # fmt: skip
     return columns
 
 
