@@ -15,6 +15,7 @@ from ml_factory.errors import FactoryError
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle, rows_to_table
 from ml_factory.serving.service_settings import ServiceLimits
+from ml_factory.serving.tables import check_bar_count
 
 BUNDLE = Path(__file__).with_name("model.bundle")
 LIMITS = ServiceLimits()
@@ -44,8 +45,9 @@ def predict(served: ServedBundle, body: dict) -> dict:
         raise RequestError("Another symbol is served here", where="symbol", got=request.symbol, wanted=served.symbol)
     try:
         if request.rows is None:
+            check_bar_count(request.bars, LIMITS.bars)
             now = pd.Timestamp.now(tz="UTC") if request.live else None
-            return served.predict_bars(request.bars, LIMITS.bars, request.last, now)
+            return served.predict_bars(request.bars, request.last, now)
         (answers,) = served.predict_rows([rows_to_table(request.rows, LIMITS.rows)])
         if isinstance(answers, FactoryError):
             raise answers

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,13 @@ class Feed:
             self._restore(served)
         elif served is not self._served:
             recent = self._recent
-            self._start_stream(served)
-            self._recent = recent
-            self._warm_up(self._log)
+            try:
+                self._start_stream(served)
+                self._recent = recent
+                self._warm_up(self._log)
+            except BaseException:  # the next call reads the disk again: no answer comes from a cold stream
+                self._drop()
+                raise
         assert self._log is not None
         return self._log
 
@@ -214,10 +219,22 @@ class Feed:
         """Push the kept bars as history, without answering them, and write that state."""
         tables = [record["columns"] for record in log.read() if record["kind"] == "bars"]
         if tables:
-            self._stream.push(pd.concat([to_frame(columns) for columns in tables], ignore_index=True))
+            for _, equal in groupby(tables, _form):
+                self._push_history([to_frame(columns) for columns in equal])
             for key in [key for columns in tables[-STORED_RECENT:] for key in _row_keys(columns)]:
                 self._recent.setdefault(key, self._served.named([]))
         self._write_snapshot(log)
+
+    def _push_history(self, frames: list[pd.DataFrame]) -> None:
+        """Push messages that were read alone: together, or where they cannot be read so, in two parts."""
+        try:
+            self._stream.push(pd.concat(frames, ignore_index=True))
+        except BarsError:
+            if len(frames) == 1:
+                raise
+            half = len(frames) // 2
+            self._push_history(frames[:half])
+            self._push_history(frames[half:])
 
     def _write_snapshot(self, log: FeedLog) -> None:
         state = {
@@ -262,3 +279,8 @@ def _row_keys(columns: Columns) -> list[str]:
     """Return the text of each bar, by which it is known again."""
     names = sorted(columns)
     return [json.dumps([names, row]) for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def _form(columns: Columns) -> list[tuple[str, bool]]:
+    """Return the names of the columns, and whether each holds texts; columns of one form are read together."""
+    return sorted((name, any(isinstance(value, str) for value in column)) for name, column in columns.items())

@@ -147,3 +147,27 @@ def test_feed_log_flushes_torn_end_after_cutting_it_off(tmp_path, monkeypatch):
     monkeypatch.setattr(feed_log_module, "flush_to_disk", lambda _: flushed.append(path.stat().st_size))
     monkeypatch.setattr(feed_log_module, "flush_folder", flushed.append)
     assert FeedLog(tmp_path).last == 2 and flushed == [kept, tmp_path]
+
+
+def test_feed_of_mixed_columns_and_times_continues_with_other_guard_and_shows_failed_warm_up(
+    booster, made, tmp_path, monkeypatch
+):
+    feed, bars = filled_feed(tmp_path, booster, made), made.bars["DEMO"]
+    for place in range(HISTORY, HISTORY + 3):
+        one = columns_of(bars.iloc[place : place + 1])
+        if place == HISTORY:
+            one["time"] = one.pop("timestamp")
+        elif place == HISTORY + 1:
+            one["timestamp"] = [int(bars["timestamp"].iloc[place].timestamp())]
+        feed.push(booster, one, None)
+    wanted = feed.position(booster)["next"]
+    other = ServedBundle(made.load("DEMO", "xgboost"), GuardSettings())
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "_warm_up", lambda log: (_ for _ in ()).throw(BarsError("the warm-up fails")))
+        with pytest.raises(BarsError, match="the warm-up fails"):
+            feed.position(other)
+    assert feed._log is None
+    assert feed.position(other)["next"] == wanted
+    again = Feed(tmp_path, booster, GuardSettings(stale="refuse"))
+    assert again.position(booster)["next"] == wanted
+    feed.close()
