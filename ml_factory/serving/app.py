@@ -133,7 +133,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JsonResponse:
-        return problem_response(schema_error(error.errors()), 422)
+        return problem_response(schema_error(error.errors()))
 
     @app.exception_handler(HTTPException)  # also those of the router: unknown path, other method
     async def http(request: Request, error: HTTPException) -> JsonResponse:

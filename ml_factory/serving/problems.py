@@ -27,6 +27,10 @@ class JsonResponse(Response):
         return to_json_text(content).encode("ascii")
 
 
+class BodyIsNotJsonError(FactoryError):
+    """The body of a request cannot be parsed."""
+
+
 def to_json_text(content: Any) -> str:
     """Return the compact JSON of JSON values."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -34,6 +38,8 @@ def to_json_text(content: Any) -> str:
 
 def status_of(error: FactoryError) -> int:
     """Return the HTTP status of an error."""
+    if isinstance(error, BodyIsNotJsonError):
+        return 400
     if isinstance(error, OverloadError):
         return 429
     if isinstance(error, WorkspaceError | MissingPackageError):
@@ -65,6 +71,9 @@ def schema_error(faults: Sequence[Mapping]) -> FactoryError:
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
                             wanted="application/json", next_step="send it (curl --json)")  # fmt: skip
+    if fault.get("type") == "json_invalid":
+        return BodyIsNotJsonError("The body is not JSON", where=f"character {fault['loc'][-1]}",
+                                  got=fault.get("ctx", {}).get("error"), next_step="send one JSON object")  # fmt: skip
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
     got = repr(fault["input"])[:100] if "input" in fault and fault["type"] != "missing" else None
     return FactoryError(

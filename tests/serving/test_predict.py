@@ -103,6 +103,8 @@ def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
     ):  # fmt: skip
         answer = client.request(method, path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code in (status, 400) and answer.json()["what"], (path, content, answer.text)
+    cut = client.post("/predict", content=b'{"bars": [1,2', headers={"Content-Type": "application/json"})
+    assert cut.status_code == 400 and cut.json()["message"].startswith("The body is not JSON [character 13")
     undeclared = client.post("/predict", content=b"{}", headers={"Content-Type": "text/plain"})
     assert undeclared.status_code == 422 and "Content-Type" in undeclared.json()["where"]
 
