@@ -19,7 +19,7 @@ from ml_factory.serving.feed_log import FeedLog
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.tables import Columns, frame_to_answers, to_frame
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
 
 FORMAT = "ml_factory.feed/1"
@@ -202,7 +202,9 @@ class Feed:
             else:
                 if stored:
                     self._stream.load_state(stored["stream"])
-                    self._recent = OrderedDict((key, dict(reply)) for key, reply in json.loads(stored["recent"]))
+                    self._recent = OrderedDict(
+                        (key, dict(reply)) for key, reply in parse_json(stored["recent"], largest=None)
+                    )
                 for record in log.read(self._snapshot_number):
                     frame = self._apply(record["kind"], record)
                     if record["kind"] == "bars":
@@ -256,7 +258,7 @@ class Feed:
             if stored["format"] != FORMAT or not 0 <= stored["number"] <= log.last:
                 raise CheckpointError("The snapshot is not of this log", where=path, got=f"record {stored['number']}",
                                       wanted=f"at most {log.last}", next_step=step)  # fmt: skip
-            json.loads(stored["recent"])
+            parse_json(stored["recent"], largest=None)
         return stored
 
 

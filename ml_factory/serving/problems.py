@@ -71,7 +71,7 @@ def schema_error(faults: Sequence[Mapping]) -> FactoryError:
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
                             wanted="application/json", next_step="send it (curl --json)")  # fmt: skip
-    if fault.get("type") == "json_invalid":
+    if fault.get("type") == "json_invalid" and fault["loc"]:
         return BodyIsNotJsonError("The body is not JSON", where=f"character {fault['loc'][-1]}",
                                   got=fault.get("ctx", {}).get("error"), next_step="send one JSON object")  # fmt: skip
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")

@@ -1,6 +1,5 @@
 """Messages of /stream: JSON texts of the client, and the replies."""
 
-import json
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -13,6 +12,7 @@ from ml_factory.serving.problems import problem_fields, schema_error, status_of,
 from ml_factory.serving.schemas import FIRST_MOMENT, LAST_MOMENT, BarTable, Strict, Symbol
 from ml_factory.serving.served_market import ServedMarket, ServedMarkets
 from ml_factory.serving.tables import check_bar_count, to_columns
+from ml_factory.storage.json_values import parse_json
 
 MessageId = Annotated[int, Field(ge=-(2**53), le=2**53)] | Annotated[str, Field(max_length=100)] | None
 
@@ -100,7 +100,7 @@ class StreamMessages:
 def _id_of(text: str) -> Any:
     """Return the id of a message that is not of the form; None where it has none."""
     try:
-        found = json.loads(text)["id"]
+        found = parse_json(text)["id"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return found if isinstance(found, int | str) and len(to_json_text(found)) < 100 else None
