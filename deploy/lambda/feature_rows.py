@@ -1,4 +1,4 @@
-"""Lambda handler that predicts feature rows with the ONNX graph beside it; NumPy and onnxruntime alone are imported.
+"""Lambda handler that predicts feature rows by the ONNX graph of its folder; NumPy and onnxruntime alone are imported.
 
     POST {"rows": {"columns": [...], "values": [[...]], "known_at": [...], "segment": [...]}}
     GET  the symbol, the run, the names of the features and the look-back

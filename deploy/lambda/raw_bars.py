@@ -1,4 +1,4 @@
-"""Lambda handler that predicts raw bars, or feature rows, with the bundle beside it; for the container image.
+"""Lambda handler that predicts raw bars, or feature rows, with the bundle of its folder; for the container image.
 
 POST {"bars": [...], "last": 1}     body and answer as of POST /predict of the service
 GET  facts of the bundle

@@ -1,4 +1,4 @@
-"""Feature rows of concurrent requests in one call of the model: what came while the thread was busy goes together."""
+"""Feature rows of concurrent requests in one call of the model: those that arrive while the thread is busy."""
 
 import asyncio
 from typing import Any

@@ -86,7 +86,7 @@ class Feed:
         return {"remembered": remembered, "run_id": served.run_id, "bundle": served.id}
 
     def position(self, served: ServedBundle) -> dict[str, Any]:
-        """Return from which bar on the feed goes on: `next` is the earliest start of a bar; null where none came."""
+        """Return from which bar on the feed continues: `next` is the earliest start of a bar; null where none came."""
         self._continue(served)
         status = self._stream.status()
         return {"symbol": served.symbol, "next": status["last_bar_end"], "run_id": served.run_id, "bundle": served.id}

@@ -60,7 +60,7 @@ class FollowedFile:
         """Yield the answers of bars that the file has got since the last call; none where it has not changed.
 
         At the very first start the bars that are there are the history, which is not answered; after a restart those
-        that came meanwhile are answered. An answer counts as delivered once the next one is asked for: those that were
+        that came meanwhile are answered. An answer counts as delivered once the next one is requested: those that were
         not are yielded again at the next call, also after a restart. Raises BarsError for bars of another symbol or
         format, after which the state holds the bars before them.
         """

@@ -50,7 +50,7 @@ async def _reply(service: Service, feed: str, text: str) -> dict[str, Any]:
     """Return the reply to a message; a problem where the service fails unexpectedly, which its log then shows."""
     try:
         return await service.answer_message(feed, text)
-    except Exception as error:  # noqa: BLE001 - the connection goes on
+    except Exception as error:  # noqa: BLE001 - the connection stays open
         _log.error("A message of a stream failed", exc_info=error)
         problem = FactoryError("The service failed at this message", next_step="see its log")
         return {"type": "problem", **problem_fields(problem, 500), "id": None}

@@ -37,7 +37,7 @@ class AdvanceMessage(Strict):
 
 
 class PositionMessage(Strict):
-    """From which bar on a symbol's feed goes on."""
+    """From which bar on a symbol's feed continues."""
 
     type: Literal["position"]
     id: MessageId = None

@@ -160,8 +160,8 @@ def test_lambda_zip_refuses_wrong_requests_with_what_got_and_wanted(exported, fu
     }
     answers, _, _ = call(function, *wrong.values(), rows())
     for text, answer in zip(wrong, answers, strict=False):
-        said = json.loads(answer["body"])
-        assert answer["statusCode"] == 400 and said["what"] and (said["wanted"] or said["got"]), (text, answer)
+        parsed = json.loads(answer["body"])
+        assert answer["statusCode"] == 400 and parsed["what"] and (parsed["wanted"] or parsed["got"]), (text, answer)
         expected = {"true is no number": "return_1"}.get(text, text)
         assert expected in answer["body"], (text, answer)
     assert answers[-1]["statusCode"] == 200

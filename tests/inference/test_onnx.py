@@ -220,8 +220,8 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
     (line,) = [line for line in exported.summary().splitlines() if "no onnx" in line]
     assert exported.no_onnx in line and not Bundle.load(exported.paths["bundle"]).onnx
     with pytest.raises((SettingsError, MissingPackageError), match=words):
-        pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "asked")
-    assert not (tmp_path / "asked").exists()
+        pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
 
 
 def test_onnx_of_step_without_graph_raises():

@@ -62,7 +62,7 @@ def moved_threshold(threshold: float, kind: str) -> np.float32:
 
 
 def steps_to(nodes: TreeNodes, node: int) -> Iterator[tuple[int, bool]]:
-    """Yield the nodes above, and whether the way goes left there."""
+    """Yield the nodes above, and whether the path turns left there."""
     above = {int(child): (at, left) for left, side in ((True, nodes.left), (False, nodes.right))
              for at, child in enumerate(side) if child >= 0}  # fmt: skip
     while node in above:

@@ -81,15 +81,15 @@ def running_server(*words: object, **environment: str) -> Iterator[Server]:
     command = [sys.executable, "-W", "error", "-m", "ml_factory", "serve", *map(str, words), "--port", "0"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ML_FACTORY_API_KEY": "", **environment}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
+    output: list[str] = []
+    reader = threading.Thread(target=lambda: output.extend(process.stderr), daemon=True)
     reader.start()
     try:
         line = process.stdout.readline()
         if " at http://" not in line:
             process.wait(60)
             reader.join(10)
-            pytest.fail(f"the server did not start: {line} {''.join(said)}")
+            pytest.fail(f"the server did not start: {line} {''.join(output)}")
         yield Server(process, line.split(" at ")[1].split()[0])
     finally:
         if process.poll() is None:
@@ -102,7 +102,7 @@ def running_server(*words: object, **environment: str) -> Iterator[Server]:
         reader.join(10)
         process.stdout.close()
         process.stderr.close()
-    assert "Traceback" not in "".join(said), "".join(said)
+    assert "Traceback" not in "".join(output), "".join(output)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Faults of clients, clocks and disks at a feed: refused in one line, after which the feed goes on as before."""
+"""Faults of clients, clocks and disks at a feed: refused in one line, after which the feed continues as before."""
 
 import asyncio
 import json

@@ -79,7 +79,7 @@ def test_followed_file_answers_appended_bars_once_over_restarts(ending, made, se
         append(bars.iloc[len(pd.read_csv(path)) : end], path) if ending == "csv" else write(bars.head(end), path)
         answers += list(first.poll())
         assert list(first.poll()) == []
-    write(bars.head(8960), path)  # replaced while nobody follows it
+    write(bars.head(8960), path)  # replaced while no process follows it
     again = opened(path)  # as after kill -9: the first was not closed
     answers += list(again.poll())
     write(bars, path)

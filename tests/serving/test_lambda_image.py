@@ -1,4 +1,4 @@
-"""The Lambda function of raw bars: the handler of the container image, with a bundle beside it."""
+"""The Lambda function of raw bars: the handler of the container image, with a bundle in its folder."""
 
 import importlib
 import json
@@ -37,10 +37,10 @@ def test_lambda_image_answers_recorded_event_with_raw_bars_as_bundle_predict(mad
     table = bars.assign(timestamp=bars["timestamp"].astype(str)).to_dict("list")
     answer = handler(event({"bars": table, "last": 3, "live": False}), None)
     assert answer["statusCode"] == 200, answer
-    said = json.loads(answer["body"])
-    found = pd.DataFrame(said["answers"])[P].to_numpy(float)
+    parsed = json.loads(answer["body"])
+    found = pd.DataFrame(parsed["answers"])[P].to_numpy(float)
     np.testing.assert_allclose(found, bundle.predict(bars, all_rows=True)[P].tail(3), rtol=0, atol=1e-6)
-    assert said["symbol"] == "DEMO" and said["run_id"] == bundle.description["run_id"]
+    assert parsed["symbol"] == "DEMO" and parsed["run_id"] == bundle.description["run_id"]
 
 
 def test_lambda_image_refuses_wrong_bodies_with_what_and_where(made, handler):
@@ -52,5 +52,7 @@ def test_lambda_image_refuses_wrong_bodies_with_what_and_where(made, handler):
     ]  # fmt: skip
     for body in wrong:
         answer = handler(event(body), None)
-        said = json.loads(answer["body"])
-        assert answer["statusCode"] == 400 and said["what"] and said["where"] and said.keys() >= {"got", "wanted"}, said
+        parsed = json.loads(answer["body"])
+        assert (
+            answer["statusCode"] == 400 and parsed["what"] and parsed["where"] and parsed.keys() >= {"got", "wanted"}
+        ), parsed
