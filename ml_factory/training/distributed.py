@@ -1,6 +1,7 @@
 """Distributed training with torchrun: rank of this process, sums and broadcasts over all ranks; no-ops when alone."""
 
 import atexit
+import importlib
 import os
 from dataclasses import dataclass
 
@@ -47,12 +48,20 @@ def join_process_group(backend: str) -> ProcessGroup:
     if not distributed.is_available():
         return ProcessGroup()
     if not distributed.is_initialized() and launched_by_torchrun():
+        # The defaults of its functions hold the group that exists when it is imported, so that the group would outlive
+        # destroy_process_group, and with it gloo's threads, which abort the process ("terminate called") at its end.
+        importlib.import_module("torch.distributed.nn.functional")
         distributed.init_process_group(backend)
-        # Ends its threads before the interpreter; else a short process aborts ("terminate called").
-        atexit.register(distributed.destroy_process_group)
+        atexit.register(_destroy_process_group)
     if not distributed.is_initialized():
         return ProcessGroup()
     return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def _destroy_process_group() -> None:
+    """End the group and its threads before the interpreter, unless the caller has."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _broadcast_bytes(payload: bytes, rank: int) -> bytes:
