@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ml_factory.cli_output import StderrHandler
-from ml_factory.commands import data, machine, notebooks, serving, training
+from ml_factory.commands import data, machine, notebooks, recipes, serving, training
 from ml_factory.commands.dataclass_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
@@ -27,6 +27,7 @@ VERBS = (
 )  # fmt: skip
 for verb in VERBS:
     app.command(verb.__name__.replace("_", "-"))(expand_options(verb))
+app.add_typer(recipes.app, name="recipe")
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ EXTRAS = {
     "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     **dict.fromkeys(("fastapi", "uvicorn", "httptools", "websockets", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
+    **dict.fromkeys(("torchvision", "webdataset", "PIL"), "vision"),
+    **dict.fromkeys(("transformers", "datasets", "yaml"), "language"),
 }  # fmt: skip
 
 # Of the base, and not needed to predict: a small image leaves them out.

@@ -20,12 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # Required for what imports them in turn: they are a notebook's kernel, its widgets, the two halves of gcsfs, and what
 # uvicorn reads HTTP and WebSockets with.
 NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec", "onnxscript", "httptools", "websockets"}
+NEVER_IMPORTED |= {"torchvision", "webdataset", "transformers", "datasets", "yaml"}  # of recipes that are to come
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
 NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic", "starlette"}
 MODULES = {
     "scikit-learn": "sklearn",
     "adbc-driver-postgresql": "adbc_driver_postgresql",
     "prometheus-client": "prometheus_client",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
 }
 
 # Runs the command line with each list of words, in an interpreter that has none of the packages of extras.
@@ -138,7 +141,7 @@ def test_requirements_version_ranges_have_lower_and_upper_bound():
     for path in [
         ROOT / "requirements.txt",
         ROOT / "requirements" / "gs.txt",
-        *(ROOT / "requirements" / f"{name}.txt" for name in ("database", "onnx", "serve")),
+        *(ROOT / "requirements" / f"{name}.txt" for name in ("database", "onnx", "serve", "vision", "language")),
     ]:
         for line in read_requirement_lines(path):
             assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line

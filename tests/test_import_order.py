@@ -96,8 +96,9 @@ serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messag
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.http_connections serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
+recipes.torchvision_operators recipes.shard_writer
 commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
-commands.machine
+commands.machine commands.recipe_shards commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -127,6 +128,13 @@ HOMES = {
     "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }
+IMPORTERS = ("import_module", "import_module_or_explain", "LazyModule")  # functions that import by name
+ONLY_IN_RECIPES = ("transformers", "datasets", "webdataset", "torchvision")
+# A recipe adds data, a network and a loss: these belong to the loop, its devices and its checkpoints.
+NOT_IN_RECIPES = (
+    "torch.optim", "torch_xla", "torch_tpu", "ml_factory.training.optim", "ml_factory.checkpoints.store",
+    "ml_factory.checkpoints.slots", "ml_factory.checkpoints.file_format", "ml_factory.checkpoints.save_writer",
+)  # fmt: skip
 TORCH_STARTS_AT = "datasets.windows"
 TORCH_ON_DEMAND = {
     "storage.serialization"
@@ -151,8 +159,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             base = (start + (node.module or "")).rstrip(".")
             for item in node.names:
                 whole = f"{base}.{item.name}"
-                yield node.lineno, whole if is_module(whole) else base
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "LazyModule")):
+                yield node.lineno, whole if is_module(whole) or whole in NOT_IN_RECIPES else base
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(IMPORTERS):
             yield from ((node.lineno, name.value) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
@@ -165,7 +173,9 @@ def complaints(name: str, path: Path) -> Iterator[str]:
     """What one file imports from below it in the map, or from outside its home."""
     for line, module in imports(path):
         top, _, rest = module.partition(".")
-        if top == "ml_factory" and rest and name != "__main__":
+        if name.startswith("recipes.") and any(f"{module}.".startswith(f"{one}.") for one in NOT_IN_RECIPES):
+            yield f"{name}:{line} imports {module}, which is the loop's own"
+        elif top == "ml_factory" and rest and name != "__main__":
             if rest not in MAP and not (PACKAGE / rest / "__init__.py").is_file():
                 yield f"{name}:{line} imports {rest}, which the map does not hold"
             elif rest in MAP and MAP.index(rest) >= MAP.index(name):
@@ -174,6 +184,8 @@ def complaints(name: str, path: Path) -> Iterator[str]:
             yield f"{name}:{line} imports {top}, which the wheel does not have"
         elif top == "torch" and name not in TORCH_ON_DEMAND and MAP.index(name) < MAP.index(TORCH_STARTS_AT):
             yield f"{name}:{line} imports torch, which starts at {TORCH_STARTS_AT}"
+        elif top in ONLY_IN_RECIPES and not name.startswith("recipes."):
+            yield f"{name}:{line} imports {top}, whose home is recipes"
         elif top in HOMES and name not in HOMES[top]:
             yield f"{name}:{line} imports {top}, whose home is {sorted(HOMES[top]) or 'outside the package'}"
 
@@ -212,6 +224,15 @@ def test_library_files_are_used_by_library_notebooks_or_utils():
         ("storage.workspace", "from google.colab import drive"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
         ("data.validation", "from .io import read_table"),
+        ("training.loop", "import transformers"),
+        ("inference.predict", "from torchvision.models import resnet50"),
+        ("data.io", "import datasets"),
+        ("evaluation.metrics", "import_module_or_explain('webdataset')"),
+        ("recipes.shard_writer", "from torch.optim import AdamW"),
+        ("recipes.shard_writer", "from torch import optim"),
+        ("recipes.shard_writer", "from ml_factory.training.optim import AdamW"),
+        ("recipes.shard_writer", "from ml_factory.checkpoints.store import CheckpointStore"),
+        ("recipes.shard_writer", "import torch_xla"),
     ],
 )
 def test_import_check_with_broken_rule_reports_one_complaint(name, source, tmp_path, monkeypatch):
