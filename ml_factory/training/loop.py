@@ -62,7 +62,8 @@ def run_training_loop(
 
     batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
         called with each next part of a step.
-    loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts.
+    loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts. The float32 tensor of
+        its `step_numbers(step, steps of the whole training)`, if any, is appended to each batch of the step.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
@@ -124,8 +125,9 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
     """
     numbers = run.device.to_device(optimizer_step_scalars(run.step, run.learning_rate(), run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
+    extra = _step_numbers(run, loss)
     for part, rows in enumerate(parts):
-        data = batch(rows)
+        data = (*batch(rows), *extra) if extra else batch(rows)
         last = part == len(parts) - 1
         if ahead is not None and not (last and run.step + 1 >= end):
             ahead(run.rows_of(run.step + 1)[0] if last else parts[part + 1])
@@ -147,6 +149,17 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
     run.optimizer.zero_grad()
     run.device.mark_step("train", data, (run.totals, *run.optimizer.parameters))
     run.step += 1
+
+
+def _step_numbers(run: TrainingState, loss: Loss) -> tuple[Tensor, ...]:
+    """Return the loss's numbers of this step, on the device; () for a loss without any.
+
+    They are a tensor, since a compiler would build a program for each value of a constant.
+    """
+    numbers = getattr(loss, "step_numbers", None)
+    if numbers is None:
+        return ()
+    return (run.device.to_device(numbers(run.step, run.order.steps_until_epoch(run.spec.epochs))),)
 
 
 @torch.no_grad()

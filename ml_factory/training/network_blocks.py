@@ -30,5 +30,5 @@ def compile_network(network: nn.Module) -> nn.Module:
     return network
 
 
-def _forward(block: nn.Module, plain: Callable, compiled: Callable, *args: Any) -> Any:
-    return (compiled if block.training else plain)(*args)
+def _forward(block: nn.Module, plain: Callable, compiled: Callable, *args: Any, **named: Any) -> Any:
+    return (compiled if block.training else plain)(*args, **named)

@@ -23,19 +23,19 @@ def recompute_blocks(network: nn.Module, device: Device) -> int:
     return len(blocks)
 
 
-def _forward(block: nn.Module, forward, device: Device, *args):
+def _forward(block: nn.Module, forward, device: Device, *args, **named):
     if not block.training:
-        return forward(block, *args)
+        return forward(block, *args, **named)
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     computed = []
 
     def inner(*args):
         with _remembered(norms) if computed else nullcontext():
             computed.append(True)
-            return forward(block, *args)
+            return forward(block, *args, **named)
 
     # Side effects break compilation: only where batch norms need it.
-    return device.recompute(inner if norms else partial(forward, block), *args)
+    return device.recompute(inner if norms else partial(forward, block, **named), *args)
 
 
 @contextmanager

@@ -318,3 +318,24 @@ def test_fit_reports_progress_in_rows():
         run(TrainSpec(epochs=3, batch=4))
     (training,) = [one for one in ended if one.name == "training"]
     assert (training.rows, training.done, training.start) == (28, 28, 0)
+
+
+def test_fit_loss_with_step_numbers_gets_those_of_each_step_on_device():
+    network, batch, squared = line()
+    seen = []
+
+    class Scheduled:
+        def step_numbers(self, step, steps):
+            return torch.tensor([step / steps])
+
+        def __call__(self, net, data):
+            seen.append(data[-1].item())
+            return squared(net, data[:-1])
+
+    spec = TrainSpec(epochs=2, batch=4, accumulate=2)
+    scheduled = run_training_loop(network, 10, batch, Scheduled(), spec, CPU, identity=IDENTITY)
+    assert seen == [pytest.approx(step / 5) for step in range(5) for _ in range(2)]
+    plain, batch, squared = line()
+    result = run_training_loop(plain, 10, batch, squared, spec, CPU, identity=IDENTITY)
+    assert [row["train_loss"] for row in result.history] == [row["train_loss"] for row in scheduled.history]
+    assert torch.equal(plain.weight, network.weight)

@@ -3,6 +3,7 @@ import torch
 
 from ml_factory.models.transformer import PatchTST
 from ml_factory.training.device import Device
+from ml_factory.training.network_blocks import compile_network
 from ml_factory.training.recompute import recompute_blocks
 
 CPU = Device("cpu", 1)
@@ -36,3 +37,29 @@ def test_recompute_blocks_gives_same_values_with_less_memory(norm):
 
 def test_recompute_blocks_of_network_without_blocks_returns_0():
     assert recompute_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), CPU) == 0
+
+
+class _Scaled(torch.nn.Module):
+    """A block that is called with a named argument, as those of Hugging Face's models."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x, scale=None):
+        return self.linear(x) * scale
+
+
+@pytest.mark.parametrize("change", ["recompute", "compile"])
+def test_recompute_and_compiled_blocks_pass_named_arguments_on(change, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    blocks = torch.nn.ModuleList([_Scaled(), _Scaled()])
+    x = torch.randn(4, 3)
+    expected = [block(x, scale=2.0) for block in blocks]
+    if change == "recompute":
+        assert recompute_blocks(blocks, CPU) == 2
+    else:
+        compile_network(blocks)
+    for training in (True, False):
+        for block, one in zip(blocks, expected, strict=True):
+            assert torch.equal(block.train(training)(x, scale=2.0), one)
