@@ -77,6 +77,7 @@ from ml_factory.workflows.open_run import (
     find_or_open_run,
     load_training_setup,
     open_training,
+    report_own_features,
     settings_per_model,
     weight_settings_for_record,
 )
@@ -284,6 +285,7 @@ def cross_validate(
     chosen = build_run_options(options, unused=("source",))
     check_nested_search_scheme(cut, search)
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
+    report_own_features(data, chosen)
     if search is None:
         check_cross_validation_labels(data)
     fold_settings = cut.to_dict() | weight_settings_for_record(weights) | nested_search_settings(search)

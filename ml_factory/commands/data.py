@@ -1,6 +1,6 @@
 """Verbs that bring data in, prepare and prove it: export-data, prepare, audit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -8,10 +8,10 @@ import typer
 from typer import Option
 
 from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
-from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json
+from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_cli_result, print_json
 from ml_factory.commands.options import (
     BarFileOptions,
-    MarketOptions,
+    FeatureMarketOptions,
     check_data_prepared,
     check_raw_bars_exist,
     parse_settings,
@@ -20,6 +20,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
 pipeline = LazyModule("ml_factory.pipeline")
+custom = LazyModule("ml_factory.features.custom")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
 address = LazyModule("ml_factory.data.databases.address")
@@ -106,7 +107,7 @@ def export_data(
 
 
 def prepare(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     file: BarFileOptions,
     base: BaseBars,
     labels: Labels,
@@ -120,6 +121,7 @@ def prepare(
         check_raw_bars_exist(place, symbol)
     with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
         settings, roll = _specs(file, base, labels, parse_settings(setting))
+        _print_own_features(settings.features.custom, market)
         result = pipeline.prepare(
             place, symbol, horizons, data=file.data, settings=settings, roll=roll, searched=labels.searched or ()
         )
@@ -132,6 +134,18 @@ def prepare(
         print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
     else:
         print("\n".join(one.summary() for one in (*found, result)))
+
+
+def _print_own_features(used: Sequence[str], market: FeatureMarketOptions) -> None:
+    """Print one line on the features that are not built-in: those prepared, and those imported but left out."""
+    names = [name.partition("#")[0] for name in used]
+    left_out = [name for name in custom.registered_feature_names() if name not in names] if market.own_modules else []
+    show = cli_status_printer(market.as_json)
+    if names:
+        show(custom.own_features_line(names))
+    if left_out:
+        example = ",".join(f'"{name}"' for name in [*names, *left_out])
+        show(f"imported, not prepared: {', '.join(left_out)}; add --set 'features.custom=[{example}]'")
 
 
 def _specs(
@@ -156,7 +170,7 @@ def _specs(
 
 
 def audit(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     horizon: Annotated[list[int] | None, Option(help="Several times; empty: all prepared.")] = None,
     cuts: Annotated[int | None, Option(help="Number of cuts; empty: 50, the full form.")] = None,
     fresh: Annotated[bool, Option("--fresh", help="Ignore earlier proofs.")] = False,

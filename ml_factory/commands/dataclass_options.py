@@ -67,7 +67,7 @@ def _read_config(context: typer.Context, path: Path | None) -> None:
     if path is None:
         return
     options = {one.opts[-1].removeprefix("--"): one for one in context.command.params if one.opts[-1].startswith("--")}
-    known = sorted(options.keys() - {"config", "help"})
+    known = sorted(options.keys() - {"config", "help", "import"})  # a module is code: it is named with the command
     context.default_map = {}
     for name, value in _read_table(check_file_exists(path.expanduser())).items():
         spelled = name.replace("_", "-")

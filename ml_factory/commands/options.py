@@ -10,6 +10,7 @@ from typer import Option
 
 from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import cli_status_printer
+from ml_factory.commands.own_modules import OwnModules, import_own_modules
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.models.setting_names import parse_setting_value
@@ -73,6 +74,20 @@ class MarketOptions(WorkspaceOptions):
         if data is not None and "://" not in data:
             check_file_exists(Path(data).expanduser())
         return place
+
+
+@dataclass(frozen=True)
+class FeatureMarketOptions(MarketOptions):
+    """Workspace, market and output"""
+
+    own_modules: OwnModules = None
+
+    def check(
+        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
+    ) -> Workspace:
+        """Import the user's modules, which may define models, and check as `MarketOptions` does."""
+        import_own_modules(self.own_modules)
+        return super().check(horizons, models=models, seed=seed, data=data)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typer import Option
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.commands.options import parse_name_value_options
+from ml_factory.commands.own_modules import OwnModules, import_own_modules
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
@@ -37,6 +38,7 @@ class AddressOptions:
 def serve(
     bundle: Annotated[list[Path], typer.Argument(help="Bundles, one of each symbol.")],
     address: AddressOptions,
+    own_modules: OwnModules = None,
     state: Annotated[
         Path | None, Option("--state", help="Folder of the streams' state; empty: it ends with the process.")
     ] = None,
@@ -56,6 +58,7 @@ def serve(
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
         check_file_exists(path)
+    import_own_modules(own_modules)
     guarded = _parse_fields(guard_settings.GuardSettings, guard, "--guard", "drift=abstain")
     if follow is not None:
         _follow(bundle, follow, state, guarded, live=not no_clock, as_json=address.as_json)

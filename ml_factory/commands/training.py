@@ -16,9 +16,9 @@ from ml_factory.argument_checks import (
 from ml_factory.cli_output import cli_progress_of_work, cli_training_progress, print_cli_result
 from ml_factory.commands.options import (
     BarFileOptions,
+    FeatureMarketOptions,
     Folds,
     Horizon,
-    MarketOptions,
     Model,
     Models,
     Quick,
@@ -52,7 +52,7 @@ class FoldFlags:
 
 
 def train(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     run: RunFlagOptions,
     horizon: Horizon = 20,
     model: Model = "xgboost",
@@ -73,7 +73,7 @@ def train(
 
 
 def cross_validate(
-    market: MarketOptions, run: RunFlagOptions, folds: FoldFlags, horizon: Horizon = 20, model: Model = "xgboost"
+    market: FeatureMarketOptions, run: RunFlagOptions, folds: FoldFlags, horizon: Horizon = 20, model: Model = "xgboost"
 ) -> None:
     """Evaluate on many test blocks. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
@@ -90,7 +90,7 @@ def cross_validate(
 
 
 def stack(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     run: RunFlagOptions,
     horizon: Horizon = 20,
     base_model: Annotated[
@@ -114,7 +114,7 @@ def stack(
 
 
 def evaluate(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     horizon: Horizon = 20,
     model: Models = None,
     title: Annotated[str, Option(help="Title of the report.")] = "",
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def plan(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     horizon: Horizon = 20,
     model: Models = None,
     task: Annotated[list[str] | None, Option("--task", help="train (the default), folds, stack.")] = None,
@@ -156,7 +156,7 @@ def plan(
 
 
 def predict(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     file: BarFileOptions,
     horizon: Horizon = 20,
     model: Annotated[str, Option("--model", help="A finished model, or stack.")] = "xgboost",
@@ -176,7 +176,7 @@ def predict(
 
 
 def export(
-    market: MarketOptions,
+    market: FeatureMarketOptions,
     horizon: Horizon = 20,
     model: Annotated[str, Option("--model", help="A finished model, or stack.")] = "xgboost",
     formats: Annotated[

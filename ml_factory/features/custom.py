@@ -11,7 +11,7 @@ audited.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -113,13 +113,25 @@ def signed_custom_feature_name(name: str) -> str:
     return name if "#" in name else f"{name}#{get_custom_feature(name).signature}"
 
 
+def registered_feature_names() -> list[str]:
+    """List the names of the features of the user that this process knows."""
+    return sorted(_FEATURES)
+
+
+def own_features_line(names: Sequence[str]) -> str:
+    """Return one line on features that are not built-in.
+
+    names : with or without the hashes of their sources.
+    """
+    return f"features of your own, not built-in: {', '.join(name.partition('#')[0] for name in names)}"
+
+
 def get_custom_feature(name: str) -> CustomFeature:
     """Return the registered feature; raise SettingsError if it is unknown or its source differs from the hash."""
     plain, _, signature = name.partition("#")
     if plain not in _FEATURES:
         step = did_you_mean(plain, _FEATURES) or (
-            "run the cell or script that defines it with @feature first; the command line knows none of your own,"
-            " pipeline.prepare, audit and predict called from that script do"
+            "run the cell or script that defines it with @feature first; on the command line name its module: --import"
         )
         raise SettingsError("This feature is not defined here", where="custom", got=repr(plain), next_step=step)
     found = _FEATURES[plain]

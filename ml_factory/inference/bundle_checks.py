@@ -180,7 +180,7 @@ def check_bundle_features(description: Mapping, spec: PredictionSpec, where: obj
 
 
 def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
-    step = f"import {stored['module']} (or run the cell that defines it) before loading the bundle"
+    step = f"import {stored['module']} before loading the bundle; on the command line: --import MODULE, or its .py file"
     try:
         found = get_custom_feature(name)
     except SettingsError as error:

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
+from ml_factory.features.custom import own_features_line
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import find_model_spec, registered_model_settings
 from ml_factory.run_folder import RunFolder, open_run_folder
@@ -48,12 +49,20 @@ def load_training_setup(
     """Return the certified data and the run spec of a training."""
     find_model_spec(model)
     data = load_certified_dataset(workspace, symbol, horizon, options.uncertified)
+    report_own_features(data, options)
     settings = check_model_settings_for_run(model_settings) | weight_settings_for_record(weights)
     spec = make_run_settings(
         symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
         settings=settings,
     )  # fmt: skip
     return data, spec
+
+
+def report_own_features(data: PreparedDataset, options: RunOptions) -> None:
+    """Report in one line which features of the prepared data are not built-in."""
+    names = data.settings["data"]["features"]["custom"]
+    if names:
+        options.on_status(own_features_line(names))
 
 
 def find_or_open_run(
