@@ -96,14 +96,9 @@ serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messag
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.http_connections serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
-<<<<<<< HEAD
 recipes.torchvision_operators recipes.shard_writer
-commands.dataclass_options commands.options commands.data commands.training commands.notebooks commands.serving
-commands.machine commands.recipe_shards commands.recipes
-=======
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
-commands.notebooks commands.serving commands.machine
->>>>>>> dc9466a (--import: features and networks of the user on the command line)
+commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()
