@@ -92,7 +92,7 @@ workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
 serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
-serving.feed_log serving.feed serving.follow serving.feeds serving.stream_messages
+serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.http_connections serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt

@@ -1,14 +1,13 @@
 """A feed of one symbol: bars pushed one by one, each answered once it is on the disk; a restart continues exactly."""
 
-import json
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ml_factory.errors import BarsError, CheckpointError, FactoryError, refuse_damaged_content
@@ -16,17 +15,23 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.recent_answers import (
+    RECENT_BARS,
+    RecentAnswers,
+    answers_and_moments,
+    bar_ends,
+    bar_keys,
+)
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.tables import Columns, frame_to_answers, to_frame
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json, parse_json
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
 
 FORMAT = "ml_factory.feed/1"
 RECORDS_BETWEEN_SNAPSHOTS, BARS_BETWEEN_SNAPSHOTS, RECORDS_OF_SEGMENT = 200, 5000, 2000
 MOST_KEPT_BARS = 200_000  # of bundles that need the whole history
 ADVANCE_TOLERANCE = pd.Timedelta(minutes=1)  # that a sender's clock may be ahead of this one
-RECENT_BARS, STORED_RECENT = 1000, 50  # bars whose answers can be sent again; of those, in a snapshot
 
 
 class Feed:
@@ -46,23 +51,25 @@ class Feed:
         """Return the answers that these bars complete, once the bars are on the disk.
 
         columns : raw bars by column, as the client sent them; bars at the beginning that were pushed before, with the
-            same values, are left out, and counted in `repeated`. Where all were, their answers are returned again.
+            same values, are counted in `repeated`; their first answers come before the new ones, and are counted in
+            `repeated_answers`. An answer of another bundle than the reply's names its own.
         now : the clock; None: history
 
         Raises BarsError for bars that cannot be, after which the feed is as before.
         """
         log = self._continue(served)
-        keys = _row_keys(columns)
+        keys = bar_keys(columns)
         if not keys:
             raise BarsError("There are no bars", where="bars", got="empty columns", wanted="at least one bar",
                             next_step="send the next bar")  # fmt: skip
-        repeated = next((number for number, key in enumerate(keys) if key not in self._recent), len(keys))
-        if repeated == len(keys):
-            return self._answers_again(keys)
-        rest = {name: column[repeated:] for name, column in columns.items()}
-        content = {"columns": rest, "now": None if now is None else now.value}
-        frame = self._apply_and_log(log, "bars", len(keys) - repeated, content)
-        return self._reply(frame, keys[repeated:]) | {"repeated": repeated}
+        repeated = self._recent.count_repeated(keys)
+        first = self._recent.answers(keys[:repeated], served.id)
+        new: list[dict[str, Any]] = []
+        if repeated < len(keys):
+            rest = {name: column[repeated:] for name, column in columns.items()}
+            content = {"columns": rest, "now": None if now is None else now.value}
+            new = self._remember(self._apply_and_log(log, "bars", len(keys) - repeated, content), rest)
+        return served.named(first + new) | {"repeated": repeated, "repeated_answers": len(first)}
 
     def advance(self, served: ServedBundle, until: pd.Timestamp, now: pd.Timestamp) -> dict[str, Any]:
         """Return the answers of bars that are complete at this moment, once all bars up to it were pushed.
@@ -75,7 +82,7 @@ class Feed:
                 wanted=f"at most {ADVANCE_TOLERANCE} after {now.isoformat()}", next_step="correct the sender's clock",
             )  # fmt: skip
         log = self._continue(served)
-        return self._reply(self._apply_and_log(log, "advance", 0, {"until": until.value}), [])
+        return served.named(frame_to_answers(self._apply_and_log(log, "advance", 0, {"until": until.value})))
 
     def add_outcome(self, served: ServedBundle, known_at: pd.Timestamp, label: int) -> dict[str, Any]:
         """Give the guard the outcome of an earlier answer; `remembered` is False where it holds no such answer."""
@@ -92,10 +99,9 @@ class Feed:
         return {"symbol": served.symbol, "next": status["last_bar_end"], "run_id": served.run_id, "bundle": served.id}
 
     def last_answers(self, served: ServedBundle) -> list[dict[str, Any]]:
-        """Return the answers of the last push, each with its bundle; none where another bundle has read its bars."""
+        """Return the answers of the last RECENT_BARS bars, each with its bundle."""
         self._continue(served)
-        reply = next(reversed(self._recent.values()), None)
-        return name_answers(reply) if reply else []
+        return self._recent.all_answers()
 
     def status(self) -> dict[str, Any]:
         """Return the state of the guard's checks."""
@@ -172,20 +178,14 @@ class Feed:
             self._log.close()
         self._log = None
 
-    def _reply(self, frame: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the answers, and remember them for the bars of these keys."""
-        reply = self._served.named(frame_to_answers(frame))
-        for key in keys[-RECENT_BARS:]:
-            self._recent[key] = reply | {"answers": reply["answers"] if key == keys[-1] else []}
-        while len(self._recent) > RECENT_BARS:
-            self._recent.popitem(last=False)
-        return reply
-
-    def _answers_again(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the stored answers of bars that were all pushed before; of one bundle, that of the last."""
-        found = [self._recent[key] for key in keys]
-        same = [one for one in found if one["bundle"] == found[-1]["bundle"]]
-        return found[-1] | {"answers": [answer for one in same for answer in one["answers"]], "repeated": len(keys)}
+    def _remember(self, frame: pd.DataFrame, columns: Columns) -> list[dict[str, Any]]:
+        """Return the answers of these bars, and keep them."""
+        answers, moments = answers_and_moments(frame)
+        keys = bar_keys(columns)
+        alone = len(keys) == 1 or not answers  # the time of each bar tells nothing then
+        ends = np.zeros(len(keys), np.int64) if alone else bar_ends(self._served.bundle, columns)
+        self._recent.remember(keys, self._served.named(answers), moments, ends)
+        return answers
 
     # ---- the disk --------------------------------------------------------------------------------------------------
 
@@ -197,51 +197,65 @@ class Feed:
         self._snapshot_number = stored["number"] if stored else 0
         what, step = "The stored state of this feed is damaged", "delete the folder of this feed, and push its history"
         with refuse_damaged_content(CheckpointError, what, where=self._folder, next_step=step):
+            if stored:
+                self._recent = RecentAnswers.from_text(stored["recent"])
             if stored and stored["identity"] != self._identity:
                 self._warm_up(log)
             else:
                 if stored:
                     self._stream.load_state(stored["stream"])
-                    self._recent = OrderedDict(
-                        (key, dict(reply)) for key, reply in parse_json(stored["recent"], largest=None)
-                    )
                 for record in log.read(self._snapshot_number):
                     frame = self._apply(record["kind"], record)
                     if record["kind"] == "bars":
-                        self._reply(frame, _row_keys(record["columns"]))
+                        self._remember(frame, record["columns"])
         self._log = log
 
     def _start_stream(self, served: ServedBundle) -> None:
-        self._served, self._recent, self._bars_since = served, OrderedDict[str, dict[str, Any]](), 0
+        self._served, self._recent, self._bars_since = served, RecentAnswers(), 0
         self._identity = fingerprint_json([served.id, asdict(self._guard)])
         cold = served.bundle.description["warmup_bars"] is not None
         self._stream = GuardedStream(served.bundle, self._guard, cold=cold)
 
     def _warm_up(self, log: FeedLog) -> None:
-        """Push the kept bars as history, without answering them, and write that state."""
+        """Push the kept bars as history, and write that state.
+
+        Bars whose first answers are known keep them; those after the last snapshot of another bundle, whose answers
+        were lost with it, have those of this one.
+        """
         tables = [record["columns"] for record in log.read() if record["kind"] == "bars"]
         if tables:
+            frames = []
             for _, equal in groupby(tables, _form):
-                self._push_history([to_frame(columns) for columns in equal])
-            for key in [key for columns in tables[-STORED_RECENT:] for key in _row_keys(columns)]:
-                self._recent.setdefault(key, self._served.named([]))
+                frames += self._push_history([to_frame(columns) for columns in equal])
+            self._remember_history(pd.concat(frames), tables)
         self._write_snapshot(log)
 
-    def _push_history(self, frames: list[pd.DataFrame]) -> None:
-        """Push messages that were read alone: together, or where they cannot be read so, in two parts."""
+    def _remember_history(self, frame: pd.DataFrame, tables: list[Columns]) -> None:
+        keys, ends = list[str](), list[np.ndarray]()
+        for columns in reversed(tables):
+            keys, ends = bar_keys(columns) + keys, [bar_ends(self._served.bundle, columns), *ends]
+            if len(keys) >= RECENT_BARS:
+                break
+        answers, moments = answers_and_moments(frame)
+        before = int(np.searchsorted(moments, ends[0][0], side="right")) if ends else 0  # of bars that are not kept
+        self._recent.remember(keys, self._served.named(answers[before:]), moments[before:], np.concatenate(ends))
+
+    def _push_history(self, frames: list[pd.DataFrame]) -> list[pd.DataFrame]:
+        """Push messages that were read alone: together, or where they cannot be read so, in two parts; return the
+        predictions.
+        """
         try:
-            self._stream.push(pd.concat(frames, ignore_index=True))
+            return [self._stream.push(pd.concat(frames, ignore_index=True))]
         except BarsError:
             if len(frames) == 1:
                 raise
             half = len(frames) // 2
-            self._push_history(frames[:half])
-            self._push_history(frames[half:])
+            return self._push_history(frames[:half]) + self._push_history(frames[half:])
 
     def _write_snapshot(self, log: FeedLog) -> None:
         state = {
             "format": FORMAT, "number": log.last, "identity": self._identity, "stream": self._stream.get_state(),
-            "recent": json.dumps(list(self._recent.items())[-STORED_RECENT:]),
+            "recent": self._recent.to_text(),
         }  # fmt: skip
         write_state_file(self._folder / "snapshot.state", state)
         self._snapshot_number, self._bars_since = log.last, 0
@@ -258,14 +272,8 @@ class Feed:
             if stored["format"] != FORMAT or not 0 <= stored["number"] <= log.last:
                 raise CheckpointError("The snapshot is not of this log", where=path, got=f"record {stored['number']}",
                                       wanted=f"at most {log.last}", next_step=step)  # fmt: skip
-            parse_json(stored["recent"], largest=None)
+            RecentAnswers.from_text(stored["recent"])
         return stored
-
-
-def name_answers(reply: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the answers of a reply, each with the symbol, run and id of its bundle."""
-    named = {name: reply[name] for name in ("symbol", "run_id", "bundle")}
-    return [named | answer for answer in reply["answers"]]
 
 
 def kept_bars(bundle: Bundle) -> int:
@@ -275,12 +283,6 @@ def kept_bars(bundle: Bundle) -> int:
         return MOST_KEPT_BARS
     minutes = spec.market.bar_minutes
     return warmup * max(spec.features.base // minutes, 1) + 2 * 1440 // minutes
-
-
-def _row_keys(columns: Columns) -> list[str]:
-    """Return the text of each bar, by which it is known again."""
-    names = sorted(columns)
-    return [json.dumps([names, row]) for row in zip(*(columns[name] for name in names), strict=True)]
 
 
 def _form(columns: Columns) -> list[tuple[str, bool]]:

@@ -26,7 +26,8 @@ from ml_factory.errors import (
 )
 from ml_factory.inference.bundle_checks import check_bars_on_tick
 from ml_factory.inference.guard.settings import GuardSettings
-from ml_factory.serving.feed import Feed, kept_bars, name_answers
+from ml_factory.serving.feed import Feed, kept_bars
+from ml_factory.serving.recent_answers import RECENT_BARS, name_answers
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.tables import Columns
 from ml_factory.storage.files import files
@@ -34,7 +35,7 @@ from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
-_BARS_AT_ONCE = 5000
+_BARS_AT_ONCE = RECENT_BARS  # the feed keeps their answers until they are delivered
 
 
 class FollowedFile:

@@ -125,8 +125,8 @@ class Service:
 
     def _noted(self, reply: dict[str, Any]) -> dict[str, Any]:
         """Count the answers of a reply and keep them for the page; those that are repeated were counted before."""
-        answers: Sequence[Mapping] = reply.get("answers", ())
-        if answers and not reply.get("repeated"):
+        answers: Sequence[Mapping] = reply.get("answers", ())[reply.get("repeated_answers", 0) :]
+        if answers:
             self.metrics.observe_answers(reply["symbol"], answers)
             names = {name: reply[name] for name in ("symbol", "run_id", "bundle")}
             self._last.extend(names | dict(answer) for answer in answers[-SHOWN_ANSWERS:])

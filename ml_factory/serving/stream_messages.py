@@ -84,7 +84,7 @@ class StreamMessages:
             reply = await self._feeds.run(
                 market, feed, lambda one: one.advance(market.served, until, pd.Timestamp.now(tz="UTC"))
             )
-            return {"type": "ack", "repeated": 0, **reply}
+            return {"type": "ack", "repeated": 0, "repeated_answers": 0, **reply}
         check_bar_count(message.bars, self._largest)
         now = pd.Timestamp.now(tz="UTC") if message.live else None
 

@@ -144,9 +144,9 @@ def test_feed_with_damaged_snapshot_names_it_and_starts_from_log_without_it(boos
     again = Feed(tmp_path, booster, GuardSettings())
     one = columns_of(bars.iloc[HISTORY : HISTORY + 5])
     path.write_bytes(content)
-    assert again.push(booster, one, None) == Feed(tmp_path, booster, GuardSettings())._answers_again(
-        feed_module._row_keys(one)
-    ) | {"repeated": 0}
+    reply = again.push(booster, one, None)
+    repeated = {"repeated": 5, "repeated_answers": len(reply["answers"])}
+    assert reply["answers"] and Feed(tmp_path, booster, GuardSettings()).push(booster, one, None) == reply | repeated
 
 
 def test_feed_replays_records_with_the_clock_of_then(booster, made, tmp_path):
@@ -158,9 +158,10 @@ def test_feed_replays_records_with_the_clock_of_then(booster, made, tmp_path):
     (answer,) = [one for reply in stale for one in reply["answers"]]
     assert answer["guard"] == "abstain" and answer["p_long"] is None and "the newest bar" in answer["reason"]
     again = Feed(tmp_path, booster, GuardSettings())
-    assert [again._recent[key] for key in again._recent][-6:] == [
-        {name: value for name, value in reply.items() if name != "repeated"} for reply in stale
-    ]
+    for number, reply in enumerate(stale):
+        one = columns_of(bars.iloc[HISTORY + number : HISTORY + number + 1])
+        repeated = {"repeated": 1, "repeated_answers": len(reply["answers"])}
+        assert again.push(booster, one, None) == reply | repeated
     assert json.dumps(again.status()) == json.dumps(feed.status())
 
 

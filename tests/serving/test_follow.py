@@ -184,6 +184,25 @@ def test_followed_file_yields_answers_that_were_not_taken_again_after_kill(made,
         opened(path)
 
 
+def test_followed_file_yields_unprinted_answers_after_start_with_another_bundle(made, served, opened, tmp_path):
+    bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
+    write(bars.head(8900), path)
+    assert list(opened(path).poll()) == []
+    write(bars, path)
+    printed = next(opened(path).poll())  # killed: the log has all bars, one answer was printed
+    other = ServedBundle(made.load("DEMO", "linear"))
+    again = FollowedFile(path, other, tmp_path / "state", GuardSettings(), live=False)
+    answers = list(again.poll())
+    assert list(again.poll()) == []
+    again.close()
+    known = [printed["known_at"], *(one["known_at"] for one in answers if one["known_at"] != printed["known_at"])]
+    assert known == [moment.isoformat() for moment in expected(served.bundle, bars, 8900).index]
+    assert {one["bundle"] for one in answers} == {other.id}  # those of the first bundle were lost with its process
+    wanted = expected(other.bundle, bars, 8900)["p_long"]
+    for one in answers:
+        assert one["p_long"] == pytest.approx(wanted.loc[pd.Timestamp(one["known_at"])], abs=1e-9)
+
+
 def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
     bars, path = made.bars["DEMO"].head(8930), tmp_path / "bars.parquet"
     odd = bars.set_index("timestamp").rename_axis(None)

@@ -54,7 +54,7 @@ def test_stream_acknowledges_doubled_bars_again_and_refuses_impossible_ones_unch
         place = HISTORY
         while not (reply := stream.push("DEMO", bars.iloc[place : place + 1]))["answers"]:
             place += 1
-        assert stream.push("DEMO", bars.iloc[place : place + 1]) == reply | {"repeated": 1}
+        assert stream.push("DEMO", bars.iloc[place : place + 1]) == reply | {"repeated": 1, "repeated_answers": 1}
         position = stream.send(type="position", symbol="DEMO")["next"]
         one = bars.iloc[place + 1 : place + 2]
         for wrong, named in (
