@@ -434,5 +434,6 @@ def predict(
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
         path=path, frame=frame, frame_hash=files.sha256(path), seconds=time.perf_counter() - started,
+        choice=predict_module.describe_run_choice(workspace, artifact, run),
         draw=lambda: plots.plot_probabilities(frame, close),
     )  # fmt: skip

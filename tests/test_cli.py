@@ -20,7 +20,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from ml_factory import __main__, cli_output, commands, notebook_suite
+from ml_factory import Bundle, __main__, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
@@ -406,6 +406,24 @@ def test_cli_evaluate_of_forged_artifact_writes_nothing_outside_and_exits_1(call
         assert "No finished linear" in one_line(*call("evaluate", *place, "--model", "linear"))
         assert len(caplog.messages) == 1 and "cannot be a folder's name" in caplog.text
         assert not outside.exists()
+
+
+def test_cli_export_and_predict_print_run_and_why_it_was_taken(call, prepared, tmp_path):
+    place = ("--workspace", prepared.root, "--horizon", 5, "--model", "linear")
+    runs, formats = [], ("--format", "bundle", "--out", tmp_path)
+    for rounds, choice in ((3, "the only finished run"), (4, "the newest finished run of 2; another with --run")):
+        code, out, err = call("train", *place, "--set", f"rounds={rounds}", "--json")
+        assert code == 0, err
+        runs.append(json.loads(out)["run_id"])
+        for words in (("export", *place, *formats), ("predict", *place)):
+            code, out, err = call(*words)
+            assert code == 0 and f"run {runs[-1]} ({choice}" in out.splitlines()[0], err
+    call("train", *place, "--set", "rounds=3")  # is found finished, and stays the older one
+    code, out, _ = call("export", *place, *formats)
+    assert code == 0 and f"from run {runs[1]}" in out and f"such as --run {runs[0]})" in out.splitlines()[0]
+    code, out, _ = call("export", *place, *formats, "--run", runs[0])
+    assert code == 0 and f"from run {runs[0]} (the run asked for)" in out
+    assert Bundle.load(tmp_path / "DEMO-h5-linear.bundle").description["run_id"] == runs[0]
 
 
 def test_cli_predict_with_vendor_bars_stamped_at_end_matches_utc_predictions(call, tmp_path):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ml_factory import __version__
 from ml_factory.cli_output import cli_progress_of_work, print_cli_result, print_json
-from ml_factory.commands.options import MarketOptions, WorkspaceOptions
+from ml_factory.commands.options import MarketOptions, WorkspaceOptions, check_symbol_stored
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.stored_paths import stored_path
@@ -45,6 +45,7 @@ def clean(
     Example: `python -m ml_factory clean --symbol MES --keep 3`
     """
     place = market.check()
+    check_symbol_stored(place, market.symbol)
     listed = pipeline.clean(place, market.symbol, keep, dry_run=True)
     if dry_run or not listed.items:
         print_cli_result(listed, market.as_json)

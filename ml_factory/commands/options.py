@@ -15,7 +15,7 @@ from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
+from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars, workspace_symbols
 
 
 class StampOption(StrEnum):
@@ -141,6 +141,18 @@ def check_raw_bars_exist(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless the workspace has raw bars of this symbol; the synthetic market needs none."""
     if symbol != DEMO:
         require_raw_bars(workspace, symbol)
+
+
+def check_symbol_stored(workspace: Workspace, symbol: str) -> None:
+    """Raise NotPreparedError, naming the symbols there are, where the workspace has nothing of this one."""
+    folders = (workspace.results, workspace.models, workspace.processed(symbol).parent)
+    found = {name for folder in folders for name in files.names(folder) if not name.startswith(".")}
+    found |= set(workspace_symbols(workspace))
+    if symbol not in found:
+        raise NotPreparedError(
+            "Nothing is stored of this symbol", where=workspace.root, got=symbol,
+            wanted=", ".join(sorted(found)) or "any: the workspace is empty", next_step="name another with --symbol",
+        )  # fmt: skip
 
 
 def check_data_prepared(workspace: Workspace, symbol: str) -> None:

@@ -33,6 +33,7 @@ class ExportResult(Result):
 
     paths : format -> file; "card" is the bundle's model card.
     python : lines of Python that use the files elsewhere.
+    choice : why this run's model was taken, in words.
     no_onnx : why there is no ONNX graph although none was ruled out; "" otherwise.
     """
 
@@ -40,6 +41,7 @@ class ExportResult(Result):
     horizon: int
     model: str
     run_id: str
+    choice: str
     paths: dict[str, Path]
     python: list[str]
     no_onnx: str = ""
@@ -48,7 +50,8 @@ class ExportResult(Result):
         written = [f"  {name}: {path}" for name, path in self.paths.items()]
         without = [f"  no onnx: {self.no_onnx}"] if self.no_onnx else []
         lines = ["  to use it:", *(f"    {line}" for line in self.python)]
-        return "\n".join([f"{self.model} on {self.symbol}, from run {self.run_id}", *written, *without, *lines])
+        first = f"{self.model} on {self.symbol}, from run {self.run_id} ({self.choice})"
+        return "\n".join([first, *written, *without, *lines])
 
 
 def export(
@@ -95,7 +98,7 @@ def export(
         files.write(path, content[kind])
     return ExportResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python, no_onnx=no_onnx,
-        seconds=time.perf_counter() - started,
+        choice=predictions.describe_run_choice(workspace, artifact, run), seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 

@@ -239,6 +239,23 @@ def find_artifact_to_predict(
     return artifact
 
 
+def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str) -> str:
+    """Return why `find_artifact_to_predict` took this run's model, and which other it could have taken.
+
+    run : run id that was asked for; "" for none.
+    """
+    if run:
+        return "the run asked for"
+    runs = [
+        one.facts["run_id"] for one in ArtifactRegistry(workspace.models).list(artifact.symbol)
+        if (one.name, one.facts.get("horizon")) == (artifact.name, artifact.facts["horizon"])
+    ]  # fmt: skip
+    others = [one for one in dict.fromkeys(runs) if one != artifact.facts["run_id"]]
+    if not others:
+        return "the only finished run"
+    return f"the newest finished run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
+
+
 def newest_artifact_per_model(
     workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None
 ) -> dict[str, Artifact]:

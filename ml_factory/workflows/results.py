@@ -385,12 +385,14 @@ class PredictResult(Result):
 
     frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows also
         train, validation) and run_id, as in the file at `path`.
+    choice : why this run's model was taken, in words.
     """
 
     symbol: str
     horizon: int
     model: str
     run_id: str
+    choice: str
     rows: int
     path: Path
     frame: pd.DataFrame
@@ -400,7 +402,7 @@ class PredictResult(Result):
         first, last = self.frame.index[0], self.frame.index[-1]
         counts = self.frame["split"].value_counts(sort=False)
         return (
-            f"{self.model} on {self.symbol}, run {self.run_id}: {self.rows:,} rows, {first} to {last}, "
+            f"{self.model} on {self.symbol}, run {self.run_id} ({self.choice}): {self.rows:,} rows, {first} to {last}, "
             f"{self.seconds:.1f} s\n  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}\n"
             f"  {self.path}"
         )

@@ -484,6 +484,14 @@ def test_cli_clean_lists_asks_and_deletes_after_yes(call, workspace, monkeypatch
     assert code == 0 and '"deleted": false' in out  # nothing was left to delete
 
 
+def test_cli_clean_of_symbol_without_anything_exits_1_and_names_those_there_are(call, workspace):
+    add_model(workspace, 1)
+    for words in (("--symbol", "NOPE"), ("--symbol", "NOPE", "--dry-run", "--json"), ()):
+        code, out, err = call("clean", "--workspace", workspace.root, *words)
+        assert code == 1 and out == "" and "Nothing is stored of this symbol" in err and "wanted MES" in err
+    assert call("clean", "--workspace", workspace.root, "--symbol", "MES", "--dry-run")[0] == 0
+
+
 def test_cli_clean_yes_deletes_without_question(call, workspace):
     for n in range(2):
         add_model(workspace, n)
