@@ -96,9 +96,12 @@ serving.feed_log serving.recent_answers serving.feed serving.follow serving.feed
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.http_connections serving.server
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
-recipes.torchvision_operators recipes.shard_writer
+recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
+recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
+recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.language.ngram
+recipes.sdce recipes.sdce_settings recipes.sdce_run
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
-commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipes
+commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipe_sdce commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()

@@ -21,7 +21,8 @@ _LARGEST, _MOST_DOTS = 1 << 16, 200  # bytes of a file of settings, dots in one 
 
 
 def expand_options(verb: Callable) -> Callable:
-    """Return the verb as typer reads it: a parameter that is a dataclass becomes an option per field, and `--config`.
+    """Return the verb as typer reads it: a parameter that is a dataclass becomes an option per field, and `--config`
+    unless the verb reads a file of its own under that name.
 
     The docstring of a dataclass is the title of its options in the help.
     """
@@ -34,10 +35,13 @@ def expand_options(verb: Callable) -> Callable:
             options |= {one.name: (one.default, _titled(one.type, str(kind.__doc__))) for one in fields(kind)}
         else:
             options[parameter.name] = (parameter.default, kind)
-    options["config"] = (None, Config)
+    own_config = "config" in options
+    options.setdefault("config", (None, Config))
 
     @functools.wraps(verb)
     def command(context: typer.Context, config: Path | None, **given: Any) -> None:
+        if own_config:
+            given["config"] = config
         if "setting" in given:
             given["setting"] = [*context.meta.get(__name__, ()), *(given["setting"] or ())]
         built = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}

@@ -56,6 +56,7 @@ class Tracker:
         ML_FACTORY_WANDB can only reduce this.
     snapshot : files from which the run resumes; the mirror keeps the newest of them at W&B until the run has registered
         an artifact.
+    project : W&B project of the mirror.
 
     A disk that refuses costs one warning, never the run.
     """
@@ -68,6 +69,7 @@ class Tracker:
         local_folder: str | os.PathLike | None = None,
         mirror: str = "auto",
         snapshot: RunSnapshot | None = None,
+        project: str = PROJECT,
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
@@ -89,7 +91,7 @@ class Tracker:
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
         self._write_json("run.json", record)
         if mode != "off":
-            spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
+            spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"], "project": project}
             spec["snapshot"] = snapshot.to_dict() if snapshot is not None else None
             self._mirror = WandbMirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
 
@@ -252,7 +254,12 @@ def begin_wandb_run(wandb, spec: dict, **named):
     """Start a W&B run with our settings: quiet and with deadlines."""
     settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
     return wandb.init(
-        project=PROJECT, dir=spec["local"], config=spec["settings"], mode=spec["mode"], settings=settings, **named
+        project=spec.get("project", PROJECT),
+        dir=spec["local"],
+        config=spec["settings"],
+        mode=spec["mode"],
+        settings=settings,
+        **named,
     )
 
 

@@ -1,13 +1,12 @@
 """Train one model on the chronological split: fit, calibrate, register."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics
@@ -24,7 +23,6 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import count_run_log_steps
-from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     binned_data_fit_option,
@@ -34,12 +32,7 @@ from ml_factory.workflows.prepared_dataset import (
     resolve_dataset_settings,
 )
 from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
-from ml_factory.workflows.unit_checkpoints import (
-    UnitCheckpoints,
-    fit_phase_name,
-    format_fit_progress,
-    unit_checkpoint_history,
-)
+from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name, history_log_steps
 
 Callback = Callable[[int, dict], None]
 
@@ -70,7 +63,7 @@ def train_with_holdout(
         manager.phase(fit_phase_name(spec.model)).acquired() as phase,
         open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run, spec)) as tracker,
     ):
-        checkpoints = _LogThenCheckpoint(phase, run_machine_facts(spec), tracker, model.trained_on)
+        checkpoints = LoggedCheckpoints(phase, run_machine_facts(spec), tracker, model.trained_on)
         result = model.fit(
             *training.train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_data_fit_option(spec.model, bins,
@@ -172,7 +165,7 @@ def complete_train_log(
 
     Once the artifact is persisted, the slots of the run's checkpoints are released.
     """
-    history = _steps(artifact.facts.get("history", ()))
+    history = history_log_steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
     if not is_log_complete(log) or count_run_log_steps([step for step, _ in history], log) < len(history):
         with open_run_tracker(run, spec.to_dict(), mirror) as tracker:
@@ -197,11 +190,6 @@ def training_log_summary(artifact: Artifact) -> dict:
     return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **metrics}
 
 
-def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
-    """Convert a fit's history to log entries: (epoch, metrics)."""
-    return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
-
-
 def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
     """Return the training and validation rows this model can read, at least one of each, and limits of QUICK."""
     usable = data.full_window_mask(model.lookback)
@@ -214,29 +202,6 @@ def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool)
             )  # fmt: skip
     train, quick_limits = limit_quick_training_rows(parts["train"], quick)
     return train, parts["validation"], quick_limits
-
-
-class _LogThenCheckpoint(UnitCheckpoints):
-    """Checkpoints that are never ahead of the log: the logged segment is closed and copied before each save.
-
-    An epoch is saved before it is logged, so a run killed in between logs it first when it resumes.
-    """
-
-    def __init__(self, checkpoints: PhaseCheckpoints, machine: Mapping, tracker: Tracker, trained_on: Mapping):
-        super().__init__(checkpoints, machine, format_fit_progress, trained_on)
-        self._tracker = tracker
-
-    def load(self) -> dict | None:
-        found = super().load()
-        if found is not None:
-            self._tracker.log_missing(_steps(unit_checkpoint_history(found["state"])))
-        return found
-
-    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
-        if not force and not self.due():
-            return None
-        self._tracker.close_segment()
-        return super().save(state, metrics=metrics, force=force)
 
 
 def _facts(

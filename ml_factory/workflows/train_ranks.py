@@ -5,6 +5,8 @@ predictions and report. The other ranks read the same data; a booster does not u
 """
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError, SettingsError
@@ -35,9 +37,16 @@ def fit_worker_rank(data: PreparedDataset, spec: RunSettings) -> None:
     if not broadcast_fit_decision(spec):
         return
     training = build_fit_inputs(data, spec)
+    with worker_rank():
+        training.model.fit(*training.train, validation=training.held_out)
+
+
+@contextmanager
+def worker_rank() -> Iterator[None]:
+    """Inside the block a rank other than 0 takes part in a fit. Raises FactoryError when rank 0 ends before it does."""
     stop.listen()  # rank 0 receives the signal too: it saves, and exits
     try:
-        training.model.fit(*training.train, validation=training.held_out)
+        yield
     except RuntimeError as error:
         if not any(word in str(error) for word in ("gloo", "NCCL", "peer")):
             raise

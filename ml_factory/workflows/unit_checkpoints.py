@@ -1,13 +1,14 @@
 """Checkpoints of one unit of work, with its progress and the machines it ran on; the phase names of units."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.models.base import ModelFitResult, describe_differences, merge_inexact_reasons
 from ml_factory.run_folder import RunFolder
+from ml_factory.tracking.tracker import Tracker
 
 PROVENANCE_KEY = "carried"
 FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # files of finished parts in a run's folder
@@ -57,6 +58,29 @@ class UnitCheckpoints:
         return self._checkpoints.save(
             {**state, **provenance}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
         )
+
+
+class LoggedCheckpoints(UnitCheckpoints):
+    """Checkpoints of a fit that are never ahead of its log: the logged segment is closed and copied before each save.
+
+    An epoch is saved before it is logged, so a run killed in between logs it first when it resumes.
+    """
+
+    def __init__(self, checkpoints: PhaseCheckpoints, machine: Mapping, tracker: Tracker, trained_on: Mapping):
+        super().__init__(checkpoints, machine, format_fit_progress, trained_on)
+        self._tracker = tracker
+
+    def load(self) -> dict | None:
+        found = super().load()
+        if found is not None:
+            self._tracker.log_missing(history_log_steps(unit_checkpoint_history(found["state"])))
+        return found
+
+    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
+        if not force and not self.due():
+            return None
+        self._tracker.close_segment()
+        return super().save(state, metrics=metrics, force=force)
 
 
 class FoldCheckpoints:
@@ -150,6 +174,11 @@ def format_fold_progress(done: str, partial_progress: str) -> str:
 def unit_checkpoint_history(state: Mapping) -> list[dict]:
     """Return the history of finished epochs or blocks in a model's state."""
     return list(state["history"] if "history" in state else state["memory"]["history"])
+
+
+def history_log_steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
+    """Convert a fit's history to log entries: (epoch, metrics)."""
+    return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
 def format_fit_progress(state: Mapping) -> str:

@@ -46,7 +46,7 @@ def stop_before(owner, name, after):
 
 verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 if verb == "train":
-    stop_before(train._LogThenCheckpoint, "save", 1)
+    stop_before(train.LoggedCheckpoints, "save", 1)
 elif verb == "search_barriers":
     stop_before(barrier_search._View, "evaluate", 1)
     given = [BarrierSearchSpec(**given[0])]

@@ -1,0 +1,1 @@
+"""Text, tokenizers, packed sequences and causal models, shared by the recipes of language models."""

@@ -1,0 +1,136 @@
+"""One run of a recipe: its folder, log and checkpoints under an output folder, made and found again by its settings."""
+
+import importlib.metadata
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.errors import SettingsError
+from ml_factory.process_identity import process_rank
+from ml_factory.run_folder import RunFolder, machine_and_library_versions, newest_run_folder, open_run_checkpoints
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.workspace import Workspace
+from ml_factory.tracking.tracker import Tracker
+from ml_factory.tracking.wandb_sync import PROJECT
+from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """An open run. checkpoints, callbacks : for the training loop. phase : as of `CheckpointManager.phase`."""
+
+    folder: RunFolder
+    tracker: Tracker
+    checkpoints: LoggedCheckpoints
+    phase: PhaseCheckpoints
+
+    @property
+    def callbacks(self) -> tuple:
+        return (self.tracker.log,)
+
+    def finish(self, result: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Store the result, close the log with the summary, and return the checkpoints' slots."""
+        self.phase.wait_uploaded()
+        files.write_json(self.folder.folder / RESULT, result)
+        self.tracker.finish(dict(summary))
+        self.phase.release_slots()
+        self.folder.end()
+
+
+class ReadOnlyCheckpoints:
+    """Checkpoints of a host that is not the first: it resumes from those of the first, and saves none."""
+
+    def __init__(self, phase: PhaseCheckpoints):
+        self._phase = phase
+
+    def load(self) -> dict | None:
+        found = self._phase.latest()
+        if found is not None:
+            found["state"].pop("carried", None)
+        return found
+
+    def due(self) -> bool:
+        return False
+
+    def due_in(self) -> float:
+        return float("inf")
+
+    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> None:
+        """Save nothing."""
+
+
+def find_recipe_run(workspace: Workspace, name: str, identity: Mapping[str, Any], fresh: bool = False) -> RunFolder:
+    """Return the newest attempt at the run of these settings, or with `fresh` a new one."""
+    return newest_run_folder(workspace.results / name, f"{name}-{fingerprint_json(identity)[:12]}", fresh)
+
+
+def stored_result(run: RunFolder) -> dict[str, Any] | None:
+    """Return the result of a finished run; None where it is not finished."""
+    return files.read_json(run.folder / RESULT) if run.ended else None
+
+
+@contextmanager
+def open_recipe_run(
+    workspace: Workspace, name: str, run: RunFolder, settings: Mapping[str, Any], *, libraries: Sequence[str] = (),
+    threads: int = 0, mirror: str = "auto", project: str = "",
+) -> Iterator[RecipeRun]:  # fmt: skip
+    """Lock the run, record its settings and machine, and open its log; inside, the loop trains and saves.
+
+    libraries : packages whose versions the bits depend on, besides torch.
+    mirror, project : as of `Tracker`; an empty project is the usual one.
+    """
+    installed = [one for one in ("torch", *libraries) if _is_installed(one)]
+    machine = machine_and_library_versions(installed, threads)
+    with (
+        open_run_checkpoints(workspace.checkpoints, run) as manager,
+        manager.phase(fit_phase_name(name)).acquired() as phase,
+    ):
+        record = run.folder / "run.json"
+        if not files.is_file(record):
+            begun = datetime.now(UTC).isoformat(timespec="microseconds")
+            made = {"run_id": run.run_id, "begun_at": begun, "environment": machine, "settings": dict(settings)}
+            files.write_json(record, made)
+        with Tracker(
+            run.run_id, dict(settings), run.folder / "log", mirror=mirror, project=project or PROJECT
+        ) as tracker:
+            checkpoints = LoggedCheckpoints(phase, machine, tracker, {})
+            yield RecipeRun(run, tracker, checkpoints, phase)
+
+
+@contextmanager
+def read_recipe_checkpoints(workspace: Workspace, name: str, run: RunFolder) -> Iterator[ReadOnlyCheckpoints]:
+    """Open the run's checkpoints for a host that is not the first."""
+    with open_run_checkpoints(workspace.checkpoints, run) as manager:
+        yield ReadOnlyCheckpoints(manager.phase(fit_phase_name(name)))
+
+
+def is_writing_process() -> bool:
+    """Return True for the process that writes: rank 0 of torchrun, on the first host of a TPU slice."""
+    return process_rank() == 0 and tpu_host() == 0
+
+
+def tpu_host() -> int:
+    """Return this host's number in a TPU slice, by TPU_PROCESS_ID; 0 where there is one. Raises SettingsError."""
+    texts = [os.environ.get(name, "").strip() for name in ("TPU_PROCESS_ID", "TPU_PROCESS_COUNT")]
+    if not texts[0]:
+        return 0
+    count = texts[1] or str(int(texts[0]) + 1 if texts[0].isdigit() else 1)
+    if not texts[0].isdigit() or not count.isdigit() or int(texts[0]) >= int(count):
+        raise SettingsError("A host of a TPU slice cannot have this number", where="TPU_PROCESS_ID", got=texts[0],
+                            wanted=f"0 to TPU_PROCESS_COUNT - 1, which is {texts[1] or 'not set'}")  # fmt: skip
+    return int(texts[0])
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""The loss of SDCE against a slow reference, one token at a time, and what a step with it asks of the device."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ml_factory.errors import SettingsError
+from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss, surrogate_loss, surrogate_weight
+from ml_factory.training.device import Device
+from ml_factory.training.loop import run_training_loop, take_training_step
+from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import TrainingState
+
+B, T, V, K = 3, 7, 11, 4
+CPU = Device("cpu", 1)
+
+
+def case(seed: int, dtype: torch.dtype = torch.float64):
+    """Logits, labels with ignored ones, distinct surrogate tokens of which some are absent, log-probabilities."""
+    drawn = np.random.default_rng(seed)
+    logits = torch.tensor(drawn.normal(0, 2, (B, T, V)), dtype=dtype)
+    labels = torch.tensor(drawn.integers(0, V, (B, T)))
+    labels[drawn.random((B, T)) < 0.2] = -100
+    ids = torch.tensor(np.stack([[drawn.permutation(V)[:K] for _ in range(T)] for _ in range(B)]).astype(np.int32))
+    ids[torch.tensor(drawn.random((B, T, K)) < 0.15)] = -1
+    probabilities = drawn.dirichlet(np.full(K + 1, 0.3), (B, T))[..., :K]
+    return logits, labels, ids, torch.log(torch.tensor(probabilities, dtype=dtype).clamp_min(1e-12))
+
+
+def reference(logits, labels, ids, logprobs, weight, kind, threshold=0.02):
+    """Every position in turn; position t predicts label t + 1."""
+    losses = []
+    for b in range(len(labels)):
+        for t in range(labels.shape[1] - 1):
+            label = int(labels[b, t + 1])
+            if label == -100:
+                continue
+            scores = [float(x) for x in logits[b, t].double()]
+            normaliser = math.log(sum(math.exp(x) for x in scores))
+            top = [(int(i), math.exp(float(p))) for i, p in zip(ids[b, t], logprobs[b, t].double(), strict=True)]
+            kept = [(i, p) for i, p in top if i >= 0 and p >= threshold and not (kind == "surrogate" and i == label)]
+            term = 0.0
+            if kind == "surrogate" and kept:
+                shares = [math.exp(-1 / p) for _, p in kept]
+                term = sum(s / sum(shares) * (normaliser - scores[i]) for s, (i, _) in zip(shares, kept, strict=True))
+            if kind == "kl" and kept:
+                total = sum(p for _, p in kept)
+                term = sum(p / total * (math.log(p / total) + normaliser - scores[i]) for i, p in kept)
+            losses.append(normaliser - scores[label] + weight * term)
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_surrogate_loss_equals_slow_reference(kind, seed):
+    inputs = case(seed)
+    for weight in (1.0, 0.3, 0.0):
+        assert abs(float(surrogate_loss(*inputs, weight, kind)) - reference(*inputs, weight, kind)) < 1e-9
+    single = case(seed, torch.float32)
+    assert abs(float(surrogate_loss(*single, 0.7, kind)) - reference(*single, 0.7, kind)) < 1e-6
+
+
+def test_surrogate_loss_terms_of_three_kinds_differ():
+    inputs = case(1)
+    values = {float(surrogate_loss(*inputs, 1.0, kind)) for kind in KINDS}
+    assert len(values) == 3
+    assert float(surrogate_loss(*inputs, 0.0, "kl")) == float(surrogate_loss(*inputs, 1.0, "standard"))
+
+
+def test_surrogate_loss_reads_surrogate_at_position_that_predicts():
+    """A term at position t has the weight of label t + 1: only masks after the shift give this."""
+    logits, labels = torch.zeros(1, 3, V, dtype=torch.float64), torch.tensor([[5, -100, 2]])
+    logits[0, 1, 4] = -3.0
+    ids, logprobs = torch.tensor([[[3], [4], [6]]]), torch.full((1, 3, 1), -0.1, dtype=torch.float64)
+    assert float(surrogate_loss(logits, labels, ids, logprobs, 1.0)) == pytest.approx(
+        reference(logits, labels, ids, logprobs, 1.0, "surrogate"), abs=1e-12
+    )
+    moved = logits.clone()
+    moved[0, 0], moved[0, 2] = torch.randn(V), torch.randn(V)  # positions that predict an ignored label, or none
+    same = surrogate_loss(moved, labels, ids, logprobs, 1.0)
+    assert float(same) == float(surrogate_loss(logits, labels, ids, logprobs, 1.0))
+
+
+def test_surrogate_loss_leaves_out_target_and_tokens_under_threshold():
+    logits, labels = case(3)[0][:1, :2], torch.tensor([[0, 7]])
+    ids = torch.tensor([[[7, 1, 2], [0, 0, 0]]])
+    logprobs = torch.tensor([[[0.5, 0.3, 0.2], [1.0, 1.0, 1.0]]], dtype=torch.float64).log()
+    nll = torch.log_softmax(logits[0, 0], -1).neg()
+    higher = surrogate_loss(logits, labels, ids, logprobs, 1.0, threshold=0.25)
+    assert float(higher) == pytest.approx(float(nll[7] + nll[1]))
+    share = math.exp(-1 / 0.3) / (math.exp(-1 / 0.3) + math.exp(-1 / 0.2))
+    expected = float(nll[7] + share * nll[1] + (1 - share) * nll[2])
+    assert float(surrogate_loss(logits, labels, ids, logprobs, 1.0)) == pytest.approx(expected)
+    none = torch.full_like(ids, -1)
+    assert float(surrogate_loss(logits, labels, none, logprobs, 1.0)) == pytest.approx(float(nll[7]))
+
+
+def test_surrogate_loss_gradient_is_finite_where_probabilities_are_zero_or_labels_all_ignored():
+    logits, labels, ids, logprobs = case(4, torch.float32)
+    logprobs[:, ::2] = -math.inf
+    for kind in KINDS:
+        free = logits.clone().requires_grad_()
+        surrogate_loss(free, labels, ids, logprobs, 1.0, kind).backward()
+        assert torch.isfinite(free.grad).all() and free.grad[:, -1].abs().sum() == 0
+    assert float(surrogate_loss(logits, torch.full_like(labels, -100), ids, logprobs, 1.0)) == 0.0
+
+
+def test_surrogate_loss_unknown_kind_proposes_nearest():
+    with pytest.raises(SettingsError, match="did you mean 'surrogate'"):
+        surrogate_loss(*case(0), 1.0, "surrogat")
+
+
+def test_surrogate_weight_is_cosine_from_initial_to_final():
+    weights = [surrogate_weight(step, 11, 1.0, 0.2) for step in range(11)]
+    assert weights[0] == 1.0 and weights[-1] == pytest.approx(0.2) and weights[5] == pytest.approx(0.6)
+    assert weights == sorted(weights, reverse=True) and surrogate_weight(0, 1, 1.0, 0.0) == 1.0
+
+
+class Bigram(nn.Module):
+    """Logits of the next token from the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(V, V))
+
+    def forward(self, tokens):
+        return self.table[tokens]
+
+
+def sequences(rows: int = 8):
+    drawn = np.random.default_rng(0)
+    tokens = torch.tensor(drawn.integers(0, V, (rows, T)).astype(np.int32))
+    ids = torch.tensor(drawn.integers(0, V, (rows, T, K)).astype(np.int32))
+    return tokens, ids, torch.full((rows, T, K), -1.5), torch.ones(rows)
+
+
+class WaitsForDevice(TorchDispatchMode):
+    """Operations that read a value of the device on the host."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.waits = 0, []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.seen += 1
+        if operation.__name__.partition(".")[0] in self.WAITING:
+            self.waits.append(operation.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_step_with_surrogate_loss_does_not_wait_for_device(kind):
+    arrays, spec = sequences(), TrainSpec(epochs=1, batch=4, accumulate=2)
+    state = TrainingState(Bigram(), 8, spec, CPU, {"model": "bigram"})
+    with WaitsForDevice() as watched:
+        take_training_step(
+            state, lambda rows: tuple(one[torch.from_numpy(rows)] for one in arrays), SurrogateLoss(kind)
+        )
+    assert watched.seen > 50 and watched.waits == []
+    with WaitsForDevice() as watched:
+        bool(torch.ones(1).sum() > 0)
+    assert watched.waits
+
+
+def test_training_loop_gives_loss_the_weight_of_each_step():
+    arrays, seen = sequences(), []
+
+    class Watched(SurrogateLoss):
+        def __call__(self, network, batch):
+            seen.append(float(batch[-1]))
+            return super().__call__(network, batch)
+
+    spec = TrainSpec(epochs=2, batch=4, accumulate=2, threads=1)
+    run_training_loop(
+        Bigram(), 8, lambda rows: tuple(one[torch.from_numpy(rows)] for one in arrays), Watched("surrogate", 1.0, 0.5),
+        spec, CPU, identity={"model": "bigram", "settings": {}, "data": {}},
+    )  # fmt: skip
+    assert seen == [pytest.approx(surrogate_weight(step, 4, 1.0, 0.5)) for step in range(4) for _ in range(2)]
+
+
+def test_next_token_loss_leaves_out_sequences_of_weight_zero():
+    tokens, _, _, weights = sequences(4)
+    network = Bigram()
+    nn.init.normal_(network.table)
+    total, count = next_token_loss(network, (tokens, weights * torch.tensor([1.0, 0.0, 1.0, 0.0])))
+    kept = tokens[[0, 2]].long()
+    expected = nn.functional.cross_entropy(network(kept[:, :-1]).flatten(0, 1), kept[:, 1:].flatten(), reduction="sum")
+    assert float(count) == 2 * (T - 1) and total.item() == pytest.approx(expected.item(), rel=1e-6)

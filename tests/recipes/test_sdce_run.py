@@ -1,0 +1,323 @@
+"""recipe sdce as a whole: trained, killed, resumed, evaluated; models of Hugging Face from a local cache."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import SettingsError
+from ml_factory.recipes import sdce, sdce_run
+from ml_factory.recipes.language import vocabularies
+from ml_factory.recipes.sdce_run import run_sdce
+from ml_factory.recipes.sdce_settings import SdceSettings
+from ml_factory.storage.serialization import read_state_file
+from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = [
+    "the",
+    "king",
+    "and",
+    "queen",
+    "of",
+    "night",
+    "went",
+    "to",
+    "see",
+    "a",
+    "small",
+    "cat",
+    "on",
+    "its",
+    "mat",
+    "while",
+    "rain",
+    "fell",
+    "over",
+    "hills",
+]
+
+
+def write_text(path: Path, words: int = 3000) -> Path:
+    """Sentences in which words follow each other by a rule, with some noise."""
+    drawn, at, out = random.Random(0), 0, []
+    for _ in range(words):
+        at = (at * 3 + 1) % len(WORDS) if drawn.random() < 0.8 else drawn.randrange(len(WORDS))
+        out.append(WORDS[at] + ("\n" if drawn.random() < 0.1 else ""))
+    path.write_text(" ".join(out))
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """Call it with values by section: small settings of a training in this test's folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    text = write_text(tmp_path / "text.txt")
+
+    def of(output: str = "out", **values) -> SdceSettings:
+        sections = {
+            "model": {"name_or_path": "builtin:tiny"},
+            "surrogate": {"name_or_path": "builtin:tiny", "dtype": "float32", "k": 8, "probability_threshold": 0.001},
+            "data": {"dataset_name": str(text), "max_seq_length": 64, "validation_share": 0.1},
+            "training": {"device": "cpu", "threads": 1, "num_epochs": 2, "per_device_train_batch_size": 8,
+                         "gradient_accumulation_steps": 2, "learning_rate": 3e-3, "mixed_precision": "no",
+                         "save_seconds": 0.0, "log_steps": 1, "output_dir": str(tmp_path / output)},
+        }  # fmt: skip
+        for section, more in values.items():
+            sections[section] |= more
+        return SdceSettings().with_values(sections)
+
+    return of
+
+
+def trained(settings: SdceSettings, **more) -> dict:
+    lines: list[str] = []
+    result = run_sdce(settings, mirror="off", on_status=lines.append, **more)
+    return result | {"lines": lines}
+
+
+def weights(result: dict) -> dict[str, np.ndarray]:
+    return {
+        name: value.numpy() for name, value in read_state_file(Path(result["model"]) / "model.state")["weights"].items()
+    }
+
+
+def die_at(call: int, monkeypatch):
+    """Make the loss fail at its nth call, as a machine that vanishes."""
+    calls = []
+
+    def dying(loss, network, batch, real=sdce.SurrogateLoss.__call__):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(loss, network, batch)
+
+    monkeypatch.setattr(sdce.SurrogateLoss, "__call__", dying)
+
+
+@pytest.mark.parametrize("loss_type", sdce.KINDS)
+def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, settings, monkeypatch):
+    whole = trained(settings("whole", training={"loss_type": loss_type}))
+    steps = len(whole["history"]) and (whole["sequences"] * 2) // whole["batch"]
+    assert steps > 6 and whole["loss"] < whole["loss_before"] and whole["resumed_step"] is None
+    killed = settings("killed", training={"loss_type": loss_type})
+    for call in (3, 2 * (steps // 2) + 3):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            die_at(call if call == 3 else call - 4, patch)
+            trained(killed)
+    resumed = trained(killed)
+    assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
+    assert resumed["loss"] == whole["loss"] and resumed["ngram_loss"] == whole["ngram_loss"]
+    theirs = weights(resumed)
+    assert all(np.array_equal(value, theirs[name]) for name, value in weights(whole).items())
+    assert trained(killed)["lines"][-1].startswith("finished before")
+
+
+def test_recipe_sdce_with_cache_equals_online_to_the_bit(settings):
+    online = trained(settings("online"))
+    cached = trained(settings("cached", surrogate={"cache": "float32"}))
+    assert online["loss"] == cached["loss"] and any("cached in" in line for line in cached["lines"])
+    theirs = weights(cached)
+    assert all(np.array_equal(value, theirs[name]) for name, value in weights(online).items())
+    standard = trained(settings("standard", training={"loss_type": "standard"}))
+    assert standard["loss"] != online["loss"]
+    half = trained(settings("half", surrogate={"cache": "float16"}))
+    assert half["loss"] == pytest.approx(online["loss"], abs=1e-3)
+
+
+def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
+    result = trained(settings(training={"num_epochs": 1}))
+    assert result["lines"][0].startswith(
+        "batch: 8 sequences a device x 1 devices x 2 accumulated = 16 sequences, 1,024"
+    )
+    assert any(line.startswith("vocabulary: 257 of 257 tokens (100.0%)") for line in result["lines"])
+    assert result["surrogate"]["text_share"] == 1.0 and 1 <= result["ngram_order"] <= 6
+    assert result["better_than_ngram"] is (result["loss"] < result["ngram_loss"])
+    assert result["perplexity"] == pytest.approx(np.exp(result["loss"]))
+    text = sdce_run.summary(result)
+    assert ("NOT better than" in text) is not result["better_than_ngram"]
+    record = json.loads((Path(result["model"]).parent / "run.json").read_text())
+    assert record["settings"]["training"]["learning_rate"] == 3e-3
+
+
+def test_recipe_sdce_own_model_is_surrogate_of_another(settings):
+    first = trained(settings("first", training={"loss_type": "standard", "num_epochs": 1}))
+    second = trained(settings("second", surrogate={"name_or_path": first["model"]}, training={"num_epochs": 1}))
+    assert second["surrogate"]["vocabulary_share"] == 1.0
+    plain = trained(settings("plain", training={"num_epochs": 1}))  # with a surrogate that was never trained
+    assert second["surrogate"]["weights"] != plain["surrogate"]["weights"] and second["run_id"] != plain["run_id"]
+
+
+def test_recipe_sdce_other_host_of_slice_writes_nothing(settings, monkeypatch, tmp_path):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        die_at(9, patch)
+        trained(settings())
+    files_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    monkeypatch.setenv("TPU_PROCESS_ID", "1")
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
+    seen = []
+    real = sdce_run.run_training_loop
+    monkeypatch.setattr(sdce_run, "run_training_loop", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    assert trained(settings())["lines"] == []
+    assert seen[0].resumed_step == 4  # from the first host's checkpoint
+    found = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {str(path) for path in found if found[path] != files_before.get(path) and path.suffix != ".lock"} == set()
+
+
+def test_recipe_sdce_writes_to_bucket_and_another_machine_goes_on(settings, gcs_bucket, monkeypatch, tmp_path):  # noqa: F811
+    place = {"output_dir": f"{gcs_bucket}/sdce", "num_epochs": 2}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        die_at(9, patch)
+        trained(settings(training=place))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    result = trained(settings(training=place))
+    assert result["resumed_step"] and result["loss"] == trained(settings("whole"))["loss"]
+
+
+# ---------------------------------------------------------------------- models of Hugging Face
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A local cache of the hub with two models: own/gpt of byte-level BPE, own/llama with word-start marks."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    cache = tmp_path_factory.mktemp("hub")
+    corpus = [write_text(cache / "corpus.txt").read_text()]
+
+    def folder_of(name: str) -> Path:
+        top = cache / f"models--own--{name}"
+        (top / "refs").mkdir(parents=True)
+        (top / "refs" / "main").write_text("0" * 40)
+        return top / "snapshots" / ("0" * 40)
+
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=350, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(corpus, trainer)
+    unigram = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    unigram.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(replacement="▁")
+    special = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    unigram.train_from_iterator(corpus, trainer)
+    small_gpt = {"vocab_size": 350, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    for name, inner, end, config in (
+        ("gpt", bpe, "<|endoftext|>", transformers.GPT2Config(**small_gpt)),
+        ("llama", unigram, "</s>", transformers.LlamaConfig(
+            vocab_size=408, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=64)),
+    ):  # fmt: skip
+        folder = folder_of(name)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end).save_pretrained(str(folder))
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+    return cache
+
+
+@pytest.fixture
+def offline_hub(hub, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    for name, value in (("HF_HUB_CACHE", str(hub)), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(constants, name, value)
+    return hub
+
+
+HUB = {"model": {"name_or_path": "own/gpt"}, "surrogate": {"name_or_path": "own/llama", "k": 6}}
+SHORT = {"num_epochs": 1, "learning_rate": 3e-3}
+
+
+def test_recipe_sdce_trains_models_by_name_from_local_cache(settings, offline_hub):
+    result = trained(settings("hub", **HUB, training=SHORT))
+    assert result["loss"] < result["loss_before"] and 0.5 < result["surrogate"]["vocabulary_share"] <= 1
+    assert result["surrogate"]["text_share"] > 0.5
+    again = trained(
+        settings("reloaded", model={"name_or_path": result["model"]}, surrogate=HUB["surrogate"], training=SHORT)
+    )
+    assert again["loss_before"] == pytest.approx(result["loss"], rel=1e-6)
+
+
+def test_recipe_sdce_model_by_name_recomputes_blocks_and_starts_from_scratch(settings, offline_hub):
+    stored = trained(settings("a", **HUB, training=SHORT | {"loss_type": "standard"}))
+    spared = settings(
+        "b", model=HUB["model"] | {"gradient_checkpointing": True}, training=SHORT | {"loss_type": "standard"}
+    )
+    assert trained(spared)["loss"] == pytest.approx(stored["loss"], abs=1e-5)
+    scratch = settings(
+        "c", model=HUB["model"] | {"init_from_scratch": True}, training=SHORT | {"loss_type": "standard"}
+    )
+    first = trained(scratch)
+    assert first["loss_before"] != stored["loss_before"]
+    assert trained(scratch, fresh=True)["loss"] == first["loss"]
+
+
+def test_recipe_sdce_unknown_model_or_too_few_common_tokens_is_refused(settings, offline_hub, monkeypatch):
+    with pytest.raises(SettingsError, match=r"cannot be loaded \[own/none\].*builtin:small"):
+        trained(settings("none", model={"name_or_path": "own/none"}))
+    monkeypatch.setattr(vocabularies, "LEAST_SHARE", 0.9)  # 256 bytes and the end of a text are matched
+    with pytest.raises(SettingsError, match=r"too few tokens in common \[own/gpt and builtin:tiny\].*at least 90%"):
+        trained(settings("few", model=HUB["model"]))
+
+
+# ---------------------------------------------------------------------- real kills, several processes
+
+
+def command(settings: SdceSettings, folder: Path) -> list[str]:
+    """The command of these settings, from a YAML file, through the guide's own entry point."""
+    path = folder / "settings.yaml"
+    path.write_text(json.dumps(json.loads(json.dumps(vars(settings), default=vars))))
+    return [str(ROOT / "recipes" / "train.py"), "--config", str(path), "--json"]
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_recipe_sdce_ten_random_kills_end_with_same_bits(settings, tmp_path):
+    longer = {"num_epochs": 40}
+    whole = trained(settings("whole", training=longer))
+    drawn, kills = random.Random(int(os.environ.get("ML_FACTORY_SOAK_SEED", "0"))), 0
+    words = [sys.executable, *command(settings("killed", training=longer), tmp_path)]
+    while kills < 10:
+        child = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        time.sleep(drawn.uniform(2.0, 9.0))
+        if child.poll() is not None:
+            break
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        kills += 1
+    else:
+        child = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    printed, errors = child.communicate(timeout=600)
+    assert child.returncode == 0, errors
+    result = json.loads(printed)
+    assert kills >= 3 and result["loss"] == whole["loss"] and result["exact"]
+    theirs = weights(result)
+    assert all(np.array_equal(value, theirs[name]) for name, value in weights(whole).items())
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_recipe_sdce_two_processes_of_torchrun_give_losses_of_one(settings, tmp_path):
+    alone = trained(settings("alone"))
+    halved = settings("pair", training={"per_device_train_batch_size": 4})
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        *command(halved, tmp_path),
+    ]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "ML_FACTORY_WANDB": "off"})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout)
+    assert result["batch"] == alone["batch"] and result["loss"] == pytest.approx(alone["loss"], rel=1e-4)

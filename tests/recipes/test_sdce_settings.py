@@ -1,0 +1,156 @@
+"""Settings of recipe sdce: the guide's flags and YAML keys, which of them wins, and what is refused."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ml_factory.__main__ import app
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.recipes import sdce_run
+from ml_factory.recipes.recipe_run import is_writing_process, tpu_host
+from ml_factory.recipes.sdce_run import batch_arithmetic
+from ml_factory.recipes.sdce_settings import FLAGS, SdceSettings, sdce_settings
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+# Every command of the guide that trains, as it stands there.
+COMMANDS = """
+train.py --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --dataset wikitext --dataset_config wikitext-2-raw-v1 --batch_size 4 --learning_rate 1e-4 --num_epochs 3
+train.py --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --dataset wikitext --dataset_config wikitext-2-raw-v1
+train.py --device tpu --tpu_cores 8 --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --mixed_precision bf16 --dataset wikitext --dataset_config wikitext-2-raw-v1
+train.py --device tpu --tpu_cores 8 --tpu_num_hosts 4 --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --mixed_precision bf16 --dataset wikitext --dataset_config wikitext-2-raw-v1
+train.py --standard_training --base_model gpt2 --dataset wikitext
+train.py --config config.yaml
+train.py --config config_tinyllama_tpuv4.yaml
+train.py --config config.yaml --device tpu --tpu_cores 8 --tpu_num_hosts 4
+train.py --surrogate_k 30 --probability_threshold 0.02 --surrogate_loss_weight_initial 1.0 --surrogate_loss_weight_final 0.0
+train.py --mixed_precision bf16 --gradient_checkpointing --init_from_scratch --loss_type kl
+""".strip().splitlines()  # noqa: E501 - lines of the guide
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Call it with the words of a command: the settings that the recipe would train with."""
+    seen = []
+    monkeypatch.setattr(sdce_run, "run_sdce", lambda settings, **more: seen.append(settings) or {})
+    monkeypatch.chdir(RECIPES)
+
+    def settings_of(words: list[str]) -> SdceSettings:
+        result = CliRunner().invoke(app, ["recipe", "sdce", *words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return seen[-1]
+
+    return settings_of
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("dashes", [False, True])
+def test_recipe_sdce_takes_each_command_of_the_guide(command, dashes, given):
+    words = shlex.split(command)[1:]
+    settings = given([word.replace("_", "-") if dashes and word.startswith("--") else word for word in words])
+    expected = {name.removeprefix("--"): value for name, value in zip(words, [*words[1:], ""], strict=True)}
+    for name, value in expected.items():
+        if name in FLAGS and not value.startswith("--") and value:
+            section, key = FLAGS[name]
+            assert str(getattr(getattr(settings, section), key)) in (
+                value,
+                str(float(value) if "e-" in value else value),
+            )
+    assert settings.needs_surrogate is ("--standard_training" not in words)
+
+
+def test_sdce_settings_defaults_are_those_of_the_guide():
+    settings = SdceSettings()
+    surrogate, data, training = settings.surrogate, settings.data, settings.training
+    assert (surrogate.k, surrogate.probability_threshold) == (30, 0.02)
+    assert (surrogate.loss_weight_initial, surrogate.loss_weight_final) == (1.0, 0.0)
+    assert (data.max_seq_length, training.loss_type, training.device) == (1024, "surrogate", "auto")
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (4, 4)
+    assert training.output_dir == "./outputs" and training.learning_rate == 1e-4
+
+
+def test_sdce_flags_win_over_yaml_and_yaml_over_defaults(given):
+    settings = given(["--config", "config.yaml", "--num_epochs", "7", "--surrogate-k", "5", "--device", "cpu"])
+    assert settings.training.num_epochs == 7 and settings.surrogate.k == 5 and settings.training.device == "cpu"
+    assert settings.training.learning_rate == 1e-4  # YAML reads 1e-4 as a text
+    assert settings.data.dataset_config == "wikitext-2-raw-v1" and settings.model.gradient_checkpointing
+    assert settings.precision == "bf16" and settings.training.wandb_project == "sdce-training"
+
+
+def test_sdce_yaml_files_are_valid_and_hold_only_known_keys():
+    for name in ("config.yaml", "config_tinyllama_tpuv4.yaml"):
+        settings = sdce_settings(RECIPES / name)
+        for section, values in yaml.safe_load((RECIPES / name).read_text()).items():
+            for key, value in values.items():
+                assert getattr(getattr(settings, section), key) == (float(value) if key == "learning_rate" else value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainin:\n  num_epochs: 3\n", r"no such section.*got 'trainin'.*did you mean 'training'"),
+        ("training:\n  num_epoch: 3\n", r"no such key of section training.*did you mean 'num_epochs'"),
+        ("training:\n  num_epochs: three\n", r"training.num_epochs.*got 'three', wanted a whole number"),
+        ("training:\n  num_epochs: true\n", r"training.num_epochs.*got True"),
+        ("training: 3\n", "A section is a table"),
+        ("surrogate:\n  probability_threshold: 1.5\n", r"probability_threshold.*a share below 1"),
+        ("training:\n  loss_type: sdce\n", r"loss_type.*surrogate, kl, standard"),
+        ("- 1\n", "These are no settings"),
+        ("a: [1\n", "cannot be read.*wanted YAML"),
+        ("a: !!python/object/apply:os.system [ls]\n", "cannot be read"),
+    ],
+)
+def test_sdce_yaml_with_mistake_names_place_and_nearest(text, message, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        sdce_settings(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--device", "tpu", "--mixed_precision", "fp16"],
+        ["--config", "config_tinyllama_tpuv4.yaml", "--mixed_precision", "fp16"],
+    ],
+)
+def test_sdce_fp16_on_tpu_is_refused_before_any_model_is_loaded(words, given):
+    with pytest.raises(SettingsError, match=r"A TPU has no fp16.*bf16"):
+        given(words)
+
+
+def test_sdce_two_losses_are_refused_and_unknown_flag_exits(given):
+    with pytest.raises(SettingsError, match="Two losses"):
+        given(["--standard_training", "--loss_type", "kl"])
+    assert CliRunner().invoke(app, ["recipe", "sdce", "--base_modell", "x"]).exit_code == 2
+
+
+def test_sdce_batch_arithmetic_counts_chips_not_cores():
+    settings = sdce_settings(RECIPES / "config_tinyllama_tpuv4.yaml")
+    line = batch_arithmetic(settings, 16, on_tpu=True)
+    assert "4 sequences a device x 16 devices x 8 accumulated = 512 sequences, 1,048,576 tokens a step" in line
+    assert "names 32; this slice has 16 chips" in line
+    assert "names" not in batch_arithmetic(settings, 32, on_tpu=True) + batch_arithmetic(settings, 1, on_tpu=False)
+
+
+def test_sdce_first_host_alone_writes(monkeypatch):
+    assert is_writing_process()
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "4")
+    monkeypatch.setenv("TPU_PROCESS_ID", "3")
+    assert tpu_host() == 3 and not is_writing_process()
+    for wrong in ("4", "-1", "x"):
+        monkeypatch.setenv("TPU_PROCESS_ID", wrong)
+        with pytest.raises(FactoryError, match="TPU_PROCESS_ID"):
+            tpu_host()
+
+
+def test_sdce_identity_leaves_out_machine_and_without_surrogate_its_section():
+    def changed(**values):
+        return SdceSettings().with_values({"training": values}).identity()
+
+    assert changed(device="cpu", output_dir="x", log_steps=3) == SdceSettings().identity()
+    assert changed(seed=3) != SdceSettings().identity() != changed(learning_rate=0.1)
+    assert "surrogate" not in changed(loss_type="standard")
