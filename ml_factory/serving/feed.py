@@ -13,6 +13,7 @@ import pandas as pd
 from ml_factory.errors import BarsError, CheckpointError, FactoryError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard.guarded_stream import GuardedStream
+from ml_factory.inference.guard.outcomes import REMEMBERED
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feed_log import FeedLog
 from ml_factory.serving.recent_answers import (
@@ -88,15 +89,17 @@ class Feed:
         """Give the guard the outcome of an earlier answer; `remembered` is False where it holds no such answer."""
         log = self._continue(served)
         remembered = self._stream.add_outcome(known_at, label)
-        if remembered:
-            self._log_record(log, "outcome", 0, {"known_at": known_at.value, "label": label})
-        return {"remembered": remembered, "run_id": served.run_id, "bundle": served.id}
+        if not remembered:
+            return not_remembered(served, "no answer of this moment waits for an outcome: it has one already, or another "
+                                  f"known_at, or {REMEMBERED:,} answers came after it")  # fmt: skip
+        self._log_record(log, "outcome", 0, {"known_at": known_at.value, "label": label})
+        return not_remembered(served, "") | {"remembered": True}
 
     def position(self, served: ServedBundle) -> dict[str, Any]:
         """Return from which bar on the feed continues: `next` is the earliest start of a bar; null where none came."""
         self._continue(served)
         status = self._stream.status()
-        return {"symbol": served.symbol, "next": status["last_bar_end"], "run_id": served.run_id, "bundle": served.id}
+        return empty_position(served) | {"next": status["last_bar_end"]}
 
     def last_answers(self, served: ServedBundle) -> list[dict[str, Any]]:
         """Return the answers of the last RECENT_BARS bars, each with its bundle."""
@@ -110,9 +113,11 @@ class Feed:
     def close(self) -> None:
         """Write a snapshot, so that the next start replays nothing."""
         if self._log is not None:
-            if self._log.last > self._snapshot_number:
-                self._write_snapshot(self._log)
-            self._log.close()
+            try:
+                if self._log.last > self._snapshot_number:
+                    self._write_snapshot(self._log)
+            finally:
+                self._log.close()
 
     # ---- the stream ------------------------------------------------------------------------------------------------
 
@@ -274,6 +279,16 @@ class Feed:
                                       wanted=f"at most {log.last}", next_step=step)  # fmt: skip
             RecentAnswers.from_text(stored["recent"])
         return stored
+
+
+def empty_position(served: ServedBundle) -> dict[str, Any]:
+    """Return `Feed.position` of a feed without bars."""
+    return {"symbol": served.symbol, "next": None, "run_id": served.run_id, "bundle": served.id}
+
+
+def not_remembered(served: ServedBundle, reason: str) -> dict[str, Any]:
+    """Return the reply to an outcome that belongs to no answer."""
+    return {"remembered": False, "reason": reason, "run_id": served.run_id, "bundle": served.id}
 
 
 def kept_bars(bundle: Bundle) -> int:

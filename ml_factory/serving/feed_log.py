@@ -37,16 +37,15 @@ class _Segment:
 class FeedLog:
     """Records of one feed.
 
-    folder : made where it is absent; one process writes to it
+    folder : made with the first record; one process writes to it
     """
 
     def __init__(self, folder: Path):
         self._folder, self._segments = folder, list[_Segment]()
         self._descriptor: int | None = None
         self.last = 0
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        names = [name for name in files.names(folder) if name.startswith("log-") and name.endswith(".jsonl")]
+        found = files.names(folder) if files.is_folder(folder) else []
+        names = [name for name in found if name.startswith("log-") and name.endswith(".jsonl")]
         for name in names:
             self._read_segment(folder / name, is_last=name == names[-1])
 
@@ -114,6 +113,7 @@ class FeedLog:
     def _open_segment(self) -> None:
         path = self._folder / f"log-{self.last + 1:012d}.jsonl"
         with disk_errors(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             self._descriptor = open_regular_file(path, flags)
             flush_folder(self._folder)

@@ -29,6 +29,10 @@ class PredictionThread:
         future.add_done_callback(self._count)
         return await asyncio.wrap_future(future)
 
+    async def finish(self, job: Callable[[], Any]) -> Any:
+        """Return what the job returns. It runs after those before it, beyond the limit, and also once cancelled here."""
+        return await asyncio.shield(asyncio.wrap_future(self._pool.submit(job)))
+
     @property
     def jobs(self) -> int:
         """Jobs that run or wait."""

@@ -141,9 +141,10 @@ class OutcomeRequest(Strict):
 
 
 class OutcomeAnswer(BaseModel):
-    """remembered : whether the guard holds the answer of that moment."""
+    """remembered : whether the guard held the answer of that moment; reason : why not."""
 
     remembered: bool
+    reason: str
     run_id: str
     bundle: str
 

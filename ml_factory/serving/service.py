@@ -12,6 +12,7 @@ import pandas as pd
 import ml_factory
 from ml_factory.errors import FactoryError
 from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.serving.feed import not_remembered
 from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import OverloadError
 from ml_factory.serving.schemas import OutcomeRequest, PredictRequest
@@ -36,11 +37,12 @@ class Service:
         self, paths: Sequence[Path], state: Path, *, durable: bool, limits: ServiceLimits, guard: GuardSettings
     ):  # fmt: skip
         self.limits, self.metrics = limits, ServiceMetrics()
-        self.ready, self.connections = False, 0
+        self.ready = False
         self.stopping, self.messages_under_way = False, 0
         self._markets = ServedMarkets(paths, limits, guard)
         self._state = str(state) if durable else None
-        self._feeds = Feeds(state, guard, limits.feeds)
+        self._feeds = Feeds(state, guard, limits)
+        self.connections = self._feeds.connections
         self._messages = StreamMessages(self._markets, self._feeds, limits.bars)
         self._last: deque[dict[str, Any]] = deque(maxlen=SHOWN_ANSWERS)
         self._reloads = asyncio.Lock()
@@ -52,7 +54,7 @@ class Service:
     async def stop(self) -> None:
         """Finish what is under way, and write the snapshots of the feeds."""
         self.ready = False
-        for message in await self._feeds.close(self._markets.by_symbol):
+        for message in await self._feeds.close():
             _log.warning("%s", message)
         await self._markets.close()
 
@@ -73,8 +75,9 @@ class Service:
         market = self._markets.find(request.symbol)
         known_at = pd.Timestamp(request.known_at).tz_convert("UTC").as_unit("ns")
         return await self._feeds.run(
-            market, request.feed, lambda feed: feed.add_outcome(market.served, known_at, request.label)
-        )
+            market, request.feed, lambda feed: feed.add_outcome(market.served, known_at, request.label),
+            not_remembered(market.served, "this feed has no bars: name the feed of the stream that gave the answer"),
+        )  # fmt: skip
 
     async def reload(self) -> dict[str, dict[str, Any]]:
         """Read the bundles' files again, and replace the bundles; as `ServedMarkets.reload`."""
@@ -108,16 +111,16 @@ class Service:
         """Return the fields of `schemas.Status`."""
         names = ("symbol", "run_id", "bundle")
         return {
-            "streams": self.connections, "answers": list(self._last)[::-1],
+            "streams": self.connections.total(), "answers": list(self._last)[::-1],
             "bundles": [dict(zip(names, one, strict=True)) for one in self.bundles()],
-            "guards": await self._feeds.guards(self._markets.by_symbol),
+            "guards": await self._feeds.guards(),
         }  # fmt: skip
 
     async def metrics_page(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
         jobs = {symbol: market.thread.jobs for symbol, market in self._markets.by_symbol.items()}
-        guards = await self._feeds.guards(self._markets.by_symbol)
-        return self.metrics.render(jobs, self.connections, self.bundles(), guards)
+        guards = await self._feeds.guards()
+        return self.metrics.render(jobs, self.connections.total(), self.bundles(), guards)
 
     def bundles(self) -> list[tuple[str, str, str]]:
         """Return (symbol, run, id) of the bundles that answer now."""

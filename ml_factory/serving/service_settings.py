@@ -21,7 +21,9 @@ class ServiceLimits:
     concurrent_requests : under way at once, of all clients
     waiting_jobs : predictions that wait for the thread of one symbol
     batch_rows : feature rows that are predicted in one call
-    connections, feeds : open streams; feeds by name and symbol
+    connections : open streams
+    feeds : by name and symbol, that are open at once; idle ones are closed and come back from the disk
+    stored_feeds : that have a folder on the disk
     """
 
     body_bytes: int = 8 * 2**20
@@ -37,6 +39,7 @@ class ServiceLimits:
     batch_rows: int = 4096
     connections: int = 64
     feeds: int = 64
+    stored_feeds: int = 1000
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -14,11 +14,11 @@ _log = logging.getLogger("ml_factory")
 
 async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
     """Serve one connection until either side ends it."""
-    if service.connections >= service.limits.connections:
+    if service.connections.total() >= service.limits.connections:
         wanted = f"at most {service.limits.connections}"
         await socket.send_denial_response(problem_response(OverloadError("Too many streams are open", wanted=wanted)))
         return
-    service.connections += 1
+    service.connections[feed] += 1
     try:
         try:
             hello = await service.hello(feed)
@@ -43,7 +43,9 @@ async def answer_stream(socket: WebSocket, service: Service, feed: str) -> None:
     except WebSocketDisconnect:
         return  # the client left; what it sent stays in the log
     finally:
-        service.connections -= 1
+        service.connections[feed] -= 1
+        if not service.connections[feed]:
+            del service.connections[feed]
 
 
 async def _reply(service: Service, feed: str, text: str) -> dict[str, Any]:

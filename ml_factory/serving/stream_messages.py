@@ -6,7 +6,7 @@ import pandas as pd
 from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
 
 from ml_factory.errors import FactoryError
-from ml_factory.serving.feed import Feed
+from ml_factory.serving.feed import Feed, empty_position
 from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import problem_fields, schema_error, status_of, to_json_text
 from ml_factory.serving.schemas import FIRST_MOMENT, LAST_MOMENT, BarTable, Strict, Symbol
@@ -82,8 +82,9 @@ class StreamMessages:
         if isinstance(message, AdvanceMessage):
             until = pd.Timestamp(message.until).tz_convert("UTC").as_unit("ns")
             reply = await self._feeds.run(
-                market, feed, lambda one: one.advance(market.served, until, pd.Timestamp.now(tz="UTC"))
-            )
+                market, feed, lambda one: one.advance(market.served, until, pd.Timestamp.now(tz="UTC")),
+                market.served.named([]),
+            )  # fmt: skip
             return {"type": "ack", "repeated": 0, "repeated_answers": 0, **reply}
         check_bar_count(message.bars, self._largest)
         now = pd.Timestamp.now(tz="UTC") if message.live else None
@@ -94,7 +95,8 @@ class StreamMessages:
         return {"type": "ack", **await self._feeds.run(market, feed, push)}
 
     async def _position(self, market: ServedMarket, feed: str) -> dict[str, Any]:
-        return await self._feeds.run(market, feed, lambda one: one.position(market.served))
+        absent = empty_position(market.served)
+        return await self._feeds.run(market, feed, lambda one: one.position(market.served), absent)
 
 
 def _id_of(text: str) -> Any:

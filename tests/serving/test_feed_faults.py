@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -88,7 +89,7 @@ class FailingService:
     """A service whose answers fail unexpectedly."""
 
     def __init__(self):
-        self.connections, self.limits = 0, ServiceLimits()
+        self.connections, self.limits = Counter(), ServiceLimits()
         self.stopping, self.messages_under_way = False, 0
 
     async def hello(self, feed: str) -> dict:

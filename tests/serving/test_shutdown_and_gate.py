@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ def stub_service(answer, **fields):
     async def hello(_):
         return {"type": "hello"}
 
-    values = {"limits": ServiceLimits(), "connections": 0, "messages_under_way": 0, "stopping": False}
+    values = {"limits": ServiceLimits(), "connections": Counter(), "messages_under_way": 0, "stopping": False}
     return SimpleNamespace(hello=hello, answer_message=answer, **values | fields)
 
 
@@ -66,7 +67,7 @@ def test_server_stopped_during_a_message_sends_its_reply_and_reads_no_other():
         async with asyncio.timeout(10):
             while not server.should_exit:
                 await asyncio.sleep(0.01)
-        assert service.messages_under_way == service.connections == 0
+        assert service.messages_under_way == service.connections.total() == 0
 
     asyncio.run(run())
 
@@ -110,7 +111,7 @@ def test_reload_signal_during_a_reload_reloads_once_more(monkeypatch, tmp_path):
 
 def test_stream_beyond_connections_is_denied():
     socket = Socket()
-    asyncio.run(answer_stream(socket, stub_service(None, connections=64), "feed"))
+    asyncio.run(answer_stream(socket, stub_service(None, connections=Counter(feed=64)), "feed"))
     assert socket.denied == 429
 
 
