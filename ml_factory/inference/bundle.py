@@ -126,6 +126,12 @@ class Bundle:
         return GuardReference.from_bytes(self.reference, len(self.description["feature_names"]), self.where)
 
     @property
+    def off_tick_share(self) -> float:
+        """Share of the bars of training with prices off the tick; of all bars in a bundle of an older version."""
+        limits = self.guard_reference.limits if self.guard_reference else {}
+        return limits.get("off_tick", self.description["off_tick"])
+
+    @property
     def engine(self) -> str:
         """ "native", or "onnx" where a library of the models is not installed and the file holds their graph."""
         return "onnx" if self.onnx and absent_libraries(self.models) else "native"
@@ -158,7 +164,7 @@ class Bundle:
         Raises BarsError for bars that are refused, too few, or on another tick than those of training.
         """
         checked, report = self.spec.check_bars(bars, stamped=stamped)
-        check_bars_on_tick(report, self.spec.market, self.description["off_tick"])
+        check_bars_on_tick(report, self.spec.market, self.off_tick_share)
         frame, _ = self.spec.predict_bars(checked, self.fitted)
         if warm_rows:
             frame = self._warm_rows(frame, checked)

@@ -283,6 +283,14 @@ def test_alarms_hold_each_finding_and_count_its_onsets():
     assert alarms.status(79)["gap"]["onsets"] == 2 and alarms.status(45)["unit"]["state"] == "alarm"
 
 
+def test_bundle_predict_and_request_checks_compare_ticks_with_training_rows_alone(bundle, raw_bars):
+    later = replace(bundle, description=bundle.description | {"off_tick": 0.9})  # test rows are off the tick
+    assert later.off_tick_share == 0.0
+    with pytest.raises(BarsError, match="another tick"):
+        later.predict(off_tick(raw_bars))
+    assert check_predict_bars(later, off_tick(raw_bars))[0].kind == "schema"
+
+
 def test_guard_settings_with_unknown_action_raises():
     with pytest.raises(SettingsError, match="gap"):
         GuardSettings(gap="shout")

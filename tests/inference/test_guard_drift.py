@@ -63,8 +63,9 @@ def drawn(p, generator):
 
 def bar_guard(market, reference, off_tick=0.0) -> BarGuard:
     bundle = SimpleNamespace(
-        spec=SimpleNamespace(market=market[1]), guard_reference=reference, description={"off_tick": off_tick}
-    )
+        spec=SimpleNamespace(market=market[1]), guard_reference=reference, description={"off_tick": off_tick},
+        off_tick_share=reference.limits.get("off_tick", off_tick),
+    )  # fmt: skip
     return BarGuard(bundle, GuardSettings())
 
 

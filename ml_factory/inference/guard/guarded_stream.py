@@ -31,8 +31,7 @@ class BarGuard:
     def __init__(self, bundle: Bundle, settings: GuardSettings):
         self._market, reference = bundle.spec.market, bundle.guard_reference
         limits = reference.limits if reference else {}
-        off_tick = limits.get("off_tick", bundle.description["off_tick"])  # of training alone, where it is known
-        self._checks = BarChecks(self._market, settings, limits, off_tick)
+        self._checks = BarChecks(self._market, settings, limits, bundle.off_tick_share)
         self.drift = BarDrift(self._market, reference, settings.drift_scale) if reference else None
         self.alarms = Alarms(settings)
         self.bars, self.last_end = 0, 0

@@ -22,7 +22,7 @@ def check_predict_bars(
     """
     try:
         checked, report = bundle.spec.check_bars(bars)
-        check_bars_on_tick(report, bundle.spec.market, bundle.description["off_tick"])
+        check_bars_on_tick(report, bundle.spec.market, bundle.off_tick_share)
         chunk = to_bar_chunk(checked, bundle.spec.market)
         guard = BarGuard(bundle, settings)
         guard.check_order(chunk)
