@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # Required for what imports them in turn: they are a notebook's kernel, its widgets, the two halves of gcsfs, and what
 # uvicorn reads HTTP and WebSockets with.
 NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec", "onnxscript", "httptools", "websockets"}
-NEVER_IMPORTED |= {"torchvision", "webdataset", "transformers", "datasets", "yaml"}  # of recipes that are to come
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
 NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic", "starlette"}
 MODULES = {

@@ -61,7 +61,8 @@ models.transformer models.tft_layers models.tft models.multi_timeframe_network m
 models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
 training.distributed training.network_blocks training.malloc_tuning training.recompiles training.device
-training.recompute training.batches training.state training.evaluate training.progress_line training.loop
+training.recompute training.sync_batch_norm training.batches training.state training.evaluate
+training.progress_line training.loop
 training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
@@ -100,8 +101,11 @@ recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
 recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
 recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.language.ngram
 recipes.sdce recipes.sdce_settings recipes.sdce_run
+recipes.shards recipes.shard_sources recipes.image_batches recipes.resnet50 recipes.event_file recipes.worker_log
+recipes.image_training
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
-commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipe_sdce commands.recipes
+commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipe_sdce
+commands.recipe_resnet50 commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()

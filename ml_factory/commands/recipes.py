@@ -11,6 +11,7 @@ from ml_factory.commands.dataclass_options import expand_options
 # name -> module whose function of the same name is the command; it imports nothing heavy by itself
 RECIPES = {
     "shards": "ml_factory.commands.recipe_shards",
+    "resnet50": "ml_factory.commands.recipe_resnet50",
     "sdce": "ml_factory.commands.recipe_sdce",
 }
 

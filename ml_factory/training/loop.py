@@ -26,6 +26,7 @@ from ml_factory.training.device import Device, deterministic_device
 from ml_factory.training.losses import Loss
 from ml_factory.training.optim import optimizer_step_scalars, total_gradient_norm
 from ml_factory.training.progress_line import TrainingProgressLine
+from ml_factory.training.sampler import BatchSampler
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 
@@ -39,10 +40,12 @@ class Validation:
     loss : function that returns the mean loss on the validation rows.
     from_start : True where the untrained network, as epoch 0, is a candidate for the best epoch and starts the count of
         `patience`.
+    metrics : function that returns further numbers of the last call of `loss`, kept in the history.
     """
 
     loss: Callable[[], float]
     from_start: bool = False
+    metrics: Callable[[], dict] = dict
 
 
 def run_training_loop(
@@ -61,15 +64,19 @@ def run_training_loop(
     """Train `network` in place; it ends with the weights of its best epoch, on the device.
 
     batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
-        called with each next part of a step.
+        called with each next part of a step; its `sampler`, if any, is the class of the order of positions.
     loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts. The float32 tensor of
         its `step_numbers(step, steps of the whole training)`, if any, is appended to each batch of the step.
+    callbacks : called with (epoch from 1, metrics) after each epoch; `log_steps(epoch, step, loss)`, where one has it,
+        every `spec.log_steps` steps with the step in the epoch and the mean loss since the last call.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
     with deterministic_device(device), device.keep_memory_in_training():
         network.train()
-        run, result = TrainingState(device.to_device(network), rows, spec, device, identity), ModelFitResult()
+        sampler = getattr(batch, "sampler", BatchSampler)
+        run = TrainingState(device.to_device(network), rows, spec, device, identity, sampler)
+        result, reports = ModelFitResult(), _StepReports(run, callbacks)
         saver = _start_or_resume(run, result, checkpoints, callbacks, validation)
         meter = TrainingProgressLine(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until_epoch(spec.epochs), run.step))
@@ -88,6 +95,7 @@ def run_training_loop(
                     meter.record_step(timed.lap())
                     if run.step % run.spec.log_steps == 0 and not run.rollback_if_not_finite():
                         meter.log_if_due(saver.due_in())
+                        reports.report()
                     saver.step()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
                 metrics = _end_epoch(run, validation, began)
@@ -230,7 +238,7 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
         "train_loss": loss_sum / weight if weight else 0.0,
         "val_loss": val_loss,
         "seconds": time.perf_counter() - began,
-    }
+    } | (validation.metrics() if validation is not None else {})
     memory.history = [*memory.history, {"epoch": epoch, **metrics}]
     log_flat_training_loss(memory.history, spec.lr)
     run.reset_loss_totals()
@@ -263,6 +271,25 @@ def _fill_result(run: TrainingState, result: ModelFitResult, meter: TrainingProg
         "rows_per_second": meter.rows_per_second(),
     }
     return result
+
+
+class _StepReports:
+    """Calls of the callbacks that want to know of steps within an epoch."""
+
+    def __init__(self, run: TrainingState, callbacks: Sequence[Callable]):
+        self.run, self._callbacks = run, [one.log_steps for one in callbacks if hasattr(one, "log_steps")]
+        self._last: tuple[int, float, float] = (0, 0.0, 0.0)  # epoch, sum of w * loss, sum of w at the last report
+
+    def report(self) -> None:
+        """Report the mean loss since the last report of this epoch; this waits for the epoch's sums."""
+        if not self._callbacks:
+            return
+        run, (loss_sum, weight) = self.run, self.run.totals.tolist()
+        _, before, weight_before = self._last if self._last[0] == run.epoch else (0, 0.0, 0.0)
+        self._last = run.epoch, loss_sum, weight
+        step = run.step - run.order.steps_until_epoch(run.epoch - 1)
+        for callback in self._callbacks:
+            callback(run.epoch, step, (loss_sum - before) / max(weight - weight_before, 1e-12))
 
 
 class _Timed:

@@ -39,6 +39,21 @@ class BatchSampler:
         return self._kept[epoch]
 
 
+class StreamSampler(BatchSampler):
+    """Consecutive positions in the stream of all epochs: epoch * rows + row, for data with an order of its own.
+
+    Share i of `shares` gets every `shares`-th position of a batch, from the i-th on.
+    """
+
+    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
+        super().__init__(rows, batch, seed, shares)
+        self._shares = shares
+
+    def positions(self, step: int) -> np.ndarray:
+        stream = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64)
+        return stream.reshape(-1, self._shares).T.ravel()
+
+
 def batch_rows_of_process(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """Return the rows of one process in micro-batches, int64 (micro-batches, micro)."""
     return positions.reshape(world, -1, micro)[rank]

@@ -81,12 +81,16 @@ class TrainingState:
     forward : network as a step calls it (compiled, or averaging gradients over processes).
     micro : rows of a process in one forward pass.
     totals : [sum of w * loss, sum of w] of the epoch so far, on the device.
+    sampler : class of the order of the rows.
     flag : [first step that was not finite (-1: none), step], on the device; nothing waits for it.
     """
 
-    def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
+    def __init__(
+        self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping,
+        sampler: type[BatchSampler] = BatchSampler,
+    ):  # fmt: skip
         self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
-        self.order = BatchSampler(rows, spec.batch, spec.seed, device.batch_share_count)
+        self.order = sampler(rows, spec.batch, spec.seed, device.batch_share_count)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.batch_share_count}")
         self.micro = self._micro_batch_size(self.order.batch // device.processes.world // spec.accumulate)

@@ -14,7 +14,7 @@ from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import Validation, run_training_loop, take_training_step
 from ml_factory.training.optim import warmup_cosine_learning_rate
-from ml_factory.training.sampler import BatchSampler
+from ml_factory.training.sampler import BatchSampler, StreamSampler
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 
@@ -69,6 +69,35 @@ def test_fit_every_batch_is_full():
     _, result = run(TrainSpec(epochs=3, batch=4, seed=3), seen)
     assert [len(positions) for positions in seen] == [4] * 7
     assert len(result.history) == 3 and result.best_epoch == 3 and not result.stopped_early
+
+
+def test_fit_reports_steps_within_an_epoch_and_keeps_metrics_of_the_validation():
+    class Steps(list):
+        def log_steps(self, epoch, step, loss):
+            self.append((epoch, step, loss))
+
+        def __call__(self, epoch, metrics):
+            self.append((epoch, metrics["accuracy"]))
+
+    steps = Steps()
+    validation = Validation(lambda: 1.0, metrics=lambda: {"accuracy": 0.5})
+    spec = TrainSpec(epochs=2, batch=5, log_steps=1, patience=0)
+    _, result = run(spec, callbacks=[steps], validation=validation)
+    assert [one[:2] for one in steps] == [(1, 1), (1, 2), (1, 0.5), (2, 1), (2, 2), (2, 0.5)]
+    assert np.mean([steps[0][2], steps[1][2]]) == pytest.approx(result.history[0]["train_loss"])
+    assert [one["accuracy"] for one in result.history] == [0.5, 0.5]
+
+
+def test_fit_with_a_sampler_of_the_batch_gets_its_positions():
+    seen, (network, batch, loss) = [], line(rows=10)
+
+    def stream(positions):
+        seen.append(positions.tolist())
+        return batch(positions % 10)
+
+    stream.sampler = StreamSampler
+    run_training_loop(network, 10, stream, loss, TrainSpec(epochs=2, batch=4), CPU, identity=IDENTITY)
+    assert [one for part in seen for one in part] == list(range(20))
 
 
 def test_fit_converges_and_reports_weighted_mean_loss():

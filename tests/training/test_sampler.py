@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.training.sampler import BatchSampler, batch_rows_of_process, micro_batch_size
+from ml_factory.training.sampler import BatchSampler, StreamSampler, batch_rows_of_process, micro_batch_size
 
 
 def test_order_each_epoch_is_permutation_and_remainder_starts_next():
@@ -37,3 +37,10 @@ def test_process_rows_of_all_ranks_concatenate_to_batch():
 )
 def test_micro_size_divides_batch(rows, most, multiple, size):
     assert micro_batch_size(rows, most, multiple) == size
+
+
+def test_stream_sampler_gives_consecutive_positions_and_shares_every_second_of_them():
+    assert StreamSampler(10, 4, seed=0).positions(3).tolist() == [12, 13, 14, 15]
+    shared = StreamSampler(10, 4, seed=0, shares=2).positions(3)
+    assert batch_rows_of_process(shared, 2, rank=1, world=2).tolist() == [[13, 15]]
+    assert StreamSampler(10, 4, seed=0).steps_until_epoch(2) == 5

@@ -1,0 +1,260 @@
+"""Recipe resnet50 from its settings to its result: shards, network, loop, log, weights in a file or a bucket."""
+
+import hashlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.recipes.image_batches import ImageBatches, MadeUpSamples, ShardSamples
+from ml_factory.recipes.recipe_run import (
+    RecipeRun,
+    find_recipe_run,
+    is_writing_process,
+    open_recipe_run,
+    read_recipe_checkpoints,
+    stored_result,
+)
+from ml_factory.recipes.resnet50 import NAME, ResNetSpec, ResNetTraining
+from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.recipes.worker_log import WorkerLog
+from ml_factory.run_folder import RunFolder
+from ml_factory.storage.bucket_sync import BucketMirror, download_bucket_file
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device, pick_device
+from ml_factory.training.spec import TrainSpec
+from ml_factory.workflows.train_ranks import worker_rank
+
+_log = logging.getLogger("ml_factory.training")
+
+
+@dataclass(frozen=True)
+class ImageSources:
+    """Sources of the images.
+
+    train, test : shards, as of `shard_sources.local_shards`.
+    fake : made-up images in their place, train_size and test_size of them.
+    train_size, test_size : samples expected in the shards, 0 for any number; an epoch is what they hold.
+    image_size : height and width in pixels.
+    workers : decoding threads.
+    """
+
+    train: str = ""
+    test: str = ""
+    fake: bool = False
+    train_size: int = 0
+    test_size: int = 0
+    image_size: int = 32
+    workers: int = 8
+    allow_pipe: bool = False
+    skip_broken: bool = False
+
+
+@dataclass(frozen=True)
+class ImageOutputs:
+    """Files and addresses of the results; "" for none.
+
+    save_model : file of the weights; model_bucket : bucket that gets it too.
+    logdir : folder or gs:// of the workers' logs and of TensorBoard events; "" for the run's folder.
+    load_file, load_bucket : weights to begin with, a local file, or an object's name in a bucket.
+    """
+
+    save_model: str = ""
+    model_bucket: str = ""
+    logdir: str = ""
+    load_file: str = ""
+    load_object: str = ""
+
+
+@dataclass(frozen=True)
+class ImageTrainingSettings:
+    """All settings of a run."""
+
+    network: ResNetSpec = field(default_factory=ResNetSpec)
+    training: TrainSpec = field(default_factory=TrainSpec)
+    sources: ImageSources = field(default_factory=ImageSources)
+    outputs: ImageOutputs = field(default_factory=ImageOutputs)
+
+
+def train_resnet50(
+    workspace: Workspace, settings: ImageTrainingSettings, *, fresh: bool = False, emit: Callable[[str], object] = print
+) -> dict:
+    """Train, or resume, or return the result of the finished run; the weights are those of the best epoch.
+
+    emit : gets the lines of the log.
+    Raises SettingsError, FileError, WorkspaceError, CheckpointError.
+    """
+    outputs, sources = settings.outputs, settings.sources
+    weights = _initial_weights(outputs)
+    device = pick_device(settings.training)
+    train, test = _samples(settings, "train"), _samples(settings, "test")
+    with (
+        closing(_batches(train, settings, device, True)) as feed,
+        closing(_batches(test, settings, device, False)) as held,
+    ):
+        network = ResNetTraining(settings.network, settings.training, device, weights)
+        data = {"train": _data_identity(train), "test": _data_identity(test), "image_size": sources.image_size}
+        identity = {"network": asdict(settings.network), "training": settings.training.identity(), "data": data,
+                    "initial": network.initial}  # fmt: skip
+        run = find_recipe_run(workspace, NAME, identity, fresh)
+        if (found := stored_result(run)) is not None:
+            emit(f"{run.run_id} is trained already: {run.folder} (--fresh trains again)")
+            return found
+        if is_writing_process():
+            emit(f"{len(train):,} training and {len(test):,} test samples, {run.run_id} in {run.folder}")
+        logs = _LogFolder(run.folder / "workers", outputs.logdir)
+        log = WorkerLog(
+            logs.folder, device, samples=len(train), batch=min(settings.training.batch, len(train)),
+            every=settings.training.log_steps, emit=emit,
+        )  # fmt: skip
+        try:
+            with _open(workspace, run, settings, device) as (opened, checkpoints):
+                callbacks = (log, logs.after_epoch, *(opened.callbacks if opened else ()))
+                result = network.fit(feed, held, data=data, callbacks=callbacks, checkpoints=checkpoints)
+                facts = _facts(run.run_id, log, network, held, settings, result, train, test)
+                facts["log"] = outputs.logdir or str(logs.folder)
+                if opened:
+                    write_state_file(run.folder / "weights.state", _state(network))
+                    facts |= _save_weights(outputs, network)
+                    opened.finish(facts, {name: facts[name] for name in ("accuracy", "max_accuracy", "loss")})
+        finally:
+            logs.upload()
+    return facts
+
+
+@contextmanager
+def _open(
+    workspace: Workspace, run: RunFolder, settings: ImageTrainingSettings, device: Device
+) -> Iterator[tuple[RecipeRun | None, Any]]:
+    """Yield (the open run, its checkpoints); the run is None in a process that does not write."""
+    if is_writing_process():
+        given = {"libraries": ("torchvision", "pillow"), "threads": device.threads, "mirror": "off"}
+        with open_recipe_run(workspace, NAME, run, _plain(settings), **given) as opened:
+            yield opened, opened.checkpoints
+    elif device.processes.world > 1:
+        with worker_rank():
+            yield None, None
+    else:
+        with read_recipe_checkpoints(workspace, NAME, run) as checkpoints:
+            yield None, checkpoints
+
+
+def _samples(settings: ImageTrainingSettings, part: str) -> Any:
+    """Open the training or test samples."""
+    sources, seed, classes = settings.sources, settings.training.seed, settings.network.classes
+    expected = getattr(sources, f"{part}_size")
+    if sources.fake:
+        return MadeUpSamples(expected or (1024 if part == "train" else 256), sources.image_size, classes, seed)
+    paths = local_shards(getattr(sources, part), allow_pipe=sources.allow_pipe)
+    samples = ShardSamples(paths, sources.image_size, classes, seed, sources.skip_broken)
+    if expected and expected != len(samples):
+        _log.warning(
+            "--%ssize gives %s samples, the %d shards hold %s: an epoch is once over those", part, f"{expected:,}",
+            len(paths), f"{len(samples):,}",
+        )  # fmt: skip
+    return samples
+
+
+def _batches(samples: Any, settings: ImageTrainingSettings, device: Device, training: bool) -> ImageBatches:
+    return ImageBatches(
+        samples, device, training=training, workers=settings.sources.workers, seed=settings.training.seed
+    )
+
+
+def _data_identity(samples: Any) -> str:
+    """Return the fingerprint of the samples' keys, members and shards, without the shards' folder."""
+    if isinstance(samples, MadeUpSamples):
+        return f"fake-{len(samples)}"
+    digest = hashlib.sha256()
+    for shard in samples.shards:
+        members = [[key, dict(parts)] for key, parts in zip(shard.keys, shard.members, strict=True)]
+        digest.update(fingerprint_json([shard.name, members]).encode())
+    return digest.hexdigest()[:24]
+
+
+def _initial_weights(outputs: ImageOutputs) -> Mapping | None:
+    """Return the weights to begin with; None without any."""
+    if outputs.load_object:
+        if not outputs.model_bucket and "://" not in outputs.load_object:
+            raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=outputs.load_object,
+                                next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
+        address = outputs.load_object
+        bucket = outputs.model_bucket.removeprefix("gs://").rstrip("/")
+        path = download_bucket_file(address if "://" in address else f"gs://{bucket}/{address}")
+    elif outputs.load_file:
+        path = Path(outputs.load_file).expanduser()
+    else:
+        return None
+    try:
+        state = read_state_file(path)
+    except CheckpointError as error:
+        raise FactoryError(
+            "These are no weights of this recipe", where=path, got=error, wanted="a file that --save_model wrote",
+            next_step="files of torch.save are programs when they are read, and are not",
+        ) from None  # fmt: skip
+    return state["weights"]
+
+
+def _state(network: ResNetTraining) -> dict:
+    weights = {name: value.detach().cpu().clone() for name, value in network.network.state_dict().items()}
+    return {"model": NAME, "network": asdict(network.spec), "weights": weights}
+
+
+def _save_weights(outputs: ImageOutputs, network: ResNetTraining) -> dict:
+    """Write the weights to the file that was asked for, and to the bucket."""
+    if not outputs.save_model:
+        return {}
+    path = Path(outputs.save_model).expanduser()
+    write_state_file(path, _state(network))
+    return {"saved": str(path)} | ({"uploaded": _upload(path, outputs.model_bucket)} if outputs.model_bucket else {})
+
+
+def _upload(path: Path, bucket: str) -> str:
+    """Upload a local file, verified, and return its address."""
+    url = bucket if "://" in bucket else f"gs://{bucket}"
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(path, Path(folder) / path.name)
+        BucketMirror(url, folder).push()
+    return f"{url.rstrip('/')}/{path.name}"
+
+
+def _facts(run_id: str, log: WorkerLog, network: ResNetTraining, held: ImageBatches, settings: ImageTrainingSettings,
+           result: Any, train: Any, test: Any) -> dict:  # fmt: skip
+    """Evaluate the kept weights, log the totals and return the result."""
+    kept = network.evaluate(held, settings.training.eval_batch)
+    skipped = [*train.skipped, *test.skipped]
+    if skipped:
+        _log.warning("%d broken shards or samples were left out: %s", len(skipped), ", ".join(skipped[:5]))
+    return {
+        "run": run_id, "recipe": NAME, **log.end(), "accuracy": kept["accuracy"], "loss": kept["loss"],
+        "best_epoch": result.best_epoch, "history": result.history, "train_samples": len(train),
+        "test_samples": len(test), "skipped": skipped, "exact": result.exact, "machine": result.machine,
+        "settings": _plain(settings),
+    }  # fmt: skip
+
+
+def _plain(settings: ImageTrainingSettings) -> dict:
+    return asdict(replace(settings))
+
+
+class _LogFolder:
+    """Folder of the logs, and its copy in a bucket after every epoch."""
+
+    def __init__(self, own: Path, logdir: str):
+        self._bucket = BucketMirror(logdir.rstrip("/")) if logdir.startswith("gs://") else None
+        self.folder = self._bucket.folder if self._bucket else Path(logdir).expanduser() if logdir else own
+
+    def after_epoch(self, epoch: int, metrics: Mapping) -> None:
+        if self._bucket:
+            self._bucket.push_in_background()
+
+    def upload(self) -> None:
+        if self._bucket:
+            self._bucket.push()

@@ -1,0 +1,141 @@
+"""Log of a worker as training guides for TPU slices print it: a line every few steps, an epoch's end, the totals.
+
+10.164.0.25 [0] | Training Device=xla:0/2 Epoch=8 Step=310 Loss=0.26758 Rate=1079.01 GlobalRate=1420.67 …
+[0] Epoch 8 train end 18:02:10, Epoch Time=0:00:28, Replica Train Samples=39664, Reduced GlobalRate=45676.50
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from ml_factory.recipes.event_file import EventFile
+from ml_factory.training.device import Device
+
+_NEW_SHARE = 0.6  # of the newest rate in its moving average
+
+
+class WorkerLog:
+    """Callback of the training loop that prints and writes the log of this process, and TensorBoard events of rank 0.
+
+    folder : of worker-RANK.log and events; uploading it is the caller's.
+    samples : of an epoch, of all replicas together.
+    batch : samples of a step, of all replicas together.
+    every : steps between two lines.
+    clock : returns seconds.
+    """
+
+    def __init__(
+        self, folder: Path, device: Device, *, samples: int, batch: int, every: int,
+        emit: Callable[[str], object] = print, clock: Callable[[], float] = time.time,
+    ):  # fmt: skip
+        self.device, self.samples, self.batch, self.every = device, samples, batch, every
+        self._emit, self._clock = emit, clock
+        self.worker = int(os.environ.get("TPU_PROCESS_ID") or os.environ.get("GROUP_RANK") or 0)
+        self.address = _own_address()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"worker-{device.processes.rank}.log"
+        self._events = EventFile(folder) if device.processes.is_rank_zero else None
+        self.accuracies: list[float] = []
+        self.rates: list[float] = []
+        self.seconds = 0.0
+        self._rate = 0.0
+        self._begin_epoch()
+
+    def remember(self, past: Iterable[Mapping]) -> None:
+        """Take over the epochs of earlier sessions."""
+        for epoch in past:
+            self._keep(epoch)
+        self._begin_epoch()
+
+    def log_steps(self, epoch: int, step: int, loss: float) -> None:
+        now, replicas = self._clock(), self.device.batch_share_count
+        if self._from_step is None:  # the first line of an epoch, or of a session that resumes in one
+            self._from_step = self._last_step = max(step - self.every, 0)
+        rate = (step - self._last_step) * self.batch / replicas / max(now - self._last, 1e-9)
+        self._rate = rate if not self._rate else _NEW_SHARE * rate + (1 - _NEW_SHARE) * self._rate
+        mean = (step - self._from_step) * self.batch / replicas / max(now - self._began, 1e-9)
+        self._last, self._last_step = now, step
+        self._say(
+            f"{self.address} [{self.worker}] | Training Device={self.device.torch_device}/{self.device.processes.rank} "
+            f"Epoch={epoch} Step={step} Loss={loss:.5f} Rate={self._rate:.2f} GlobalRate={mean:.2f} Time={_hour(now)}"
+        )
+        self._record(self._steps_until(epoch - 1) + step, {"train/loss": loss, "train/rate": self._rate})
+
+    def __call__(self, epoch: int, metrics: Mapping) -> None:
+        """Log the evaluation of an epoch (from 1)."""
+        self._keep(metrics)
+        self._say(f"[{self.worker}] Epoch {epoch} test end {_hour(self._clock())}, "
+                  f"Loss={metrics['val_loss']:.5f}, Accuracy={metrics['accuracy']:.2%}")  # fmt: skip
+        self._record(self._steps_until(epoch), {"test/loss": metrics["val_loss"], "test/accuracy": metrics["accuracy"]})
+        self._begin_epoch()
+
+    def end_training(self, epoch: int) -> None:
+        """Log the end of an epoch's steps, before it is evaluated."""
+        now, processes = self._clock(), self.device.processes
+        seconds = now - self._began
+        steps = self._steps_until(epoch) - self._steps_until(epoch - 1) - (self._from_step or 0)
+        samples = steps * self.batch // self.device.batch_share_count
+        rate = steps * self.batch / max(seconds, 1e-9) / processes.world
+        total = float(processes.all_reduce_sum(self.device.to_device(torch.tensor([rate]))))
+        self.rates.append(total)
+        self._say(
+            f"[{self.worker}] Epoch {epoch} train end {_hour(now)}, Epoch Time={_span(seconds)}, "
+            f"Replica Train Samples={samples}, Reduced GlobalRate={total:.2f}"
+        )
+        self._record(self._steps_until(epoch), {"train/global_rate": total})
+
+    def end(self) -> dict:
+        """Log the totals and return them: seconds, accuracy (best of all epochs), rate."""
+        facts = {
+            "train_seconds": self.seconds,
+            "max_accuracy": max(self.accuracies, default=0.0),
+            "samples_per_second": sum(self.rates) / max(len(self.rates), 1),
+        }
+        self._say(f"[{self.worker}] Total Train Time: {_span(facts['train_seconds'])}")
+        self._say(f"[{self.worker}] Max Accuracy: {facts['max_accuracy']:.2%}")
+        self._say(f"[{self.worker}] Avg. Global Rate: {facts['samples_per_second']:.2f} examples per second")
+        return facts
+
+    def _keep(self, epoch: Mapping) -> None:
+        self.accuracies.append(epoch["accuracy"])
+        self.seconds += epoch["seconds"]
+
+    def _begin_epoch(self) -> None:
+        self._began = self._last = self._clock()
+        self._from_step: int | None = None
+        self._last_step = 0
+
+    def _steps_until(self, epoch: int) -> int:
+        return epoch * self.samples // self.batch
+
+    def _record(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._events is not None:
+            self._events.add(step, scalars)
+
+    def _say(self, line: str) -> None:
+        self._emit(line)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _own_address() -> str:
+    """Return this machine's address in its network; 127.0.0.1 without one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _hour(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def _span(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

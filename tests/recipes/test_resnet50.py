@@ -1,0 +1,277 @@
+"""Recipe resnet50: torchvision's network, kill and resume to the same bits, broken samples, log, events, flags."""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.errors import FactoryError
+from ml_factory.recipes.event_file import EventFile, crc32c
+from ml_factory.recipes.image_batches import ImageBatches, ShardSamples
+from ml_factory.recipes.image_training import (
+    ImageOutputs,
+    ImageSources,
+    ImageTrainingSettings,
+    train_resnet50,
+)
+from ml_factory.recipes.resnet50 import ResNetSpec, build_resnet50
+from ml_factory.recipes.shard_writer import array_samples, write_shards
+from ml_factory.storage.serialization import read_state_file
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device
+from ml_factory.training.spec import TrainSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+NARROW = ResNetSpec(classes=3, width=1)
+# The lines of the guide, with a CPU's device.
+STEP_LINE = re.compile(
+    r"\d+\.\d+\.\d+\.\d+ \[0\] \| Training Device=cpu/0 Epoch=\d+ Step=\d+ Loss=\d+\.\d{5} Rate=\d+\.\d\d "
+    r"GlobalRate=\d+\.\d\d Time=\d\d:\d\d:\d\d"
+)
+END_LINES = (
+    r"\[0\] Epoch 2 train end \d\d:\d\d:\d\d, Epoch Time=\d:\d\d:\d\d, Replica Train Samples=32, "
+    r"Reduced GlobalRate=\d+\.\d\d",
+    r"\[0\] Total Train Time: \d:\d\d:\d\d",
+    r"\[0\] Max Accuracy: \d+\.\d\d%",
+    r"\[0\] Avg\. Global Rate: \d+\.\d\d examples per second",
+)  # fmt: skip
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """32 training images of 3 classes in 4 shards, 9 test images in one, 16 pixels."""
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 32), ("test", 9)):
+        x, y = generator.integers(0, 256, (count, 16, 16, 3), np.uint8), np.arange(count) % 3
+        x[..., 0] = y[:, None, None] * 100
+        np.savez(tmp_path / f"{part}.npz", x=x, y=y)
+        write_shards(array_samples(tmp_path / f"{part}.npz", "", 0), tmp_path / part, 8 if part == "train" else 9, "s")
+    return tmp_path / "train", tmp_path / "test"
+
+
+def settings_of(shards, network=NARROW, outputs=None, skip_broken=False, **training) -> ImageTrainingSettings:
+    spec = {
+        "epochs": 2,
+        "batch": 8,
+        "eval_batch": 4,
+        "patience": 0,
+        "device": "cpu",
+        "threads": 1,
+        "log_steps": 1,
+        "save_seconds": 0.0,
+    }
+    return ImageTrainingSettings(
+        network, TrainSpec(**spec | training),
+        ImageSources(str(shards[0]), str(shards[1]), image_size=16, workers=2, skip_broken=skip_broken),
+        outputs or ImageOutputs(),
+    )  # fmt: skip
+
+
+def weights_of(workspace: Workspace) -> dict:
+    (path,) = (workspace.results / "resnet50").glob("*/weights.state")
+    return read_state_file(path)["weights"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its_names():
+    from torchvision.models import resnet50
+
+    theirs, ours = resnet50(num_classes=7), build_resnet50(ResNetSpec(classes=7, stem="standard"), 0)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+    narrow = build_resnet50(ResNetSpec(classes=7, width=4), 0)
+    assert list(narrow.state_dict()) == list(theirs.state_dict())
+    assert narrow.conv1.weight.shape == (4, 3, 3, 3) and narrow.fc.weight.shape == (7, 128)
+
+
+def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
+    expected = train_resnet50(whole, settings_of(shards), emit=lambda line: None)
+
+    for epoch, step in ((1, 2), (1, 3), (2, 3)):
+
+        def emit(line: str, stop: str = f"Epoch={epoch} Step={step} ") -> None:
+            if stop in line:
+                raise Stopped
+
+        with pytest.raises(Stopped):
+            train_resnet50(cut, settings_of(shards), emit=emit)
+    lines = []
+    result = train_resnet50(cut, settings_of(shards), emit=lines.append)
+    seen = [line for line in lines if "Training Device" in line]
+    assert 0 < len(seen) < 8  # resumed, not begun again
+    a, b = weights_of(whole), weights_of(cut)
+    assert all(torch.equal(a[name], b[name]) for name in a) and "bn1.running_mean" in a
+    losses = [[(one["train_loss"], one["val_loss"], one["accuracy"]) for one in facts["history"]]
+              for facts in (expected, result)]  # fmt: skip
+    assert losses[0] == losses[1] and result["accuracy"] == expected["accuracy"]
+    assert train_resnet50(cut, settings_of(shards), emit=lines.append)["run"] == result["run"]
+    assert "trained already" in lines[-1]
+
+
+def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
+    lines = []
+    outputs = ImageOutputs(logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
+    facts = train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=outputs), emit=lines.append)
+    assert len([line for line in lines if STEP_LINE.fullmatch(line)]) == 8
+    for pattern in END_LINES:
+        assert len([line for line in lines if re.fullmatch(pattern, line)]) == 1, pattern
+    assert (tmp_path / "logs" / "worker-0.log").read_text().splitlines() == lines[1:]
+    (events,) = (tmp_path / "logs").glob("events.out.tfevents.*")
+    found = list(scalars_of(events))
+    assert [step for step, tag, _ in found if tag == "train/loss"] == list(range(1, 9))
+    assert [round(value, 4) for _, tag, value in found if tag == "test/accuracy"] == [
+        round(one["accuracy"], 4) for one in facts["history"]
+    ]
+    again = settings_of(shards, outputs=ImageOutputs(load_file=facts["saved"]), epochs=1, lr=1e-9)
+    started = train_resnet50(Workspace(tmp_path / "again"), again, emit=lines.append)
+    assert started["run"] != facts["run"]
+
+
+def scalars_of(path: Path):
+    """(step, tag, value) of every scalar, by the format's description; each checksum is verified."""
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        content = data[at + 12 : at + 12 + length]
+        for part, place in ((data[at : at + 8], at + 8), (content, at + 12 + length)):
+            (stored,) = struct.unpack_from("<I", data, place)
+            value = crc32c(part)
+            assert stored == ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+        fields = dict(fields_of(content))
+        if 5 in fields:
+            value = dict(fields_of(dict(fields_of(fields[5]))[1]))
+            yield fields.get(2, 0), value[1].decode(), struct.unpack("<f", value[2])[0]
+        at += length + 16
+
+
+def fields_of(data: bytes):
+    """(number, value) of a protocol buffer's fields."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        size = {0: None, 1: 8, 5: 4, 2: -1}[key & 7]
+        if size is None:
+            yield key >> 3, varint()
+            continue
+        size = varint() if size < 0 else size
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def test_event_file_has_the_published_checksum_and_large_steps(tmp_path):
+    assert crc32c(b"123456789") == 0xE3069283
+    file = EventFile(tmp_path)
+    file.add(300_000, {"a": 1.5})
+    assert list(scalars_of(file.path)) == [(300_000, "a", 1.5)]
+
+
+def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):
+    path = shards[0] / "s-000001.tar"
+    samples = ShardSamples([path], 16, 3, 0)
+    name, (offset, _) = samples.name(2), samples.shards[0].members[2]["png"]
+    samples.close()
+    data = bytearray(path.read_bytes())
+    data[offset : offset + 8] = bytes(8)
+    path.write_bytes(data)
+    (shards[0] / "s-000003.tar").write_bytes(b"cut off")
+    with pytest.raises(FactoryError, match=r"This shard is broken.*s-000003\.tar"):
+        train_resnet50(Workspace(tmp_path / "a"), settings_of(shards), emit=str)
+    (shards[0] / "s-000003.tar").unlink()
+    with pytest.raises(FactoryError, match=re.escape(name)):
+        train_resnet50(Workspace(tmp_path / "b"), settings_of(shards), emit=str)
+    lines = []
+    facts = train_resnet50(Workspace(tmp_path / "c"), settings_of(shards, skip_broken=True), emit=lines.append)
+    assert facts["skipped"] == [name] and facts["train_samples"] == 24
+    assert len([line for line in lines if "Training Device" in line]) == 6
+
+
+def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):
+    samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 2, 0, skip_broken=True)  # class 2 is out of range
+    feed = ImageBatches(samples, Device("cpu", 1), training=True, workers=2)
+    try:
+        images, labels, weights = feed.host_batch(np.arange(32))
+        assert set(labels[weights > 0]) == {0, 1} and int((weights == 0).sum()) == 10 == len(samples.skipped)
+        first = images[int(np.argmax(weights))]
+        assert all(np.array_equal(image, first) for image in images[weights == 0])
+        again = feed.host_batch(np.arange(32))
+        assert all(np.array_equal(one, other) for one, other in zip((images, labels, weights), again, strict=True))
+        assert not np.array_equal(images, feed.host_batch(np.arange(32, 64))[0])
+    finally:
+        feed.close()
+
+
+def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(FactoryError, match="These are no weights of this recipe"):
+        train_resnet50(
+            Workspace(tmp_path / "w"), settings_of(shards, outputs=ImageOutputs(load_file=str(tmp_path / "model.pt")))
+        )
+    with pytest.raises(FactoryError, match="Which bucket"):
+        train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=ImageOutputs(load_object="a.pt")))
+
+
+GUIDE_FLAGS = """--num_epochs=1 --batch_size=8 --num_workers=2 --log_steps=1 --test_set_batch_size=4
+--wds_traindir={train} --wds_testdir={test} --save_model={out}/model-chkpt.pt --model_bucket= --trainsize=32
+--testsize=9 --logdir={out}/logs"""
+
+
+def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path):
+    words = GUIDE_FLAGS.format(train=shards[0], test=shards[1], out=tmp_path).split()
+    ours = [
+        "--width",
+        "1",
+        "--classes",
+        "3",
+        "--image-size",
+        "16",
+        "--device",
+        "cpu",
+        "--workspace",
+        str(tmp_path / "w"),
+    ]
+    script = ROOT / "recipes" / "test_train_mp_wds_cifar.py"
+    environment = {**os.environ, "XLA_USEBF16": "1", "LOAD_CHKPT_FILE": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script, *words, *ours, "--json"], capture_output=True, text=True, timeout=120, check=False,
+        env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["settings"]["training"]["precision"] == "bf16" and facts["train_samples"] == 32
+    assert (tmp_path / "model-chkpt.pt").is_file() and (tmp_path / "logs" / "worker-0.log").is_file()
+
+
+def test_guides_variables_are_defaults_and_absent_shards_are_asked_for(call, monkeypatch):
+    for name in ("WDS_TRAIN_DIR", "WDS_VAL_DIR", "BUCKET", "TRAIN_SHARDS", "VAL_SHARDS"):
+        monkeypatch.delenv(name, raising=False)
+    code, _, err = call("recipe", "resnet50")
+    assert code == 2 and "--wds_traindir" in err and "TRAIN_SHARDS" in err
+    monkeypatch.setenv("WDS_TRAIN_DIR", "pipe:gsutil cat gs://bucket/train-{000000..000001}.tar")
+    monkeypatch.setenv("WDS_VAL_DIR", "/none")
+    code, _, err = call("recipe", "resnet50", "--device", "cpu")
+    assert code == 2 and "give gs://bucket/train-000000.tar as it is" in err
