@@ -1,0 +1,192 @@
+"""Time the compiled backtest against a plain loop over the same orders, and compare their equity.
+
+    python -m benchmarks.backtest                    # 200,000 bars
+    python -m benchmarks.backtest --rows 1000000 --repeats 1
+
+The plain loop holds one object a position and one method a step; the compiled side is timed with everything around its
+kernel: orders, tables and metrics.
+"""
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.measure import in_turns, print_json, rated, times
+from ml_factory.data.sessions import assign_sessions
+from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
+
+
+@dataclass
+class Position:
+    """One open contract of the plain loop."""
+
+    side: int
+    bar: int
+    price: float
+    fill: float
+    fee: float
+    upper: float
+    lower: float
+    deadline: float
+
+
+class PlainBacktest:
+    """Event loop in plain Python: one call a bar; `trades` (side, entry, exit, reason, net) and `equity`."""
+
+    def __init__(self, contract: ContractSpec, costs: CostSpec, rule: TradingRule):
+        self.contract, self.costs, self.rule = contract, costs, rule
+        self.positions: list[Position] = []
+        self.trades: list[tuple] = []
+        self.equity: list[float] = []
+        self.cash = self.day_start = 0.0
+        self.session, self.stopped, self.must_close = None, False, False
+
+    def worse(self, price: float, side: int, hour: int) -> float:
+        """Price after spread and slippage of an order of this side."""
+        spread = self.costs.spread_by_hour[hour] if self.costs.spread_by_hour else self.costs.spread_ticks
+        return price + side * (spread / 2 + self.costs.slippage_ticks) * self.contract.tick
+
+    def leave(self, position: Position, bar: int, price: float, hour: int, reason: str) -> None:
+        fill = self.worse(price, -position.side, hour)
+        fee = self.contract.side_cost(fill)
+        won = position.side * (fill - position.fill) * self.contract.multiplier
+        self.cash += won - fee
+        self.trades.append((position.bar, position.side, bar, reason, won - fee - position.fee))
+        self.positions.remove(position)
+
+    def touched(self, position: Position, prices: tuple) -> tuple[str, float] | None:
+        """Exit at a barrier in this bar: at the open beyond it, else the barrier that is worse for the position."""
+        first, high, low, _ = prices
+        slack = 1e-6 * self.contract.tick
+        if first >= position.upper - slack:
+            return "upper", first
+        if first <= position.lower + slack:
+            return "lower", first
+        reached = []
+        if high >= position.upper - slack:
+            reached.append((position.side * position.upper, "upper", position.upper))
+        if low <= position.lower + slack:
+            reached.append((position.side * position.lower, "lower", position.lower))
+        return min(reached)[1:] if reached else None
+
+    def on_bar(
+        self, bar: int, hour: int, prices: tuple, session: int, closes: bool, rolls: bool, final: bool, order
+    ) -> None:
+        """Trade one bar. `order`: (side, upper, lower, deadline), or None."""
+        if session != self.session:
+            self.session, self.stopped = session, False
+            self.day_start = self.equity[-1] if self.equity else 0.0
+        if self.stopped:
+            order = None
+        against = bool(order and self.positions and self.positions[0].side != order[0])
+        if self.must_close or (against and self.rule.reverse):
+            for position in list(self.positions):
+                self.leave(position, bar, prices[0], hour, "loss_limit" if self.must_close else "reverse")
+            self.must_close = against = False
+        if order and not against and len(self.positions) < self.rule.max_contracts:
+            fill = self.worse(prices[0], order[0], hour)
+            fee = self.contract.side_cost(fill)
+            self.cash -= fee
+            self.positions.append(Position(order[0], bar, prices[0], fill, fee, *order[1:]))
+        for position in list(self.positions):
+            found = self.touched(position, prices)
+            if found:
+                self.leave(position, bar, found[1], hour, found[0])
+                continue
+            reasons = (("horizon", bar >= position.deadline), ("session", closes), ("roll", rolls), ("end", final))
+            reason = next((name for name, true in reasons if true), None)
+            if reason:
+                self.leave(position, bar, prices[3], hour, reason)
+        opened = sum(one.side * (prices[3] - one.fill) * self.contract.multiplier for one in self.positions)
+        self.equity.append(self.cash + opened)
+        limit = self.rule.daily_loss_limit
+        if limit is not None and self.equity[-1] - self.day_start <= -limit:
+            self.stopped, self.must_close = True, bool(self.positions)
+
+
+def plain_run(
+    bars: pd.DataFrame, predictions: pd.DataFrame, contract: ContractSpec, costs: CostSpec, rule: TradingRule
+) -> PlainBacktest:
+    """Trade the forecasts by the plain loop: the same rules as `run`, read off one bar at a time."""
+    loop, waiting = PlainBacktest(contract, costs, rule), list(predictions.sort_index().itertuples())
+    edges = assign_sessions(bars["known_at"].astype("int64").to_numpy() - 1, contract.calendar)
+    names = list(bars["contract"]) if "contract" in bars else [0] * len(bars)
+    previous, following = None, 0
+    for bar, one in enumerate(bars.itertuples()):
+        order, day = None, int(edges.id[bar])
+        while following < len(waiting) and waiting[following].Index <= one.Index:
+            row, following = waiting[following], following + 1
+            minutes = (one.Index - row.Index).total_seconds() / 60
+            if previous is None or minutes > rule.longest_wait_minutes:
+                continue
+            edge = row.p_long - row.p_short
+            side = int(np.sign(edge)) if abs(edge) >= rule.least_edge else 0
+            ends = bar + rule.horizon - 1 if rule.horizon else np.inf
+            up, down = np.inf, -np.inf
+            if rule.barriers and hasattr(row, "up"):
+                up, down = previous.close * np.exp(row.up), previous.close * np.exp(-row.down)
+            order = (side, up, down, ends) if side else None
+        if rule.flat_at_session_end and bar and day != edges.id[bar - 1]:
+            order = None
+        closes = rule.flat_at_session_end and one.known_at.value >= edges.close_ns[bar]
+        rolls = bar + 1 < len(bars) and names[bar + 1] != names[bar]
+        prices = (one.open, one.high, one.low, one.close)
+        loop.on_bar(bar, one.Index.hour, prices, day, closes, rolls, bar == len(bars) - 1, order)
+        previous = one
+    return loop
+
+
+def random_market(seed: int, rows: int, *, tick: float = 0.25, step: float = 4.0) -> pd.DataFrame:
+    """Driftless bars of 5 minutes on the tick, CME hours, with gaps at opens; `contract` changes twice."""
+    rng = np.random.default_rng(seed)
+    day, bar = np.divmod(np.arange(rows), 276)
+    minutes = (day // 5 * 7 + day % 5) * 1440 + 5 * bar
+    start = np.datetime64("2023-01-08 23:00", "ns") + minutes.astype("timedelta64[m]")
+    moves = np.rint(rng.normal(0, step, (rows, 4)))
+    first = np.cumsum(moves.sum(axis=1)) - moves.sum(axis=1) + 40_000
+    path = first[:, None] + np.cumsum(moves, axis=1)
+    open_ = first + np.rint(rng.normal(0, 0.5, rows))
+    inside = np.column_stack([open_, path])
+    index = pd.DatetimeIndex(start, tz="UTC", name="start")
+    columns = {"open": open_, "high": inside.max(axis=1), "low": inside.min(axis=1), "close": path[:, -1]}
+    bars = pd.DataFrame({name: values * tick for name, values in columns.items()}, index=index)
+    cuts = np.sort(rng.integers(0, rows, 2))
+    known_at = (index + pd.Timedelta(minutes=5)).as_unit("ns")
+    return bars.assign(known_at=known_at, contract=np.searchsorted(cuts, np.arange(rows)))
+
+
+def random_forecasts(seed: int, bars: pd.DataFrame, share: float = 0.5) -> pd.DataFrame:
+    """Forecasts without an edge for a share of the bars, with barriers."""
+    rng = np.random.default_rng([seed, 1])
+    chosen = bars["known_at"][rng.random(len(bars)) < share]
+    p = rng.dirichlet((2.0, 1.0, 2.0), len(chosen))
+    frame = pd.DataFrame(p, columns=["p_short", "p_neutral", "p_long"], index=pd.DatetimeIndex(chosen))
+    return frame.assign(up=rng.uniform(2e-4, 3e-3, len(chosen)), down=rng.uniform(2e-4, 3e-3, len(chosen)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    bars = random_market(1, given.rows)
+    forecasts, contract = random_forecasts(1, bars), contract_spec("ES")
+    costs, rule = CostSpec(), TradingRule(horizon=20, least_edge=0.1)
+    sides = {
+        "compiled": partial(run, bars, forecasts, contract, costs=costs, rule=rule),
+        "plain loop": partial(plain_run, bars, forecasts, contract, costs, rule),
+    }
+    first, plain = sides["compiled"](), sides["plain loop"]()  # compiles once, and compares
+    apart = float(np.abs(first.equity["equity"].to_numpy() - np.array(plain.equity)).max())
+    print_json(bench="backtest", rows=given.rows, trades=len(plain.trades), largest_difference=apart)
+    runs = in_turns(sides, given.repeats)
+    for name, taken in runs.items():
+        print_json(bench="backtest", side=name, **rated(taken, given.rows))
+    print_json(bench="backtest", side="plain loop / compiled", **times(runs["plain loop"], runs["compiled"]))
+
+
+if __name__ == "__main__":
+    main()

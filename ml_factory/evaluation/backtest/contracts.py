@@ -1,0 +1,169 @@
+"""Money facts of markets: tick, contract multiplier, commission, exchange fees and margin by symbol.
+
+Trading calendar and tick come from `data.sessions`, which knows them by symbol. Fees and margins change several times a
+year and commissions by broker: the figures here are usual ones of 2026, rounded up; a file of the user's replaces them.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ml_factory.data.contract_codes import parse_contract_code
+from ml_factory.data.sessions import resolve_market_spec
+from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.storage.files import files
+
+
+@dataclass(frozen=True)
+class ContractSpec:
+    """Money facts of one market.
+
+    symbol : its name
+    calendar : trading calendar, as of `MarketSpec`
+    tick : price step, in units of the price
+    multiplier : currency per unit of price and contract: 50 for ES, 1 for a share or a coin
+    commission : of the broker, currency per contract and side
+    exchange_fee : of exchange, clearing and regulator, currency per contract and side
+    fee_rate : fee per side as a share of the traded value; 0 for futures
+    margin : currency per contract to hold it; None: paid in full
+    """
+
+    symbol: str
+    calendar: str
+    tick: float
+    multiplier: float = 1.0
+    commission: float = 0.0
+    exchange_fee: float = 0.0
+    fee_rate: float = 0.0
+    margin: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tick", "multiplier"):
+            if not _is_number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
+                raise wrong_field_error(self, name, "A contract needs this number", wanted="a number above 0")
+        for name in ("commission", "exchange_fee", "fee_rate", "margin"):
+            value = getattr(self, name)
+            if not (name == "margin" and value is None) and not (_is_number(value) and 0 <= value < math.inf):
+                raise wrong_field_error(self, name, "A cost cannot be this", wanted="a number of 0 or more")
+
+    @property
+    def tick_value(self) -> float:
+        """Currency of one tick of one contract."""
+        return self.tick * self.multiplier
+
+    def side_cost(self, price: float) -> float:
+        """Return commission and fees of one contract and side at this price, in currency."""
+        return self.commission + self.exchange_fee + self.fee_rate * self.multiplier * abs(price)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _future(multiplier: float, commission: float, exchange_fee: float, margin: float) -> dict[str, float]:
+    return {"multiplier": multiplier, "commission": commission, "exchange_fee": exchange_fee, "margin": margin}
+
+
+# Root -> facts; calendar and tick are looked up. Commission per side and initial margin in US dollars.
+_FUTURES = {
+    "MES": _future(5, 0.62, 0.37, 2_500), "ES": _future(50, 1.50, 1.40, 25_000),
+    "MNQ": _future(2, 0.62, 0.37, 3_700), "NQ": _future(20, 1.50, 1.40, 37_000),
+    "MGC": _future(10, 0.62, 0.62, 2_200), "GC": _future(100, 1.50, 1.65, 22_000),
+    "MCL": _future(100, 0.62, 0.62, 700), "CL": _future(1_000, 1.50, 1.62, 7_000),
+}  # fmt: skip
+_FUTURES["DEMO"] = _FUTURES["MES"]  # the synthetic market has its prices and tick
+_SHARE = {"commission": 0.005, "exchange_fee": 0.0005}
+_COIN = {"fee_rate": 0.001}
+KNOWN_CONTRACTS = tuple(_FUTURES)
+
+
+def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | None = None) -> ContractSpec:
+    """Return the money facts of a symbol: of the user's file, else of its root (ESZ24 as ES), of shares or of coins.
+
+    symbol : such as "CL", "ESZ24", "SPY", "BTC-USD"
+    tick : price step, where it is not known by symbol, as for coins
+    file : YAML or JSON, `read_contract_file`
+    Raises SettingsError for a symbol without known facts, or without a tick.
+    """
+    given = read_contract_file(file).get(symbol, {}) if file else {}
+    facts = {**_facts_by_symbol(symbol, given), **given}
+    if tick is not None:
+        facts["tick"] = tick
+    if facts.get("tick") is None:
+        raise SettingsError(
+            "The tick of this symbol is not known", where=symbol, wanted="a price step",
+            next_step="give tick=, or a file of contracts (--contracts) with tick: 0.01 under this symbol",
+        )  # fmt: skip
+    return ContractSpec(symbol, **facts)
+
+
+def _facts_by_symbol(symbol: str, given: Mapping) -> dict[str, Any]:
+    """Return the facts known without a file. Raises SettingsError where neither they nor `given` name the market."""
+    root = symbol if symbol in _FUTURES else _root_of_code(symbol)
+    if {"calendar", "tick"} <= given.keys() and root not in _FUTURES:
+        return {}
+    step = f"give a file of contracts (--contracts) with {symbol}: {{calendar: cme, tick: 0.25, multiplier: 5}}"
+    try:
+        market = resolve_market_spec(symbol)
+    except SettingsError as error:
+        raise SettingsError("No money facts are known for this symbol", where=symbol, next_step=step) from error
+    known = {"calendar": market.calendar, "tick": market.tick}
+    if root in _FUTURES:
+        return known | _FUTURES[root]
+    if market.calendar in ("us_equity", "24h"):
+        return known | (_SHARE if market.calendar == "us_equity" else _COIN)
+    if "multiplier" in given:
+        return known
+    raise SettingsError(
+        "No money facts are known for this symbol", where=symbol, wanted=", ".join((*_FUTURES, "a share, a coin")),
+        next_step=step,
+    )  # fmt: skip
+
+
+def _root_of_code(symbol: str) -> str:
+    """Return the root of a delivery month's code, such as ES of ESZ24; "" for another name."""
+    try:
+        return parse_contract_code(symbol, pd.Timestamp("2020-01-01")).root
+    except BarsError:
+        return ""
+
+
+def read_contract_file(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Read contracts from a YAML or JSON file: symbol -> fields of `ContractSpec`.
+
+    Example: `ZN: {calendar: cme_rates, tick: 0.015625, multiplier: 1000, commission: 1.5, exchange_fee: 1.0}`
+    Raises SettingsError for an unknown field or a value that no contract has, FileError for a missing file.
+    """
+    path = Path(path)
+    text = files.read(path).decode("utf-8", errors="replace")
+    try:
+        table = json.loads(text) if path.suffix == ".json" else import_module_or_explain("yaml").safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError("This file of contracts cannot be read", where=path, got=error) from None
+    except Exception as error:  # YAML's errors derive from Exception alone
+        if type(error).__module__.partition(".")[0] != "yaml":
+            raise
+        raise SettingsError("This file of contracts cannot be read", where=path, got=error) from None
+    if not isinstance(table, dict) or not all(isinstance(facts, dict) for facts in table.values()):
+        raise SettingsError(
+            "A file of contracts holds facts by symbol", where=path, wanted="CL: {multiplier: 1000, commission: 1.5}"
+        )
+    known = [field.name for field in fields(ContractSpec) if field.name != "symbol"]
+    for symbol, facts in table.items():
+        for name in facts:
+            if name not in known:
+                step = did_you_mean(str(name), known)
+                raise SettingsError("No such fact of a contract", where=f"{path}, {symbol}", got=name, next_step=step)
+        replace(_EXAMPLE, **{name: value for name, value in facts.items() if name != "calendar"})
+        if "calendar" in facts:
+            resolve_market_spec(str(symbol), calendar=facts["calendar"])
+    return {str(symbol): facts for symbol, facts in table.items()}
+
+
+_EXAMPLE = ContractSpec("file of contracts", "cme", 0.25)

@@ -1,0 +1,119 @@
+"""Compiled event loop of a backtest: opens, touches of barriers, exits at a close, equity at every bar.
+
+Each bar in this order: fills at its open (loss limit, then the forecast's own), barriers from its high and low, exits
+at its close, equity, loss limit. No step reads a later bar.
+"""
+
+import numpy as np
+from numba import njit
+
+from ml_factory.targets.barrier_kernels import SLACK
+
+EXITS = ("upper", "lower", "horizon", "session", "roll", "reverse", "loss_limit", "end")
+UPPER, LOWER, HORIZON, SESSION, ROLL, REVERSE, LOSS_LIMIT, END = range(8)
+
+
+@njit(cache=True, nogil=True)
+def _open_lot(trades, floats, lot, side, bar, price, ticks, money):
+    """Write a trade's entry; return the currency that it takes from the equity."""
+    tick, multiplier, per_side, rate = money
+    paid = price + side * ticks * tick
+    trades[lot, 0], trades[lot, 1] = side, bar
+    floats[lot, 0], floats[lot, 1], floats[lot, 4] = price, paid, per_side + rate * multiplier * abs(paid)
+    floats[lot, 5], floats[lot, 6] = price, price
+    return floats[lot, 4]
+
+
+@njit(cache=True, nogil=True)
+def _close_lot(trades, floats, lot, bar, price, ticks, at_close, why, money):
+    """Write a trade's exit; return the currency that it adds to the equity."""
+    tick, multiplier, per_side, rate = money
+    side = trades[lot, 0]
+    paid = price - side * ticks * tick
+    fee = per_side + rate * multiplier * abs(paid)
+    trades[lot, 2], trades[lot, 3], trades[lot, 4] = bar, why, at_close
+    floats[lot, 2], floats[lot, 3] = price, paid
+    floats[lot, 4] += fee
+    floats[lot, 5], floats[lot, 6] = min(floats[lot, 5], price), max(floats[lot, 6], price)
+    return side * (paid - floats[lot, 1]) * multiplier - fee
+
+
+@njit(cache=True, nogil=True)
+def _touched_barrier(side, open_, high, low, above, below, slack):
+    """Return (barrier, price) of one bar, -1 inside; a bar that holds both exits at the worse one."""
+    if open_ >= above - slack:
+        return UPPER, open_
+    if open_ <= below + slack:
+        return LOWER, open_
+    up, down = high >= above - slack, low <= below + slack
+    if up and (side < 0 or not down):
+        return UPPER, above
+    return (LOWER, below) if down else (-1, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trades, floats, equity, held):
+    """Simulate the forecasts on N bars; return the number of trades.
+
+    Parameters
+    ----------
+    bars : open, high, low, close, each float64[N]
+    marks : int64[N] session; bool[N] scheduled last bar of its session, where positions are closed; bool[N] last bar
+        before a roll
+    forecasts : int8[N] side (-1, 0, 1) to fill at each bar's open; float64[N] prices of upper and lower barrier
+        (infinite without); int64[N] last bar to hold
+    fill_ticks : float64[N], ticks that a fill in each bar pays
+    money : tick, multiplier, currency per contract and side, fee per side as share of the value
+    rule : most contracts, whether to reverse (0 or 1), daily loss limit (infinite without)
+    trades : int64[M, 5], written: side, bars of entry and exit, position in EXITS, 1 for an exit at the close
+    floats : float64[M, 7], written: entry price and fill, exit price and fill, fees, lowest and highest price held
+    equity, held : float64[N] currency after costs, int64[N] signed contracts at each close, written
+    """
+    open_, high, low, close = bars
+    session, last_of_session, before_roll = marks
+    side_of, upper, lower, deadline = forecasts
+    most, reverse, loss_limit = rule
+    limit, n, slack = int(most), len(close), SLACK * money[0]
+    lots = np.empty(limit, np.int64)
+    count, made, cash, day_start, blocked, flatten = 0, 0, 0.0, 0.0, False, False
+    for j in range(n):
+        if j == 0 or session[j] != session[j - 1]:
+            blocked, day_start = False, (equity[j - 1] if j else 0.0)
+        signal = 0 if blocked else side_of[j]
+        opposite = count > 0 and trades[lots[0], 0] == -signal
+        if flatten or (opposite and reverse > 0):
+            for k in range(count):
+                why = LOSS_LIMIT if flatten else REVERSE
+                cash += _close_lot(trades, floats, lots[k], j, open_[j], fill_ticks[j], 0, why, money)
+            count, flatten, opposite = 0, False, False
+        if signal != 0 and not opposite and count < limit:
+            cash -= _open_lot(trades, floats, made, signal, j, open_[j], fill_ticks[j], money)
+            lots[count], count, made = made, count + 1, made + 1
+        kept, marked = 0, 0.0
+        for k in range(count):
+            lot = lots[k]
+            side, entered = trades[lot, 0], trades[lot, 1]
+            why, price = _touched_barrier(side, open_[j], high[j], low[j], upper[entered], lower[entered], slack)
+            at_close = 0
+            if why < 0:
+                floats[lot, 5], floats[lot, 6] = min(floats[lot, 5], low[j]), max(floats[lot, 6], high[j])
+                price, at_close = close[j], 1
+                if j >= deadline[entered]:
+                    why = HORIZON
+                elif last_of_session[j]:
+                    why = SESSION
+                elif before_roll[j]:
+                    why = ROLL
+                elif j == n - 1:
+                    why = END
+            if why >= 0:
+                cash += _close_lot(trades, floats, lot, j, price, fill_ticks[j], at_close, why, money)
+            else:
+                marked += side * (close[j] - floats[lot, 1]) * money[1]
+                lots[kept], kept = lot, kept + 1
+        count = kept
+        held[j] = trades[lots[0], 0] * count if count else 0
+        equity[j] = cash + marked
+        if equity[j] - day_start <= -loss_limit:
+            blocked, flatten = True, count > 0
+    return made

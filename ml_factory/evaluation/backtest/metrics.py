@@ -1,0 +1,94 @@
+"""Metrics of trades and equity: net result, Sharpe ratio with its error, drawdown, turnover, cost to break even.
+
+Returns are those of exchange days, on the value of the largest position at the first close. Ratios are annualised by
+the sessions a year that the bars really have.
+"""
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.evaluation.intervals import FEWEST, newey_west_standard_error
+
+YEAR_NS = 365.25 * 86_400e9
+NAN = float("nan")
+
+
+def backtest_metrics(
+    trades: pd.DataFrame, equity: pd.DataFrame, tick_value: float, notional: float
+) -> dict[str, float]:
+    """Return the metrics of a backtest by name; NaN where one is not defined.
+
+    net, gross, cost : currency; net_ticks; net_percent of `notional`
+    sharpe, sharpe_error, sortino : annualised; the error under autocorrelation, `sharpe_ratio`
+    drawdown, drawdown_sessions : largest fall of the equity below its peak at bars' closes, currency; longest time
+        below a peak
+    turnover : contracts traded a session; exposure : share of bars with a position
+    hit_rate : share of trades with a net gain; profit_factor : net gains over net losses of trades
+    mae_ticks, mfe_ticks : mean worst and best excursion of a trade
+    break_even_ticks : cost of a round trip, in ticks, at which these trades earn nothing; cost_ticks : what they paid
+
+    Parameters
+    ----------
+    trades, equity : as of `Backtest`
+    tick_value : currency of a tick of one contract
+    notional : currency that a return is a share of
+    """
+    by_session = equity.groupby("session")["equity"].last()
+    daily = np.diff(by_session.to_numpy(), prepend=0.0)
+    moments = equity.index.as_unit("ns").asi8
+    years = (int(moments[-1]) - int(moments[0])) / YEAR_NS
+    a_year = len(daily) / years if years > 0 else NAN
+    ratio, error = sharpe_ratio(daily / notional)
+    net, count = trades["net"].to_numpy(), len(trades)
+    gains, losses = net[net > 0].sum(), -net[net < 0].sum()
+    fall, length = drawdown(equity["equity"].to_numpy(), equity["session"].to_numpy())
+    mean = {name: float(trades[name].mean()) if count else NAN for name in ("gross", "cost", "mae_ticks", "mfe_ticks")}
+    return {
+        "net": float(net.sum()), "gross": float(trades["gross"].sum()), "cost": float(trades["cost"].sum()),
+        "net_ticks": float(net.sum() / tick_value), "net_percent": float(100 * net.sum() / notional),
+        "sharpe": ratio * np.sqrt(a_year), "sharpe_error": error * np.sqrt(a_year),
+        "sortino": sortino_ratio(daily / notional) * np.sqrt(a_year), "drawdown": fall, "drawdown_sessions": length,
+        "trades": count, "turnover": 2 * count / len(daily), "exposure": float((equity["position"] != 0).mean()),
+        "hit_rate": float((net > 0).mean()) if count else NAN,
+        "profit_factor": float(gains / losses) if losses > 0 else NAN,
+        "mae_ticks": mean["mae_ticks"], "mfe_ticks": mean["mfe_ticks"],
+        "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
+        "sessions": len(daily), "sessions_a_year": a_year,
+    }  # fmt: skip
+
+
+def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
+    """Return (mean / deviation of a period's return, its standard error under autocorrelation).
+
+    Lo (2002), "The Statistics of Sharpe Ratios": the delta method on mean and variance, whose influence on the ratio is
+    z - SR / 2 (z² - 1) with z the standardised return. Its long-run variance by Newey and West; for independent normal
+    returns it is Lo's 1 + SR² / 2. NaN for constant returns; no error below 8 of them.
+    """
+    returns = np.asarray(returns, np.float64)
+    deviation = returns.std() if len(returns) else 0.0
+    if not deviation > 0:
+        return NAN, NAN
+    z = (returns - returns.mean()) / deviation
+    ratio = float(returns.mean() / deviation)
+    if len(returns) < FEWEST:
+        return ratio, NAN
+    return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
+
+
+def sortino_ratio(returns: np.ndarray) -> float:
+    """Return mean / downside deviation of a period's return, target 0 (Sortino and Price 1994); NaN without a loss."""
+    downside = float(np.sqrt(np.mean(np.minimum(returns, 0.0) ** 2))) if len(returns) else 0.0
+    return float(np.mean(returns) / downside) if downside > 0 else NAN
+
+
+def drawdown(equity: np.ndarray, session: np.ndarray) -> tuple[float, int]:
+    """Return the largest fall below the highest equity so far, 0 at least, and the most sessions spent below it.
+
+    equity : at bars' closes, from 0 before the first; session : int, of each bar
+    """
+    peak = np.maximum.accumulate(np.maximum(equity, 0.0))
+    below, position = equity < peak, np.unique(session, return_inverse=True)[1]
+    starts = np.flatnonzero(below & ~np.append(False, below[:-1]))
+    stops = np.flatnonzero(below & ~np.append(below[1:], False))
+    longest = int((position[stops] - position[starts] + 1).max()) if len(starts) else 0
+    return float((peak - equity).max(initial=0.0)), longest

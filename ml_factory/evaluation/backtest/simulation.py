@@ -1,0 +1,158 @@
+"""Backtest of forecasts on bars: trades, equity and metrics after costs, without a look ahead.
+
+A forecast is decided at its `known_at` and filled at the open of the first bar that starts then or later, at half the
+spread and the slippage worse. A barrier is reached as by the labels (`targets.barrier_kernels`): a bar that opens
+beyond it exits at its open; a bar that holds both exits at the worse one. Exits at the horizon, at the scheduled end of
+a session and before a roll are orders at a bar's close: their moment is known in advance. Every exit pays as an entry.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import PRICES
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
+from ml_factory.errors import BarsError
+from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
+from ml_factory.evaluation.backtest.fill_kernel import EXITS, simulate_fills_kernel
+from ml_factory.evaluation.backtest.metrics import backtest_metrics
+from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
+
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Result of `run`.
+
+    trades : a row per contract and round trip: side, entry_time (the bar's start), exit_time (the bar's start, or its
+        end for an exit at its close), prices before and fills after spread and slippage, exit, gross and cost and net
+        in currency, net_ticks, mae_ticks and mfe_ticks (worst and best excursion, mae <= 0 <= mfe), bars
+    equity : index known_at of every bar; equity (currency after costs, open positions at the close), position, session
+    metrics : name -> number, `backtest_metrics`
+    """
+
+    trades: pd.DataFrame
+    equity: pd.DataFrame
+    metrics: dict[str, float]
+
+
+def run(
+    bars: pd.DataFrame, predictions: pd.DataFrame, contract: str | ContractSpec = "ES", *,
+    costs: CostSpec | None = None, rule: TradingRule | None = None,
+) -> Backtest:  # fmt: skip
+    """Trade forecasts on bars and return trades, equity and metrics.
+
+    Parameters
+    ----------
+    bars : index = UTC start, increasing; open, high, low, close; where they have them `known_at` (UTC, when the bar is
+        complete) and `contract` (a change is a roll)
+    predictions : index known_at (UTC); p_short and p_long, or `side` (-1, 0, 1); where they have them `up` and `down`,
+        positive log distances of the label's barriers from the last close
+    contract : a symbol of `contract_spec`, or the facts themselves
+    costs : spread and slippage; default: one tick of spread and half a tick of slippage
+    rule : from forecasts to positions
+    """
+    spec = contract_spec(contract) if isinstance(contract, str) else contract
+    costs, rule = costs or CostSpec(), rule or TradingRule()
+    start, known_at, prices = _checked_bars(bars)
+    sessions = assign_sessions(known_at - 1, spec.calendar)
+    session, forecasts = sessions.id.astype(np.int64), _forecast_orders(predictions, start, prices[3], rule)
+    if rule.flat_at_session_end:  # none across a session's edge: the forecast is older than the session
+        crossed = np.zeros(len(start), bool)
+        crossed[1:] = session[1:] != session[:-1]
+        forecasts[0][crossed] = 0
+    last = (known_at >= sessions.close_ns) if rule.flat_at_session_end else np.zeros(len(start), bool)
+    before_roll = np.zeros(len(start), bool)
+    if "contract" in bars:
+        names = pd.factorize(bars["contract"])[0]
+        before_roll[:-1] = names[1:] != names[:-1]
+    size = int(np.count_nonzero(forecasts[0]))
+    trades, floats = np.zeros((size, 5), np.int64), np.zeros((size, 7))
+    equity, held = np.empty(len(start)), np.empty(len(start), np.int64)
+    made = simulate_fills_kernel(
+        prices, (session, last, before_roll), forecasts, costs.ticks_of_fill(start),
+        (float(spec.tick), float(spec.multiplier), float(spec.commission + spec.exchange_fee), float(spec.fee_rate)),
+        (float(rule.max_contracts), float(rule.reverse), float(rule.daily_loss_limit or np.inf)),
+        trades, floats, equity, held,
+    )  # fmt: skip
+    table = _trade_table(trades[:made], floats[:made], start, known_at, spec)
+    curve = pd.DataFrame(
+        {"equity": equity, "position": held, "session": session},
+        index=pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at"),
+    )
+    notional = float(prices[3][0]) * spec.multiplier * rule.max_contracts
+    return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional))
+
+
+def _checked_bars(bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
+    """Return starts and ends (int64 ns) and prices of the bars. Raises BarsError for bars that no trade can use."""
+    missing = [name for name in PRICES if name not in bars]
+    if missing or not isinstance(bars.index, pd.DatetimeIndex) or bars.index.tz is None or len(bars) < 2:
+        raise BarsError(
+            "A backtest needs bars", where="bars", got=f"{len(bars)} rows of {', '.join(map(str, bars.columns))}",
+            wanted="2 rows or more of open, high, low, close, indexed by their UTC start",
+        )  # fmt: skip
+    start = bars.index.as_unit("ns").asi8
+    prices = tuple(np.ascontiguousarray(bars[name].to_numpy(float)) for name in PRICES)
+    if (np.diff(start) <= 0).any() or not all(np.isfinite(price).all() for price in prices):
+        raise BarsError("Bars of a backtest are in time order with finite prices", where="bars")
+    if "known_at" in bars:
+        known_at = pd.DatetimeIndex(bars["known_at"]).as_unit("ns").asi8
+    else:  # the length of a bar is the least spacing of the first thousand, in whole minutes
+        known_at = start + max(int(np.diff(start[:1000]).min()), MINUTE_NS)
+    return start, known_at, prices
+
+
+def _forecast_orders(predictions: pd.DataFrame, start: np.ndarray, close: np.ndarray, rule: TradingRule):
+    """Return side, barrier prices and last bar to hold of the order that each bar fills at its open.
+
+    A forecast's bar is the first that starts at its `known_at` or later; of several the newest counts.
+    """
+    known = predictions.index.as_unit("ns").asi8
+    if (np.diff(known) <= 0).any():
+        raise BarsError("Forecasts of a backtest are in time order, one a moment", where="predictions")
+    if "side" in predictions:
+        side = np.sign(predictions["side"].to_numpy(float))
+    else:
+        edge = predictions["p_long"].to_numpy(float) - predictions["p_short"].to_numpy(float)
+        side = np.where(np.abs(edge) >= rule.least_edge, np.sign(edge), 0.0)
+    bar = np.searchsorted(start, known)
+    inside = bar < len(start)
+    inside[inside] &= start[bar[inside]] - known[inside] <= rule.longest_wait_minutes * MINUTE_NS
+    bar, rows, n = bar[inside], np.flatnonzero(inside), len(start)
+    orders = np.zeros(n, np.int8)
+    upper, lower, deadline = np.full(n, np.inf), np.full(n, -np.inf), np.full(n, NEVER)
+    orders[bar] = side[rows]
+    if rule.barriers and {"up", "down"} <= set(predictions.columns):
+        last = close[np.maximum(bar - 1, 0)]
+        upper[bar] = last * np.exp(predictions["up"].to_numpy(float)[rows])
+        lower[bar] = last * np.exp(-predictions["down"].to_numpy(float)[rows])
+    if rule.horizon is not None:
+        deadline[bar] = bar + rule.horizon - 1
+    orders[0] = 0  # no close before it
+    return orders, upper, lower, deadline
+
+
+def _trade_table(
+    trades: np.ndarray, floats: np.ndarray, start: np.ndarray, known_at: np.ndarray, spec: ContractSpec
+) -> pd.DataFrame:
+    """Return the trades as a table, in order of their entries."""
+    side, entry, leave, why, at_close = trades.T
+    price_in, fill_in, price_out, fill_out, fees, lowest, highest = floats.T
+    gross = side * (price_out - price_in) * spec.multiplier
+    net = side * (fill_out - fill_in) * spec.multiplier - fees
+    best, worst = np.where(side > 0, highest, lowest), np.where(side > 0, lowest, highest)
+    moments = {"entry_time": start[entry], "exit_time": np.where(at_close > 0, known_at[leave], start[leave])}
+    return pd.DataFrame(
+        {
+            "side": side,
+            **{name: pd.DatetimeIndex(ns.view("M8[ns]"), tz="UTC") for name, ns in moments.items()},
+            "entry_price": price_in, "entry_fill": fill_in, "exit_price": price_out, "exit_fill": fill_out,
+            "exit": pd.Categorical.from_codes(why, categories=list(EXITS)),
+            "gross": gross, "cost": gross - net, "net": net, "net_ticks": net / spec.tick_value,
+            "mae_ticks": side * (worst - price_in) / spec.tick, "mfe_ticks": side * (best - price_in) / spec.tick,
+            "bars": leave - entry + 1,
+        }
+    )  # fmt: skip
