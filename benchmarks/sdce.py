@@ -1,0 +1,134 @@
+"""Whether SDCE helps: three losses with three seeds each; and tokens/s with and without the surrogate's cache.
+
+    python -m benchmarks.sdce losses --text FILE.txt [--tokens 400000] [--epochs 3] [--surrogate builtin:small]
+    python -m benchmarks.sdce speed --text FILE.txt
+
+losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each
+loss. Nats a token (a byte) of the held-out rows; intervals of the difference to cross-entropy are Student's over seeds.
+speed: one model and a surrogate of three times its weights; steps of both kinds in turns.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.measure import best, digits, in_turns, print_json
+from ml_factory.recipes.language.causal_lm import SmallCausalModel, SmallCausalSpec
+from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens
+from ml_factory.recipes.language.text_sources import open_text
+from ml_factory.recipes.language.token_rows import pack_tokens
+from ml_factory.recipes.language.tokenizers import ByteTokenizer
+from ml_factory.recipes.language.vocabularies import join_vocabularies
+from ml_factory.recipes.sdce import KINDS, SurrogateLoss
+from ml_factory.recipes.sdce_run import run_sdce
+from ml_factory.recipes.sdce_settings import SdceSettings
+from ml_factory.training.batches import BatchLoader
+from ml_factory.training.device import deterministic_device, pick_device
+from ml_factory.training.loop import take_training_step
+from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import TrainingState
+
+LENGTH, SEEDS, STUDENT_2 = 128, (0, 1, 2), 4.303  # the 97.5 % point of Student's distribution with 2 degrees of freedom
+
+
+def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs: int) -> None:
+    """Print the held-out loss of each kind and seed, and the differences to cross-entropy."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trained(name: str, **values: dict) -> dict:
+            common = {
+                "model": {"name_or_path": "builtin:tiny"},
+                "surrogate": {"dtype": "float32", "cache": "float32", "cache_dir": f"{folder}/cache"},
+                "data": {"dataset_name": text, "max_seq_length": LENGTH, "max_tokens": tokens},
+                "training": {"num_epochs": epochs, "per_device_train_batch_size": 16, "learning_rate": 3e-3,
+                             "gradient_accumulation_steps": 1, "output_dir": f"{folder}/{name}"},
+            }  # fmt: skip
+            merged = {section: more | values.get(section, {}) for section, more in common.items()}
+            return run_sdce(SdceSettings().with_values(merged), mirror="off", on_status=lambda line: None)
+
+        standard = {"loss_type": "standard"}
+        first = trained("surrogate", model={"name_or_path": surrogate},
+                        training=standard | {"num_epochs": surrogate_epochs, "seed": 99})  # fmt: skip
+        print_json(measurement="sdce surrogate", loss=digits(first["loss"]),
+                    ngram_order=first["ngram_order"], ngram_loss=digits(first["ngram_loss"]))  # fmt: skip
+        found: dict[str, list[float]] = {}
+        for kind in KINDS:
+            runs = [
+                trained(f"{kind}{seed}", surrogate={"name_or_path": first["model"]},
+                        training={"loss_type": kind, "seed": seed})
+                for seed in SEEDS
+            ]  # fmt: skip
+            found[kind] = [run["loss"] for run in runs]
+            print_json(measurement=f"sdce {kind}", losses=[round(loss, 4) for loss in found[kind]],
+                        mean=round(statistics.mean(found[kind]), 4))  # fmt: skip
+    for kind in ("surrogate", "kl"):
+        differences = [one - other for one, other in zip(found[kind], found["standard"], strict=True)]
+        mean = statistics.mean(differences)
+        half = STUDENT_2 * statistics.stdev(differences) / len(SEEDS) ** 0.5
+        verdict = "helps" if mean + half < 0 else "harms" if mean - half > 0 else "no difference shown"
+        print_json(measurement=f"sdce {kind} minus standard", mean=round(mean, 4),
+                    low=round(mean - half, 4), high=round(mean + half, 4), verdict=verdict)  # fmt: skip
+
+
+def speed(text: str, steps: int = 4) -> None:
+    """Print tokens/s of training steps that compute the surrogate's tokens, and of those that read them from disk."""
+    spec = TrainSpec(batch=16, precision="fp32")
+    device, tokenizer = pick_device(spec), ByteTokenizer()
+    sizes = {
+        "model": SmallCausalSpec(128, 4, 4, positions=LENGTH),
+        "surrogate": SmallCausalSpec(128, 12, 4, positions=LENGTH),
+    }
+    with tempfile.TemporaryDirectory() as folder, deterministic_device(device):
+        rows, _ = pack_tokens(open_text(text), tokenizer, LENGTH, f"{folder}/tokens", most=16 * LENGTH * 8)
+        network = SmallCausalModel(sizes["surrogate"])
+        top_tokens = SurrogateTopTokens(network, join_vocabularies(tokenizer, tokenizer), 30, tokenizer.end, device, 1)
+        cached = [one.whole() for one in cache_top_tokens(rows, top_tokens, Path(folder) / "cache")]
+        weights = np.ones(len(rows), np.float32)
+        sides, trained = {}, {}
+        for name, parts, online in (("online", [], top_tokens), ("cached", cached, None)):
+            torch.manual_seed(0)
+            feed = BatchLoader(device, [rows.whole(), *parts, weights])
+            run = TrainingState(SmallCausalModel(sizes["model"]), len(rows), spec, device, {"model": "sdce"})
+            loss = SurrogateLoss(threshold=0.001, top_tokens=online)
+            sides[name] = lambda run=run, feed=feed, loss=loss: [
+                take_training_step(run, feed, loss) for _ in range(steps)
+            ]
+            trained[name] = run
+        taken = in_turns(sides, 3)
+        equal = all(
+            torch.equal(one, trained["cached"].network.state_dict()[name])
+            for name, one in trained["online"].network.state_dict().items()
+        )
+    counts = {name: sum(one.numel() for one in SmallCausalModel(size).parameters()) for name, size in sizes.items()}
+    rates = {name: round(steps * 16 * LENGTH / best(runs).wall) for name, runs in taken.items()}
+    print_json(measurement="sdce cache", weights=counts, tokens_per_s=rates, equal_bits=equal,
+                times_wall=digits(best(taken["online"]).wall / best(taken["cached"]).wall),
+                times_cpu=digits(best(taken["online"]).cpu / best(taken["cached"]).cpu))  # fmt: skip
+
+
+def _take_steps(run: TrainingState, feed: BatchLoader, loss: SurrogateLoss, steps: int) -> None:
+    for _ in range(steps):
+        take_training_step(run, feed, loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("losses", "speed"))
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--tokens", type=int, default=400_000)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--surrogate", default="builtin:small")
+    parser.add_argument("--surrogate-epochs", type=int, default=6)
+    given = parser.parse_args()
+    if given.what == "losses":
+        losses(given.text, given.tokens, given.epochs, given.surrogate, given.surrogate_epochs)
+    else:
+        speed(given.text)
+
+
+if __name__ == "__main__":
+    main()
