@@ -1,4 +1,4 @@
-"""Whether SDCE helps: three losses with three seeds each; and tokens/s with and without the surrogate's cache.
+"""Comparison of three losses with three seeds each (does SDCE help?), and tokens/s with and without the surrogate's cache.
 
     python -m benchmarks.sdce losses --text FILE.txt [--tokens 400000] [--epochs 3] [--surrogate builtin:small]
     python -m benchmarks.sdce speed --text FILE.txt
