@@ -1,10 +1,10 @@
-"""Comparison of three losses with three seeds each (does SDCE help?), and tokens/s with and without the surrogate's cache.
+"""Comparison of three losses with three seeds each (does SDCE help?), and tokens/s with and without the cache.
 
     python -m benchmarks.sdce losses --text FILE.txt [--tokens 400000] [--epochs 3] [--surrogate builtin:small]
     python -m benchmarks.sdce speed --text FILE.txt
 
-losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each
-loss. Nats a token (a byte) of the held-out rows; intervals of the difference to cross-entropy are Student's over seeds.
+losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each loss. Nats a token
+(a byte) of the held-out rows, on one thread; intervals of the difference to cross-entropy are Student's over seeds.
 speed: one model and a surrogate of three times its weights; steps of both kinds in turns.
 """
 
@@ -44,7 +44,8 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
                 "model": {"name_or_path": "builtin:tiny"},
                 "surrogate": {"dtype": "float32", "cache": "float32", "cache_dir": f"{folder}/cache"},
                 "data": {"dataset_name": text, "max_seq_length": LENGTH, "max_tokens": tokens},
-                "training": {"num_epochs": epochs, "per_device_train_batch_size": 16, "learning_rate": 3e-3,
+                "training": {"num_epochs": epochs, "threads": 1,
+                             "per_device_train_batch_size": 16, "learning_rate": 3e-3,
                              "gradient_accumulation_steps": 1, "output_dir": f"{folder}/{name}"},
             }  # fmt: skip
             merged = {section: more | values.get(section, {}) for section, more in common.items()}
@@ -76,7 +77,7 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
 
 def speed(text: str, steps: int = 4) -> None:
     """Print tokens/s of training steps that compute the surrogate's tokens, and of those that read them from disk."""
-    spec = TrainSpec(batch=16, precision="fp32")
+    spec = TrainSpec(batch=16, precision="fp32", threads=1)
     device, tokenizer = pick_device(spec), ByteTokenizer()
     sizes = {
         "model": SmallCausalSpec(128, 4, 4, positions=LENGTH),
