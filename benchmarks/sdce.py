@@ -3,8 +3,8 @@
     python -m benchmarks.sdce losses --text FILE.txt [--tokens 400000] [--epochs 3] [--surrogate builtin:small]
     python -m benchmarks.sdce speed --text FILE.txt
 
-losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each loss. Nats a token
-(a byte) of the held-out rows, on one thread; intervals of the difference to cross-entropy are Student's over seeds.
+losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each loss, on one
+thread. Nats a token of the held-out rows; intervals of the difference to cross-entropy by Student over seeds.
 speed: one model and a surrogate of three times its weights; steps of both kinds in turns.
 """
 
