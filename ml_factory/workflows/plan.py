@@ -90,14 +90,16 @@ class _MeasuredCosts:
         return self._known[key]
 
     def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> WorkCost:
-        """Return the mean cost of a fold, of its training rows less those kept for early stopping."""
+        """Return the cost of a fold, of its training rows less those kept for early stopping: mean seconds, largest
+        memory.
+        """
         whole, model = self.of(name, settings)
         rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
         costs = [model.forecast(cost_model_work(name, FitSize(round(count), whole.iterations))) for count in rows]
         # A booster's work is counted in rounds, each over all of its rows.
         share = 1.0 if find_model_spec(name).windowed else float(np.mean(rows)) / whole.rows
         seconds = share * float(np.mean([cost.seconds for cost in costs]))
-        return replace(costs[0], seconds=seconds, disk_bytes=0.0)
+        return replace(_largest(costs), seconds=seconds, disk_bytes=0.0)
 
 
 def plan_models(
@@ -224,8 +226,7 @@ def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
         folds = request.fold_plan(data.splits["train"], name, FoldSchemeSpec(folds=count))
         costs.append(request.measured.fold(name, request.fit_settings(name), folds))
         finished += int(request.reached(run, folds_phase_name(name)).get("finished", 0)) if run else 0
-    each = WorkCost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
-    mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
+    mean = replace(_largest(costs), seconds=float(np.mean([cost.seconds for cost in costs])))
     work = count * len(request.models)
     yield WorkUnit("stack", _cost_per_item(mean), work, finished / work, depends_on=request.models)
 
@@ -236,6 +237,11 @@ _UNITS: dict[str, Callable[[_PlanRequest], Iterator[WorkUnit]]] = {
     "folds": _fold_units,
     "stack": _stack_units,
 }
+
+
+def _largest(costs: Sequence[WorkCost]) -> WorkCost:
+    """Return the largest of each figure."""
+    return WorkCost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
 
 
 def _cost_per_item(cost: WorkCost) -> WorkCostModel:

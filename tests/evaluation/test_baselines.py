@@ -89,13 +89,14 @@ def test_trailing_volatility_over_sessions_equals_loops():
 
 def rows_of(days: int, seed: int, horizon: int):
     """Five-minute rows of a 24-hour market: mostly neutral in the first half of a day, and near its end; touched
-    more often when volatility is high. Returns clock, volatility, labels and the shares they were drawn from."""
+    more often when volatility is high for the time of day, which it tells by itself. Returns clock, volatility, labels and the shares they were drawn from."""
     rng = np.random.default_rng(seed)
     step = np.tile(np.arange(1, 289), days)
     clock = BaselineSessionClock(step / 288, (288 - step) * 5.0)
-    volatility = rng.normal(size=len(step))
+    excess = rng.normal(size=len(step))
+    volatility = excess + np.where(clock.progress < 0.5, 5.0, -5.0)
     neutral = np.where(clock.progress < 0.5, 0.7, 0.3) + np.where(288 - step < horizon, 0.2, 0.0)
-    neutral = np.clip(neutral - 0.15 * np.sign(volatility), 0.02, 0.98)
+    neutral = np.clip(neutral - 0.15 * np.sign(excess), 0.02, 0.98)
     p = np.stack([0.4 * (1 - neutral), neutral, 0.6 * (1 - neutral)], axis=1)
     y = (p.cumsum(axis=1) < rng.random((len(p), 1))).sum(axis=1) - 1
     return clock, volatility, y, p

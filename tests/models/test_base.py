@@ -25,6 +25,7 @@ def test_apply_limits_lowers_only_existing_larger_settings():
     settings, lowered = base.apply_fit_limits(Settings(), {"epochs": 3, "rate": 0.9, "rounds": 4})
     assert settings == Settings(epochs=3) and lowered == {"epochs": {"wanted": 10, "used": 3}}
     assert base.apply_fit_limits(Settings(), None) == (Settings(), {})
+    assert base.apply_fit_limits(Settings(), {"epochs": 10}) == (Settings(), {})
 
 
 def test_check_rows_ignores_rows_with_zero_weight():

@@ -146,6 +146,15 @@ def labels_of(bars: pd.DataFrame, market: MarketSpec, spec: LabelSpec, minutes: 
 
 
 CALM = [(100.0, 100.1, 99.9, 100.0), (100.0, 100.15, 99.95, 100.1)] * 15
+
+
+def test_label_spec_shortest_and_longest_spans_are_accepted_and_the_next_refused():
+    assert [LabelSpec(sigma_span=span).sigma_span for span in (2, 100_000)] == [2, 100_000]
+    for span in (1, 100_001):
+        with pytest.raises(SettingsError, match="sigma_span"):
+            LabelSpec(sigma_span=span)
+
+
 HAND = LabelSpec(horizon=3, sigma_span=20, cost_ticks=4.0)  # 4 ticks of 0.25 = 1.0: wider than sigma here
 TICKED = MarketSpec("X", "24h", 0.25, False)
 

@@ -126,6 +126,14 @@ def test_load_model_network_state_without_offset_predicts_same():
     np.testing.assert_array_equal(build_model_from_state(state).predict_proba(x), model.predict_proba(x))
 
 
+def test_network_state_with_offset_from_first_column_predicts_same():
+    x, y = windows(6)
+    x = x[:, :, [1, 0, 2]]
+    model = make("gru", offset_column=0)
+    model.fit(x, y)
+    np.testing.assert_array_equal(build_model_from_state(model.get_state()).predict_proba(x), model.predict_proba(x))
+
+
 def test_network_invalid_offset_settings_raise_settings_error():
     x, y = windows(4)
     with pytest.raises(SettingsError, match="no such input"):
