@@ -90,7 +90,7 @@ class Feed:
         log = self._continue(served)
         remembered = self._stream.add_outcome(known_at, label)
         if not remembered:
-            return not_remembered(served, "no answer of this moment waits for an outcome: it has one already, or another "
+            return not_remembered(served, "no answer of this moment waits for an outcome: it has one, or another "
                                   f"known_at, or {REMEMBERED:,} answers came after it")  # fmt: skip
         self._log_record(log, "outcome", 0, {"known_at": known_at.value, "label": label})
         return not_remembered(served, "") | {"remembered": True}

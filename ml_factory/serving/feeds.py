@@ -54,7 +54,7 @@ class Feeds:
     def __init__(self, folder: Path, guard: GuardSettings, limits: ServiceLimits):
         self._folder, self._guard, self._limits = folder, guard, limits
         self._open: OrderedDict[tuple[str, str], _OpenFeed] = OrderedDict()  # the longest idle first
-        self._room = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self.connections: Counter[str] = Counter()  # by name of the feed, of which none is closed
 
     async def run(
@@ -71,9 +71,9 @@ class Feeds:
         if key not in self._open:
             if absent is not None and not files.is_folder(self._folder / key[0] / name):
                 return absent
-            async with self._room:
+            async with self._opening:
                 if key not in self._open:  # nor opened meanwhile
-                    await self._make_room(key)
+                    await self._make_capacity(key)
                     self._open[key] = _OpenFeed(self._folder / key[0] / name, market, self._guard)
         one = self._open[key]
         self._open.move_to_end(key)
@@ -102,7 +102,7 @@ class Feeds:
                 failed.append(str(error))
         return failed
 
-    async def _make_room(self, key: tuple[str, str]) -> None:
+    async def _make_capacity(self, key: tuple[str, str]) -> None:
         """Close the feed that was idle longest, where as many are open as may be. Raises OverloadError where none is
         idle, SettingsError where a new one would have a folder too many.
         """

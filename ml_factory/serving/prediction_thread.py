@@ -30,7 +30,7 @@ class PredictionThread:
         return await asyncio.wrap_future(future)
 
     async def finish(self, job: Callable[[], Any]) -> Any:
-        """Return what the job returns. It runs after those before it, beyond the limit, and also once cancelled here."""
+        """Return what the job returns. It runs after those before it, beyond the limit, also once cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self._pool.submit(job)))
 
     @property
