@@ -89,7 +89,10 @@ def test_trailing_volatility_over_sessions_equals_loops():
 
 def rows_of(days: int, seed: int, horizon: int):
     """Five-minute rows of a 24-hour market: mostly neutral in the first half of a day, and near its end; touched
-    more often when volatility is high for the time of day, which it tells by itself. Returns clock, volatility, labels and the shares they were drawn from."""
+    more often when volatility is high for the time of day, which it tells by itself.
+
+    Returns clock, volatility, labels and the shares they were drawn from.
+    """
     rng = np.random.default_rng(seed)
     step = np.tile(np.arange(1, 289), days)
     clock = BaselineSessionClock(step / 288, (288 - step) * 5.0)
