@@ -22,7 +22,7 @@ app = typer.Typer(
 
 VERBS = (
     machine.doctor, data.export_data, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
-    training.evaluate, training.plan, training.predict, training.export, serving.serve,
+    training.evaluate, training.backtest, training.plan, training.predict, training.export, serving.serve,
     machine.clean, machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip
 for verb in VERBS:

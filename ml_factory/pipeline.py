@@ -33,6 +33,7 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import predictions as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
+from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
@@ -106,7 +107,7 @@ from ml_factory.workflows.train import (
 from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_single_rank, fit_worker_rank
 
 __all__ = [
-    "audit", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
+    "audit", "backtest", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
     "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "load_features",
     "load_labels",
     "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers",

@@ -36,6 +36,7 @@ from ml_factory.process_identity import process_rank
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
+trading = LazyModule("ml_factory.evaluation.backtest.simulation")
 schemes = LazyModule("ml_factory.workflows.cross_validation.fold_schemes")
 
 
@@ -124,6 +125,42 @@ def evaluate(
     check_data_prepared(place, market.symbol)
     with cli_progress_of_work("evaluating", market.as_json):
         result = pipeline.evaluate(place, market.symbol, horizon, model, title=title)
+    print_cli_result(result, market.as_json)
+
+
+@dataclass(frozen=True)
+class TradingFlags:
+    """Costs and rule"""
+
+    contracts: Annotated[str | None, Option(help="YAML or JSON file: money facts by symbol.")] = None
+    spread: Annotated[float, Option(help="Spread in ticks.")] = 1.0
+    slippage: Annotated[float, Option(help="Slippage of a fill in ticks.")] = 0.5
+    least_edge: Annotated[float, Option(help="Least |p_long - p_short| that opens a position.")] = 0.0
+    max_contracts: Annotated[int, Option(help="Most contracts at a time.")] = 1
+    daily_loss_limit: Annotated[float | None, Option(help="Loss of a session that stops it, in currency.")] = None
+    overnight: Annotated[bool, Option("--overnight", help="Hold positions over the end of a session.")] = False
+
+
+def backtest(
+    market: FeatureMarketOptions,
+    flags: TradingFlags,
+    horizon: Horizon = 20,
+    model: Annotated[str, Option("--model", help="A finished model, or stack.")] = "xgboost",
+    run: Run = "",
+) -> None:
+    """Trade the stored test predictions after costs. Example: `python -m ml_factory backtest --symbol MES`"""
+    place = market.check((horizon,), models=(model,))
+    check_model_trained(place, market.symbol)
+    with cli_progress_of_work(f"trading {model}", market.as_json):
+        contract = trading.contract_spec(market.symbol, file=flags.contracts) if flags.contracts else None
+        rule = trading.TradingRule(
+            least_edge=flags.least_edge, max_contracts=flags.max_contracts, daily_loss_limit=flags.daily_loss_limit,
+            flat_at_session_end=not flags.overnight,
+        )  # fmt: skip
+        result = pipeline.backtest(
+            place, market.symbol, horizon, model, contract=contract,
+            costs=trading.CostSpec(flags.spread, flags.slippage), rule=rule, run_id=run,
+        )  # fmt: skip
     print_cli_result(result, market.as_json)
 
 

@@ -1,0 +1,144 @@
+"""Backtest of a finished model: its stored out-of-sample predictions as trades, against simple strategies."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.activity_bars import build_base_bars
+from ml_factory.data.bar_files import read_bars_table
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
+from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
+from ml_factory.evaluation.backtest.simulation import Backtest, run
+from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.storage.workspace import Workspace, require_raw_bars
+from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
+from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.predictions import load_predictions
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.results import Result
+
+SHUFFLES = 20
+SHOWN = ("net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BacktestResult(Result):
+    """Result of `backtest`.
+
+    strategies : a row per strategy, columns of `backtest_metrics`: the model; always_long, flat, last_move, clock, and
+        `random`, the mean over shuffles of the model's own sides
+    frame : trades of the model, as of `Backtest.trades`
+    history : its equity, as of `Backtest.equity`
+    """
+
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    split: str
+    contract: dict
+    strategies: pd.DataFrame
+    frame: pd.DataFrame
+    history: pd.DataFrame
+
+    def summary(self) -> str:
+        first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
+        table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
+        return "\n".join([first, *(f"  {line}" for line in table.to_string().splitlines())])
+
+    def __str__(self) -> str:
+        return self.summary()  # a table is not wrapped
+
+
+def backtest(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, split: str = "test",
+    contract: ContractSpec | None = None, costs: CostSpec | None = None, rule: TradingRule | None = None,
+    run_id: str = "",
+) -> BacktestResult:  # fmt: skip
+    """Trade the stored predictions of a finished model on the base bars, and simple strategies on the same rows.
+
+    split : "test", or "validation", whose figures flatter since the model was chosen on it.
+    contract : money facts; default: those of the symbol, with the tick of the prepared market.
+    rule : default: `TradingRule` with the labels' horizon.
+    run_id : the model's run; "" for the newest.
+    Raises SettingsError for training rows and for meta-labels, NotPreparedError.
+    """
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    if split not in ("test", "validation"):
+        raise SettingsError("A backtest is out of sample", where="split", got=split, wanted="test or validation")
+    data = load_dataset(workspace, symbol, horizon)
+    if data.kind == "meta":
+        raise SettingsError("A bet of meta-labels has no side of its own", where="backtest", wanted="other labels")
+    stored = load_predictions(workspace, symbol, horizon, model, run_id)
+    known = stored[stored["split"] == split]
+    spec = contract or contract_spec(symbol, tick=data.settings["market"]["tick"])
+    rule = rule or TradingRule()
+    rule = replace(rule, horizon=rule.horizon or horizon)
+    bars = _base_bars_of_rows(workspace, data, known.index)
+    tested = {
+        name: run(bars, frame, spec, costs=costs, rule=rule)
+        for name, frame in ({model: known} | _baseline_sides(data, known.index)).items()
+        for frame in [_with_barriers(data, frame)]
+    }
+    rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
+    rows.append({"strategy": "random", **_shuffled_metrics(bars, _with_barriers(data, known), spec, costs, rule)})
+    own: Backtest = tested[model]
+    return BacktestResult(
+        symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
+        contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades, history=own.equity,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.DatetimeIndex) -> pd.DataFrame:
+    """Return the base bars from the first of these rows to the horizon of the last; `contract` counts the rolls."""
+    spec = PredictionSpec.from_stored(data.settings)
+    source = require_raw_bars(workspace, data.symbol)
+    base = build_base_bars(spec.check_bars(read_bars_table(source), where=source)[0], spec.market, spec.features.base)
+    moments = index.as_unit("ns").asi8
+    first = int(np.searchsorted(base.known_at, moments[0]))
+    part = slice(first, int(np.searchsorted(base.known_at, moments[-1])) + data.horizon + 2)
+    columns: Mapping[str, np.ndarray] = {name: getattr(base, name)[part] for name in ("open", "high", "low", "close")}
+    start = pd.DatetimeIndex(base.start[part].view("M8[ns]"), tz="UTC", name="start")
+    bars = pd.DataFrame(dict(columns), index=start)
+    bars["known_at"] = pd.DatetimeIndex(base.known_at[part].view("M8[ns]"), tz="UTC")
+    if base.chain is not None:
+        bars["contract"] = np.cumsum(np.diff(base.chain[part], prepend=base.chain[first]) != 0)
+    return bars
+
+
+def _with_barriers(data: PreparedDataset, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return forecasts with the distances of their labels' barriers, which are known with the row."""
+    if not {"up", "down"} <= set(data.labels.columns):
+        return frame
+    return frame.assign(**{name: data.labels.loc[frame.index, name] for name in ("up", "down")})
+
+
+def _baseline_sides(data: PreparedDataset, index: pd.DatetimeIndex) -> dict[str, pd.DataFrame]:
+    """Return the forecasts of the simple strategies on these rows; the clock's shares are of training rows alone."""
+    rows = data.labels.index.get_indexer(index)
+    clock = prepared_dataset_baselines(data, data.splits["train"], rows)["clock"]
+    sides = {
+        "always_long": np.ones(len(rows)), "flat": np.zeros(len(rows)),
+        "last_move": np.sign(np.nan_to_num(data.last_move[rows])),
+    }  # fmt: skip
+    return {name: pd.DataFrame({"side": side}, index=index) for name, side in sides.items()} | {
+        "clock": pd.DataFrame({"p_short": clock[:, 0], "p_long": clock[:, 2]}, index=index)
+    }
+
+
+def _shuffled_metrics(
+    bars: pd.DataFrame, known: pd.DataFrame, spec: ContractSpec, costs: CostSpec | None, rule: TradingRule
+) -> dict[str, float]:
+    """Return the mean metrics over shuffles of the forecasts among their rows: the same sides, as often."""
+    found, rng = [], np.random.default_rng(0)
+    for _ in range(SHUFFLES):
+        order = rng.permutation(len(known))
+        shuffled = known.assign(**{name: known[name].to_numpy()[order] for name in ("p_short", "p_long")})
+        found.append(run(bars, shuffled, spec, costs=costs, rule=rule).metrics)
+    return pd.DataFrame(found).mean().to_dict()
