@@ -9,7 +9,7 @@ import sys
 import typer
 
 from ml_factory.cli_output import StderrHandler
-from ml_factory.commands import data, machine, notebooks, recipes, serving, training
+from ml_factory.commands import data, machine, notebooks, recipes, serving, tpu, training
 from ml_factory.commands.dataclass_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
@@ -28,6 +28,7 @@ VERBS = (
 for verb in VERBS:
     app.command(verb.__name__.replace("_", "-"))(expand_options(verb))
 app.add_typer(recipes.app, name="recipe")
+app.add_typer(tpu.app, name="tpu")
 
 
 def main() -> None:

@@ -99,6 +99,7 @@ serving.prediction_thread serving.served_bundle serving.feature_row_batches serv
 serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.http_connections serving.server
+tpu.accelerators tpu.settings tpu.gcloud_commands tpu.gcloud_process tpu.slice_state tpu.worker_files tpu.lifecycle
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
 recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
@@ -107,7 +108,7 @@ recipes.sdce recipes.sdce_settings recipes.sdce_run
 recipes.shards recipes.shard_sources recipes.image_batches recipes.resnet50 recipes.event_file recipes.worker_log
 recipes.image_training
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
-commands.notebooks commands.serving commands.machine commands.recipe_shards commands.recipe_sdce
+commands.notebooks commands.serving commands.machine commands.tpu commands.recipe_shards commands.recipe_sdce
 commands.recipe_resnet50 commands.recipes
 __main__
 """

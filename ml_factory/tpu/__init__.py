@@ -1,0 +1,1 @@
+"""Cloud TPU slices through gcloud: requested, prepared, launched, watched, asked for again, deleted."""

@@ -1,0 +1,142 @@
+"""Files that go to each worker: the script that installs, starts, reports and stops; the code of a git checkout."""
+
+import io
+import shlex
+import subprocess
+import tarfile
+from pathlib import Path
+
+from ml_factory.argument_checks import check_file_exists
+from ml_factory.errors import FileError, SettingsError
+from ml_factory.storage.files import files
+from ml_factory.tpu.settings import SliceSettings
+
+LIBTPU_INDEX = "https://storage.googleapis.com/libtpu-releases/index.html"
+_SCRIPT = r"""#!/bin/bash
+# Written by python -m ml_factory tpu. Actions: unpack, install, start, state, log [LINES], stop.
+set -eu
+cd "$HOME/ml_factory_tpu"
+is_running() { [ -f pid ] && kill -0 "$(cat pid)" 2>/dev/null; }
+case "${1:-}" in
+unpack)
+  if is_running; then echo "the training still runs: its code stays"; exit 0; fi
+  rm -rf code.new && mkdir code.new && tar -xzf "$HOME/ml_factory_code.tar.gz" -C code.new
+  rm -rf code && mv code.new code
+  rm -f "$HOME/ml_factory_code.tar.gz"
+  ;;
+install)
+  [ "$(cat installed 2>/dev/null || true)" = @WANTED@ ] && exit 0
+  python3 -m pip install --quiet --user uv
+  [ -x env/bin/python ] || python3 -m uv venv --quiet --python 3.12 env
+  python3 -m uv pip install --quiet --python env/bin/python @PACKAGES@ --find-links @INDEX@
+  python3 -m uv pip install --quiet --python env/bin/python @LIBRARY@
+  echo @WANTED@ > installed
+  ;;
+start)
+  if is_running; then echo "ML_FACTORY_WORKER running"; exit 0; fi
+  rm -f ended
+  setsid nohup bash "$PWD/worker.sh" run >> train.log 2>&1 < /dev/null &
+  echo $! > pid
+  echo "ML_FACTORY_WORKER running"
+  ;;
+run)
+  if [ -z "${WANDB_API_KEY:-}" ] && [ -n @SECRET@ ]; then
+    WANDB_API_KEY="$(gcloud secrets versions access latest --secret=@SECRET@ --project=@PROJECT@)" \
+      || echo "no key of W&B: the worker's account needs roles/secretmanager.secretAccessor"
+    export WANDB_API_KEY
+  fi
+  export PATH="$PWD/env/bin:$PATH" PJRT_DEVICE=TPU @VARIABLES@
+  cd code
+  code=0
+  @COMMAND@ || code=$?
+  echo "$code" > ../ended.new && mv ../ended.new ../ended
+  ;;
+state)
+  if is_running; then echo "ML_FACTORY_WORKER running"
+  elif [ -f ended ]; then echo "ML_FACTORY_WORKER ended $(cat ended)"
+  elif [ -f pid ]; then echo "ML_FACTORY_WORKER died"
+  else echo "ML_FACTORY_WORKER idle"; fi
+  ;;
+log) if [ -f train.log ]; then tail -n "${2:-100}" train.log; fi ;;
+stop)
+  if is_running; then
+    kill -TERM -- "-$(cat pid)"
+    for _ in $(seq 60); do is_running || break; sleep 1; done
+    if is_running; then kill -KILL -- "-$(cat pid)"; fi
+  fi
+  rm -f pid
+  echo "ML_FACTORY_WORKER idle"
+  ;;
+*) echo "unknown action: ${1:-}" >&2; exit 2 ;;
+esac
+"""
+
+
+def write_worker_files(settings: SliceSettings, folder: Path) -> list[Path]:
+    """Write the worker script and the archive of code and config; return their paths. Raises SettingsError."""
+    files.make_folder(folder)
+    script, archive = folder / "worker.sh", folder / "ml_factory_code.tar.gz"
+    files.write(script, worker_script(settings).encode())
+    files.write(archive, _pack_code(settings))
+    return [script, archive]
+
+
+def worker_script(settings: SliceSettings) -> str:
+    """Return the script; every value of the settings stands in it as one quoted word, and no key at all."""
+    torch = settings["TORCH_VERSION"]
+    packages = [f"torch=={torch}", f"torch_xla[tpu]=={torch}"]
+    variables = {
+        "ML_FACTORY_ROOT": f"gs://{settings['BUCKET']}/{settings['TPU_NAME']}",
+        "BUCKET": settings["BUCKET"],
+        "TPU_NAME": settings["TPU_NAME"],
+        **({"XLA_USE_BF16": settings["XLA_USE_BF16"]} if settings["XLA_USE_BF16"] else {}),
+    }
+    library = f"./code[{settings['EXTRAS']}]"
+    parts = {
+        "WANTED": shlex.quote(f"{' '.join(packages)} {library}"),
+        "PACKAGES": shlex.join(packages),
+        "INDEX": shlex.quote(LIBTPU_INDEX),
+        "LIBRARY": shlex.quote(library),
+        "SECRET": shlex.quote(settings.secret),
+        "PROJECT": shlex.quote(settings["PROJECT_ID"]),
+        "COMMAND": shlex.join(settings.command_words()),
+        "VARIABLES": " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
+    }
+    pieces = _SCRIPT.split("@")
+    return "".join(piece if number % 2 == 0 else parts[piece] for number, piece in enumerate(pieces))
+
+
+def _pack_code(settings: SliceSettings) -> bytes:
+    """Return a tar archive of the checkout's tracked files and the config as config.yaml. Raises SettingsError."""
+    folder = Path(settings["CODE_DIR"]).expanduser().resolve()
+    try:
+        listed = subprocess.run(["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SettingsError("The code cannot be listed", where=folder, got=error, next_step="install git") from None
+    names = [name for name in listed.stdout.decode(errors="surrogateescape").split("\0") if name]
+    if listed.returncode or not names:
+        raise SettingsError(
+            "The code is no git checkout",
+            where="CODE_DIR",
+            got=folder,
+            wanted="tracked files",
+            next_step="set CODE_DIR to the checkout; only tracked files are copied",
+        )
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in names:
+            if (folder / name).is_file() and not (folder / name).is_symlink():
+                archive.add(folder / name, arcname=name, recursive=False)
+        if settings["CONFIG"]:
+            _add_config(archive, check_file_exists(Path(settings["CONFIG"]).expanduser()))
+    return packed.getvalue()
+
+
+def _add_config(archive: tarfile.TarFile, path: Path) -> None:
+    content = files.read(path, 1 << 20)
+    if b"\0" in content:
+        raise FileError("The config is no text", where=path)
+    for name in ("config.yaml", "recipes/config.yaml"):
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))

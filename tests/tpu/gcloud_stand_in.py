@@ -1,0 +1,210 @@
+"""Stand-in for gcloud on the PATH: checks arguments against the documented grammar, answers as the scenario has it.
+
+Grammar: synopses of cloud.google.com/sdk/gcloud/reference (SDK 528.0.0). The folder STAND_IN holds scenario.json (lists
+of answers; the last one repeats), memory.json and calls.jsonl.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+WIDE = {"--project": str, "--quiet": None, "--format": str}
+PLACE = {"--zone": str}
+QUEUE, MACHINE = "compute tpus queued-resources", "compute tpus tpu-vm"
+# command -> (fewest and most positionals, flags: None takes no value, flags that must stand)
+GRAMMAR = {
+    "services enable": (1, 20, {"--async": None}, ()),
+    "storage buckets describe": (1, 1, {"--raw": None}, ()),
+    "storage buckets create": (
+        1,
+        9,
+        {
+            "--location": str,
+            "--default-storage-class": str,
+            "--uniform-bucket-level-access": None,
+            "--public-access-prevention": None,
+            "--placement": str,
+        },
+        (),
+    ),
+    "compute firewall-rules describe": (1, 1, {}, ()),
+    "compute firewall-rules create": (1, 1, {"--allow": str, "--network": str, "--source-ranges": str}, ("--allow",)),
+    "compute firewall-rules delete": (1, 9, {}, ()),
+    "compute config-ssh": (0, 0, {"--dry-run": None, "--remove": None, "--ssh-key-file": str}, ()),
+    "secrets describe": (1, 1, {"--location": str}, ()),
+    "secrets create": (1, 1, {"--replication-policy": str, "--data-file": str, "--labels": str}, ()),
+    "secrets versions add": (1, 1, {"--data-file": str, "--location": str}, ("--data-file",)),
+    f"{QUEUE} create": (
+        1,
+        1,
+        {
+            **PLACE,
+            "--node-id": str,
+            "--accelerator-type": str,
+            "--runtime-version": str,
+            "--network": str,
+            "--spot": None,
+            "--subnetwork": str,
+            "--service-account": str,
+            "--valid-until-duration": str,
+            "--internal-ips": None,
+            "--scopes": str,
+            "--async": None,
+        },
+        ("--node-id", "--accelerator-type", "--runtime-version", "--zone"),
+    ),
+    f"{QUEUE} describe": (1, 1, PLACE, ("--zone",)),
+    f"{QUEUE} delete": (1, 1, {**PLACE, "--async": None, "--force": None}, ("--zone",)),
+    f"{MACHINE} describe": (1, 1, PLACE, ("--zone",)),
+    f"{MACHINE} scp": (2, 99, {**PLACE, "--worker": str, "--recurse": None, "--compress": None}, ("--zone",)),
+    f"{MACHINE} ssh": (1, 1, {**PLACE, "--worker": str, "--command": str, "--internal-ip": None}, ("--zone",)),
+}
+ERRORS = {
+    "quota": (1, "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit 'TPUV4sPreemptiblePodPerProject' has been exceeded."),
+    "missing": (1, "ERROR: (gcloud) NOT_FOUND: Resource was not found"),
+    "forbidden": (1, "ERROR: (gcloud) PERMISSION_DENIED: the caller does not have permission"),
+    "login": (1, "ERROR: (gcloud) You do not currently have an active account selected. Run: gcloud auth login"),
+    "timeout": (255, "ssh: connect to host 10.0.0.2 port 22: Connection timed out"),
+    "pip": (1, "ERROR: No matching distribution for torch==2.9.0"),
+    "broken": (1, "ERROR: gcloud crashed (AttributeError)"),
+}
+
+
+def refuse(text: str) -> None:
+    print(f"ERROR: (gcloud) grammar: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse(words: list[str]) -> tuple[str, list[str], dict[str, str | None]]:
+    """Return command, positionals and flags; exit with 2 for what gcloud's grammar has not."""
+    name = next((name for name in GRAMMAR if words[: len(name.split())] == name.split()), "")
+    if not name:
+        refuse(f"unknown command {words[:4]}")
+    fewest, most, flags, needed = GRAMMAR[name]
+    found, rest = {}, []
+    for word in words[len(name.split()) :]:
+        flag, sign, value = word.partition("=")
+        if not word.startswith("-"):
+            rest.append(word)
+        elif flag not in {**WIDE, **flags}:
+            refuse(f"{name} has no flag {flag}")
+        elif ({**WIDE, **flags}[flag] is None) is bool(sign) or flag in found or (sign and not value):
+            refuse(f"{name}: {word}")
+        else:
+            found[flag] = value
+    if not fewest <= len(rest) <= most or any(one not in found for one in needed) or "--project" not in found:
+        refuse(f"{name}: {rest}, {sorted(found)}")
+    return name, rest, found
+
+
+class Play:
+    """The scenario, and what happened so far."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "memory.json"
+        self.scenario = json.loads((folder / "scenario.json").read_text())
+        self.memory = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def next(self, kind: str, usual: str) -> str:
+        """Return the next answer of a kind, and remember it."""
+        answers, number = self.scenario.get(kind, [usual]), self.memory.get(f"#{kind}", 0)
+        self.memory[f"#{kind}"] = number + 1
+        self.save()
+        return answers[min(number, len(answers) - 1)]
+
+    def save(self) -> None:
+        self.path.write_text(json.dumps(self.memory))
+
+    def has(self, kind: str, name: str) -> bool:
+        return name in self.memory.get(kind, [])
+
+    def add(self, kind: str, name: str) -> None:
+        self.memory[kind] = [*self.memory.get(kind, []), name]
+        self.save()
+
+
+def fail(answer: str) -> None:
+    if answer in ERRORS:
+        code, text = ERRORS[answer]
+        print(text, file=sys.stderr)
+        sys.exit(code)
+
+
+def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str | None]) -> None:
+    """Answer tpu-vm describe, scp and ssh; with HOMES in the scenario the worker's command really runs."""
+    if name.endswith("describe"):
+        state = play.next("machine", "READY")
+        fail(state)
+        print(json.dumps({"state": state}))
+        return
+    action = "copy" if name.endswith("scp") else (flags.get("--command") or "").split()[-1]
+    if " log " in (flags.get("--command") or ""):
+        action = "log"
+    answer = play.next(action, {"state": "running", "log": "step 1\nstep 2"}.get(action, "ok"))
+    fail(answer)
+    if play.scenario.get("homes"):
+        homes = sorted((play.folder / "homes").iterdir())
+        for home in homes if flags["--worker"] == "all" else [homes[int(flags["--worker"] or 0)]]:
+            if action == "copy":
+                for source in rest[:-1]:
+                    shutil.copy(source, home)
+                continue
+            done = subprocess.run(["bash", "-c", flags["--command"]], env={**os.environ, "HOME": str(home)}, cwd=home)
+            if done.returncode:
+                sys.exit(done.returncode)
+    elif action == "state":
+        for one in answer.split(","):
+            print(f"ML_FACTORY_WORKER {one}")
+    elif action == "log":
+        print(answer)
+
+
+def answer_request(play: Play, name: str, rest: list[str]) -> None:
+    """Answer queued-resources create, describe and delete."""
+    if name.endswith("create"):
+        fail(play.next("create", "ok"))
+        if play.memory.get("request"):
+            print("ERROR: ALREADY_EXISTS", file=sys.stderr)
+            sys.exit(1)
+        play.memory["request"] = rest[0]
+    elif play.memory.get("request") != rest[0]:
+        fail("missing")
+    elif name.endswith("delete"):
+        fail(play.next("delete", "ok"))
+        play.memory["request"] = None
+    else:
+        state, _, reason = play.next("request", "ACTIVE").partition(": ")
+        fail(state)
+        print(
+            "not json"
+            if state == "garbage"
+            else json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}})
+        )
+    play.save()
+
+
+def main() -> None:
+    play = Play(Path(os.environ["STAND_IN"]))
+    content = "" if sys.stdin.isatty() else sys.stdin.read()
+    with (play.folder / "calls.jsonl").open("a") as log:
+        log.write(json.dumps({"words": sys.argv[1:], "stdin": content}) + "\n")
+    name, rest, flags = parse(sys.argv[1:])
+    if name.startswith(QUEUE):
+        answer_request(play, name, rest)
+    elif name.startswith(MACHINE):
+        answer_machine(play, name, rest, flags)
+    elif name.endswith("describe"):
+        kind = name.split()[-2]
+        fail(play.next(kind, "there" if play.has(kind, rest[0]) else "missing"))
+        print("{}")
+    elif name.endswith("create"):
+        fail(play.next(f"create {name.split()[-2]}", "ok"))
+        play.add(name.split()[-2], rest[0])
+    else:
+        fail(play.next(name, "ok"))
+
+
+main()

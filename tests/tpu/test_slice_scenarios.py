@@ -1,0 +1,171 @@
+"""Life of a slice against the stand-in for gcloud: every scenario ends in one clear phase, also in the state file."""
+
+import json
+import shlex
+import time
+
+import pytest
+
+from ml_factory.tpu.gcloud_commands import run_on_workers
+from ml_factory.tpu.gcloud_process import GcloudError
+from ml_factory.tpu.worker_files import worker_script
+
+W, A = "WAITING_FOR_RESOURCES", "ACTIVE"
+# name -> (verb, answers, phase at the end, kind of the error or "", requests for the slice)
+QUICK = {
+    "setup_waiting_then_active": ("setup", {"request": [W, "PROVISIONING", A]}, "RUNNING", "", 1),
+    "setup_quota_refused": ("setup", {"create": ["quota"]}, "QUOTA_REFUSED", "quota", 0),
+    "setup_request_fails": ("setup", {"request": [W, "FAILED: no capacity in this zone"]}, "REQUEST_FAILED", "", 1),
+    "setup_suspended_asks_again": ("setup", {"request": [W, "SUSPENDED", W, A]}, "RUNNING", "", 2),
+    "setup_machines_preempted": ("setup", {"machine": ["PREEMPTED", "READY"]}, "RUNNING", "", 2),
+    "setup_ssh_timeout_once": ("setup", {"install": ["timeout", "ok"]}, "RUNNING", "", 1),
+    "setup_ssh_timeout_always": ("setup", {"unpack": ["timeout"]}, "UNREACHABLE", "connection", 1),
+    "setup_install_fails": ("setup", {"install": ["pip"]}, "ERROR", "other", 1),
+    "monitor_preempted_then_finished": (
+        "monitor",
+        {"machine": ["READY", "PREEMPTED", "READY"], "state": ["running", "running", "ended 0"]},
+        "FINISHED",
+        "",
+        2,
+    ),
+    "monitor_training_fails": ("monitor", {"state": ["running", "ended 0,ended 1"]}, "TRAINING_FAILED", "", 1),
+}
+SOAK = {
+    "setup_creating": ("setup", {"request": ["CREATING", "ACCEPTED", A]}, "RUNNING", "", 1),
+    "setup_forbidden": ("setup", {"services enable": ["forbidden"]}, "ERROR", "permission", 0),
+    "setup_no_login": ("setup", {"services enable": ["login"]}, "ERROR", "login", 0),
+    "setup_bucket_of_others": ("setup", {"buckets": ["forbidden"]}, "ERROR", "permission", 0),
+    "setup_bucket_is_there": ("setup", {"buckets": ["there"]}, "RUNNING", "", 1),
+    "setup_bucket_quota": ("setup", {"create buckets": ["quota"]}, "QUOTA_REFUSED", "quota", 0),
+    "setup_quota_found_late": ("setup", {"request": [W, "FAILED: Quota exceeded"]}, "QUOTA_REFUSED", "", 1),
+    "setup_suspending": ("setup", {"request": ["SUSPENDING", A]}, "RUNNING", "", 2),
+    "setup_always_preempted": ("setup", {"request": ["SUSPENDED"]}, "PREEMPTED", "", 4),
+    "setup_machines_missing": ("setup", {"machine": ["missing", "READY"]}, "RUNNING", "", 2),
+    "setup_machines_terminated": ("setup", {"machine": ["TERMINATED", "READY"]}, "RUNNING", "", 2),
+    "setup_unknown_state": ("setup", {"request": ["NEVER_HEARD_OF"]}, "ERROR", "other", 1),
+    "setup_answer_no_json": ("setup", {"request": ["garbage"]}, "ERROR", "other", 1),
+    "setup_copy_timeout_twice": ("setup", {"copy": ["timeout", "timeout", "ok"]}, "RUNNING", "", 1),
+    "setup_start_timeout_always": ("setup", {"start": ["timeout"]}, "UNREACHABLE", "connection", 1),
+    "setup_delete_refused": ("setup", {"request": ["SUSPENDED"], "delete": ["forbidden"]}, "ERROR", "permission", 1),
+    "setup_gcloud_crashes": ("setup", {"create": ["broken"]}, "ERROR", "other", 0),
+    "monitor_worker_dies": ("monitor", {"state": ["running", "running,died"]}, "TRAINING_FAILED", "", 1),
+    "monitor_unreachable": ("monitor", {"state": ["running", "timeout"]}, "UNREACHABLE", "connection", 1),
+    "monitor_preempted_then_quota": (
+        "monitor",
+        {"machine": ["READY", "PREEMPTED"], "create": ["ok", "quota"]},
+        "QUOTA_REFUSED",
+        "quota",
+        1,
+    ),
+}
+
+
+def run_scenario(play, verb, answers, phase, kind, requests):
+    one = play(answers, REQUESTS="4")
+    first = one.open()
+    try:
+        first.setup()
+        if verb == "monitor":
+            one.open().watch()
+        found = ""
+    except GcloudError as error:
+        found = error.kind
+        assert "Next:" in str(error) and "\n" not in str(error)
+    written = json.loads((one.folder / "state" / "my-tpu.json").read_text())
+    assert (written["phase"], found, written["requests"]) == (phase, kind, requests), written
+    assert "grammar" not in written["detail"]
+    assert not one.count("buckets delete") and not one.count("storage rm")
+    return one
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_slice_scenario_ends_in_clear_phase(play, name):
+    run_scenario(play, *QUICK[name])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SOAK)
+def test_slice_rare_scenario_ends_in_clear_phase(play, name):
+    run_scenario(play, *SOAK[name])
+
+
+def test_slice_scenarios_are_thirty():
+    assert len(QUICK) == 10 and len(QUICK.keys() | SOAK.keys()) == 30
+
+
+def test_resume_after_closed_terminal_requests_nothing_twice(play):
+    one = play({"request": ["WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "ACTIVE"]})
+    assert one.open().setup(wait=False).phase == "WAITING"
+    state = one.open().resume()  # another process: everything it knows is in the file and in the cloud
+    assert (state.phase, state.requests, one.count("queued-resources create")) == ("RUNNING", 1, 1)
+    assert one.count("buckets create") == 1
+
+
+def test_setup_gives_key_only_on_standard_input_and_keeps_it_out_of_files(play):
+    key = "0123456789abcdef0123"
+    one = play({}, WANDB_API_KEY=key)
+    one.open().setup()
+    given = [call for call in one.calls() if key in call["stdin"]]
+    assert [call["words"][:2] for call in given] == [["secrets", "create"]]
+    assert not any(key in word for call in one.calls() for word in call["words"])
+    files = [path for path in (one.folder / "state").rglob("*") if path.is_file()]
+    assert len(files) == 3 and not any(key.encode() in path.read_bytes() for path in files)
+    assert not any(key in line for line in one.lines)
+
+
+def test_dry_run_prints_commands_of_real_run_and_calls_nothing(play):
+    one = play({})
+    one.open(dry_run=True).setup()
+    printed = [line for line in one.lines if line.startswith("gcloud ")]
+    assert one.calls() == []
+    assert not (one.folder / "state" / "my-tpu.json").exists()
+    one.open().setup()
+    real = {tuple(call["words"][:4]) for call in one.calls()} - {("compute", "tpus", "tpu-vm", "describe")}
+    assert {tuple(line.split()[1:5]) for line in printed} == real
+
+
+def test_cleanup_deletes_slice_and_rule_and_keeps_bucket(play):
+    one = play({}, ALLOW_SSH_FROM="203.0.113.0/24")
+    one.open().setup()
+    slice_ = one.open()
+    assert slice_.objects_to_delete() == [
+        "TPU my-tpu (my-project, us-central2-b)",
+        "queued resource my-tpu-qr",
+        "firewall rule my-tpu-allow-ssh",
+    ]
+    assert slice_.cleanup().phase == "DELETED"
+    assert one.count("queued-resources delete my-tpu-qr --force") == one.count("firewall-rules delete") == 1
+    assert not one.count("storage rm") and "kept: gs://my-bucket" in slice_.file.state.detail
+
+
+def test_gcloud_that_never_answers_ends_at_deadline(play):
+    one = play({})
+    (one.folder / "bin" / "gcloud").write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(GcloudError, match="timed out"):
+        one.open(seconds=0.3).setup()
+    assert one.open().file.read().phase == "UNREACHABLE"
+
+
+def test_worker_script_trains_reports_and_stops_on_two_workers(play):
+    one = play({"homes": True}, COMMAND="bash -c 'echo $TPU_NAME $PJRT_DEVICE; echo \"it'\"'\"'s\"; sleep 60'")
+    slice_ = one.open()
+    script = worker_script(slice_.settings)
+    installed = shlex.split(script.split('|| true)" = ')[1].split(" ]")[0])[0]
+    for worker in "01":  # its packages are there: nothing is fetched
+        folder = one.folder / "homes" / worker / "ml_factory_tpu"
+        folder.mkdir(parents=True)
+        (folder / "installed").write_text(installed)
+    try:
+        assert slice_.setup().phase == "RUNNING"
+        end = time.monotonic() + 60
+        while "it's" not in (text := slice_.logs(1)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert text.splitlines()[:1] == ["my-tpu TPU"]
+        assert slice_.refresh().detail == "2 workers"
+        assert (one.folder / "homes" / "1" / "ml_factory_tpu" / "code" / "train.py").is_file()
+    finally:
+        assert slice_.stop().phase == "STOPPED"
+    assert (
+        slice_.gcloud.call_workers(run_on_workers(slice_.settings, "state")).split("\n")[:2]
+        == ["ML_FACTORY_WORKER idle"] * 2
+    )
