@@ -32,12 +32,9 @@ from ml_factory.storage.workspace import Workspace
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = (
     "doctor", "suite", "run", "tracking", "clean", "export-data", "prepare", "audit", "plan", "train",
-    "cross-validate", "stack", "evaluate", "backtest", "predict", "export", "serve", "recipe",
+    "cross-validate", "stack", "evaluate", "backtest", "predict", "export", "serve", "recipe", "tpu",
 )  # fmt: skip
-LATER = (
-    "tpu",
-    "distribute",
-)
+LATER = ("distribute",)
 StderrHandler = tuple[int, str, str]
 
 
