@@ -64,12 +64,21 @@ def one_line(code: int, out: str, err: str) -> str:
 # ---- help ----------------------------------------------------------------------------------------------------------
 
 
+def _commands(verb: str) -> list[list[str]]:
+    """Return what follows the verb: nothing, or each of its commands where it is a group."""
+    command = typer.main.get_command(__main__.app).commands[verb]
+    return [[name] for name in getattr(command, "commands", ())] or [[]]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_cli_verb_help_shows_example_and_common_options(verb, call):
     code, out, _ = call(verb, "--help")
     assert code == 0
     assert re.search(rf"Example: python -m ml_factory {verb}\b", out)
-    assert "--json" in out and ("--workspace" in out or verb in ("export-data", "serve"))
+    for name in _commands(verb):
+        code, out, _ = call(verb, *name, "--help")
+        assert code == 0 and ("--json" in out or name == ["ssh"] or name == ["logs"])
+        assert "--workspace" in out or verb in ("export-data", "serve")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -77,6 +86,8 @@ def test_cli_verb_help_example_uses_existing_options(verb):
     """Every option the example uses exists."""
     command = typer.main.get_command(__main__.app).commands[verb]
     (example,) = re.findall(rf"`python -m ml_factory {verb}(.*?)`", command.help)
+    if hasattr(command, "commands"):
+        command = command.commands[example.split()[0]]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in example.split() if word.startswith("-")} <= known
 

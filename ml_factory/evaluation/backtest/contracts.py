@@ -1,8 +1,8 @@
 """Money facts of markets: tick, contract multiplier, commission, exchange fees and margin by symbol.
 
 Trading calendar and tick come from `data.sessions`, which knows them by symbol. Fees and margins change several times a
-year and commissions by broker: those here are estimates of their size, from no price list; a file of the user's replaces
-them. Multipliers are those of the exchanges' contract specifications.
+year and commissions by broker: those here are estimates of their size, from no price list; a file of the user's
+replaces them. Multipliers are those of the exchanges' contract specifications.
 """
 
 import json
