@@ -85,9 +85,8 @@ def test_cli_verb_help_shows_example_and_common_options(verb, call):
 def test_cli_verb_help_example_uses_existing_options(verb):
     """Every option the example uses exists."""
     command = typer.main.get_command(__main__.app).commands[verb]
-    (example,) = re.findall(rf"`python -m ml_factory {verb}(.*?)`", command.help)
-    if hasattr(command, "commands"):
-        command = command.commands[example.split()[0]]
+    (example,) = re.findall(rf"`python -m ml_factory {verb}\b ?(.*?)`", command.help)
+    command = getattr(command, "commands", {}).get(example.split(" ")[0], command)
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in example.split() if word.startswith("-")} <= known
 
