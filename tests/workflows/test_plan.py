@@ -1,5 +1,6 @@
 """The plan of a session: what it measures is what a run would do, what it leaves out is finished."""
 
+import numpy as np
 import pytest
 
 from ml_factory import pipeline
@@ -134,6 +135,17 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
         trained(prepared, "xgboost", callbacks=[kill])
     after = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
     assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
+
+
+def test_plan_of_folds_takes_memory_of_largest_fold(prepared, data, monkeypatch):
+    grows = cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(0.0, memory_bytes=1e6))
+    monkeypatch.setattr(plan_module, "fit_cost_model", lambda *asked: grows)
+    scheme = plan_module.FoldSchemeSpec(folds=3)
+    row = plan(prepared, data, ["lstm"], tasks=["folds"], scheme=scheme).table.loc["folds of lstm"]
+    folds = plan_module.plan_folds(data, data.development_rows(), scheme, 8, False)
+    rows = [round(0.85 * np.count_nonzero(folds.usable[train])) for train, _ in folds.folds]
+    epochs = cost_model.full_fit_size(data, "lstm", SMALL["lstm"], 0, False).iterations
+    assert len(set(rows)) > 1 and row["memory_mb"] == max(rows) * epochs
 
 
 def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, monkeypatch):
