@@ -1,6 +1,5 @@
 """Calls of gcloud as child processes: argument lists without a shell, deadlines, kinds of failures, dry runs."""
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from typing import Any
 
 from ml_factory.errors import FactoryError
 from ml_factory.redaction import redact_secrets
+from ml_factory.storage.json_values import parse_json
 from ml_factory.tpu.gcloud_commands import Command
 
 _KINDS = (  # (kind, words of which one stands in gcloud's message)
@@ -96,7 +96,7 @@ class Gcloud:
         if self.dry_run:
             return {}
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):

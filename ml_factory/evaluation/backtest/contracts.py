@@ -5,7 +5,6 @@ year and commissions by broker: those here are estimates of their size, from no 
 replaces them. Multipliers are those of the exchanges' contract specifications.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -19,6 +18,7 @@ from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def read_contract_file(path: str | Path) -> dict[str, dict[str, Any]]:
     path = Path(path)
     text = files.read(path).decode("utf-8", errors="replace")
     try:
-        table = json.loads(text) if path.suffix == ".json" else import_module_or_explain("yaml").safe_load(text)
+        table = parse_json(text) if path.suffix == ".json" else import_module_or_explain("yaml").safe_load(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError("This file of contracts cannot be read", where=path, got=error) from None
     except Exception as error:  # YAML's errors derive from Exception alone
