@@ -138,6 +138,14 @@ def test_convert_parameters_casts_texts_to_declared_types():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "value"), [
+    ("true", True), ("TRUE ", True), ("1", True), ("yes", True), ("false", False), ("0", False), ("No", False),
+])  # fmt: skip
+def test_convert_parameters_of_a_switch_reads_each_spelling(text, value):
+    converted = convert_notebook_parameters(FOLDER / "02_train_tabular.ipynb", {"QUICK": text})
+    assert converted["QUICK"] is value
+
+
 @pytest.mark.parametrize(("name", "text", "words"), [
     ("HORIZON", "twenty", "wanted int"),
     ("HORIZON", "2.5", "wanted int"),

@@ -175,6 +175,14 @@ def test_html_report_text_from_input_is_escaped():
     assert "".join(page.text).count(evil) >= 14
 
 
+def test_html_report_table_numbers_after_first_column_are_right_aligned():
+    table = pd.DataFrame({"hour": [9, 10], "gain": [0.5, 0.25], "model": ["a", "b"]})
+    page = render_html_report("t", [HtmlSection("s", tables=[table])])
+    assert [("class=num" in cell) for cell in page.split("<thead>")[1].split("</thead>")[0].split("<th ")[1:]] == [
+        False, True, False
+    ]  # fmt: skip
+
+
 def test_html_report_table_values_are_formatted():
     table = pd.DataFrame(
         {
