@@ -429,7 +429,7 @@ def test_cli_export_and_predict_print_run_and_why_it_was_taken(call, prepared, t
     code, out, _ = call("export", *place, *formats)
     assert code == 0 and f"from run {runs[1]}" in out and f"such as --run {runs[0]})" in out.splitlines()[0]
     code, out, _ = call("export", *place, *formats, "--run", runs[0])
-    assert code == 0 and f"from run {runs[0]} (the run asked for)" in out
+    assert code == 0 and f"from run {runs[0]} (the requested run)" in out
     assert Bundle.load(tmp_path / "DEMO-h5-linear.bundle").description["run_id"] == runs[0]
 
 

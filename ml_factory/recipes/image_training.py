@@ -208,7 +208,7 @@ def _state(network: ResNetTraining) -> dict:
 
 
 def _save_weights(outputs: ImageOutputs, network: ResNetTraining) -> dict:
-    """Write the weights to the file that was asked for, and to the bucket."""
+    """Write the weights to the requested file, and to the bucket."""
     if not outputs.save_model:
         return {}
     path = Path(outputs.save_model).expanduser()

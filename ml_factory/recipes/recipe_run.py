@@ -83,7 +83,7 @@ def open_recipe_run(
 ) -> Iterator[RecipeRun]:  # fmt: skip
     """Lock the run, record its settings and machine, and open its log; inside, the loop trains and saves.
 
-    libraries : packages whose versions the bits depend on, besides torch.
+    libraries : packages whose versions the bits depend on, in addition to torch.
     mirror, project : as of `Tracker`; an empty project is the usual one.
     """
     installed = [one for one in ("torch", *libraries) if _is_installed(one)]

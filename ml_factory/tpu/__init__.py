@@ -1,1 +1,1 @@
-"""Cloud TPU slices through gcloud: requested, prepared, launched, watched, asked for again, deleted."""
+"""Cloud TPU slices through gcloud: requested, prepared, launched, watched, requested again, deleted."""

@@ -84,7 +84,7 @@ def add_secret_version(settings: SliceSettings) -> Command:
 
 
 def request_slice(settings: SliceSettings) -> Command:
-    """Return the command that asks for the slice."""
+    """Return the command that requests the slice."""
     words = [
         *_QUEUE, "create", settings.request, f"--node-id={settings['TPU_NAME']}",
         f"--accelerator-type={settings['ACCELERATOR_TYPE']}", f"--runtime-version={settings['RUNTIME_VERSION']}",

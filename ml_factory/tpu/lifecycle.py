@@ -1,4 +1,4 @@
-"""Life of a slice: requested, waited for, prepared, launched, watched, asked for again after a preemption, deleted."""
+"""Life of a slice: requested, waited for, prepared, launched, watched, requested again after a preemption, deleted."""
 
 import time
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class Slice:
         return self.file.state
 
     def watch(self) -> SliceState:
-        """Print the log of worker 0 until the training ends; ask for a preempted slice again. Raises GcloudError."""
+        """Print the log of worker 0 until the training ends; request a preempted slice again. Raises GcloudError."""
         self.file.read()
         end, shown = time.monotonic() + self.patience.longest, ""
         while True:
@@ -135,7 +135,7 @@ class Slice:
             call(command(settings), settings.key)
 
     def _bring_up(self, wait: bool) -> None:
-        """Request, wait, prepare and launch, as far as each is missing; ask again for a slice that is taken away."""
+        """Request, wait, prepare and launch, as far as each is missing; request a slice again that is taken away."""
         end = time.monotonic() + self.patience.longest
         while not self._wait_for_slice(end if wait else 0.0):
             if self.file.state.phase != "PREEMPTED":
@@ -171,7 +171,7 @@ class Slice:
             time.sleep(min(self.patience.poll, max(0.0, end - time.monotonic())))
 
     def _look(self, training: bool = True) -> None:
-        """Bring the phase up to date with the request, its machines and, where asked for, the training."""
+        """Bring the phase up to date with the request, its machines and, where requested, the training."""
         try:
             found = self.gcloud.call_json(gcloud_commands.describe_request(self.settings))
         except GcloudError as error:
@@ -265,7 +265,7 @@ class Slice:
 
 
 class _Failures:
-    """Write the phase of a failed call of gcloud into the state before the error goes on."""
+    """Write the phase of a failed call of gcloud into the state before the error is passed on."""
 
     def __init__(self, slice_: Slice):
         self.slice = slice_

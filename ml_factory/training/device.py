@@ -90,7 +90,7 @@ class Device:
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
     def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        """Wrap the network as a step calls it: by `compile_network` if asked for, gradients averaged over several
+        """Wrap the network as a step calls it: by `compile_network` if requested, gradients averaged over several
         processes.
         """
         network = compile_network(network) if compiled else network
@@ -152,7 +152,7 @@ class Device:
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
     def environment_facts(self) -> dict:
-        """Return the facts that the bits of a run depend on besides data and settings."""
+        """Return the facts that the bits of a run depend on apart from data and settings."""
         return fit_environment(
             device=self.kind,
             capability=self._capability(),
@@ -381,7 +381,7 @@ def _touch_xla(wanted: bool) -> str:
         if not runtime.is_spmd() and runtime.global_runtime_device_count() > 1:
             runtime.use_spmd()
         _xla().device()
-    except RuntimeError:  # another process holds the chip: only a problem for one who asked for it
+    except RuntimeError:  # another process holds the chip: only a problem where it was requested
         if wanted:
             raise
         return ""

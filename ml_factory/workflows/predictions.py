@@ -245,7 +245,7 @@ def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str) -> s
     run : run id that was asked for; "" for none.
     """
     if run:
-        return "the run asked for"
+        return "the requested run"
     runs = [
         one.facts["run_id"] for one in ArtifactRegistry(workspace.models).list(artifact.symbol)
         if (one.name, one.facts.get("horizon")) == (artifact.name, artifact.facts["horizon"])

@@ -22,7 +22,7 @@ _SUFFIXES = (".txt", ".parquet", ".jsonl")
 
 @dataclass(frozen=True)
 class Document:
-    """Some text. ends : False where the text goes on in the next document."""
+    """Some text. ends : False where the text continues in the next document."""
 
     text: str
     ends: bool = True

@@ -1,6 +1,6 @@
 """Packed sequences of tokens on disk: documents joined end to end and cut into rows of one length, never padded.
 
-Rows are written in parts of equal size, each in one step, and the index after each: a process that is killed goes on
+Rows are written in parts of equal size, each in one step, and the index after each: a process that is killed continues
 at the token where the last part ended. N rows, T tokens of a row.
 """
 
