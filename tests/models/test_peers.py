@@ -13,6 +13,7 @@ from ml_factory.models.heads import ForecastTask
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.tft import TFT, TFTSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
+from ml_factory.recipes.torchvision_operators import declare_missing_operators
 
 B, T, F, S = 5, 32, 6, 4
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
@@ -64,6 +65,7 @@ def copied(names: dict[str, str], theirs: dict[str, torch.Tensor]) -> dict[str, 
 
 def hf_patchtst(kind: str, norm: str):
     hf = pytest.importorskip("transformers", reason="transformers is not installed: make peers")
+    declare_missing_operators()  # transformers imports torchvision
     config = hf.PatchTSTConfig(
         num_input_channels=F, context_length=T, prediction_length=S, patch_length=8, patch_stride=5, d_model=16,
         num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, norm_type=norm, pre_norm=False, scaling="std",
