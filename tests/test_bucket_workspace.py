@@ -166,3 +166,15 @@ def test_clean_of_bucket_workspace_deletes_objects_and_copies_of_other_machine(m
     assert {name.split("/")[2] for name in mirror._list_remote(("models/",))} == {models[2].path.name}
     left = ArtifactRegistry(Workspace(machine("two")).models).list("MES")
     assert [one.hash for one in left] == [models[2].hash] and left[0].is_intact()
+
+
+def test_workspace_of_environment_in_a_bucket_is_mirrored_there(machine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ML_FACTORY_ROOT", f"{machine('one')}/slice")
+    place = Workspace()
+    (place.results / "note.json").write_text("{}")
+    place.push()
+    monkeypatch.setenv("ML_FACTORY_ROOT", f"{machine('two')}/slice")
+    again = Workspace("")
+    assert (again.results / "note.json").is_file() and again.address.endswith("/mine/slice")
+    assert not (tmp_path / "gs:").exists()

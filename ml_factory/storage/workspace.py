@@ -91,6 +91,8 @@ class Workspace:
         if isinstance(root, Workspace):
             root = root.address
         text = os.fspath(root).strip() if root is not None else ""
+        if not text and "://" in os.environ.get("ML_FACTORY_ROOT", ""):
+            text = os.environ["ML_FACTORY_ROOT"].strip()
         # Imported on demand: a folder needs only the standard library, before packages are installed.
         self._bucket = (
             importlib.import_module("ml_factory.storage.bucket_sync").BucketMirror(text) if "://" in text else None

@@ -1,5 +1,6 @@
 """Calls of gcloud as child processes: argument lists without a shell, deadlines, kinds of failures, dry runs."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,21 +13,12 @@ from ml_factory.redaction import redact_secrets
 from ml_factory.storage.json_values import parse_json
 from ml_factory.tpu.gcloud_commands import Command
 
-_KINDS = (  # (kind, words of which one stands in gcloud's message)
-    ("quota", ("quota", "resource_exhausted", "exhausted")),
-    ("missing", ("not_found", "not found", "404", "was not found")),
-    (
-        "permission",
-        ("permission_denied", "permission denied (", "permission '", "forbidden", "403", "does not have permission"),
-    ),
-    (
-        "login",
-        ("gcloud auth login", "reauthentication", "no active account", "do not currently have an active account"),
-    ),
-    (
-        "connection",
-        ("timed out", "connection refused", "connection reset", "port 22", "exit code 255", "unable to connect"),
-    ),
+_KINDS = (  # (kind, pattern of gcloud's message in small letters)
+    ("quota", r"quota|exhausted"),
+    ("missing", r"not_found|not found|\b404\b"),
+    ("permission", r"permission_denied|permission denied \(|permission '|forbidden|\b403\b|does not have permission"),
+    ("login", r"gcloud auth login|reauthentication|no active account|do not currently have an active account"),
+    ("connection", r"timed out|connection refused|connection reset|port 22\b|exit code 255|unable to connect"),
 )
 _STEPS = {
     "quota": "request TPU quota for this type and zone at console.cloud.google.com/iam-admin/quotas, or another ZONE",
@@ -155,6 +147,9 @@ class Gcloud:
 
 
 def _kind_of(message: str, code: int) -> str:
-    text = message.lower()
-    kind = next((kind for kind, words in _KINDS if any(word in text for word in words)), "other")
+    """Return the kind of a failure by gcloud's message; warnings before the error, such as of quota projects, are not
+    read.
+    """
+    text = message[max(message.find("ERROR:"), 0) :].lower()
+    kind = next((kind for kind, pattern in _KINDS if re.search(pattern, text)), "other")
     return "connection" if kind == "other" and code == 255 else kind

@@ -146,6 +146,8 @@ class Slice:
             self._delete_request()
         if self.file.state.phase in ("RUNNING", "FINISHED") and not self.gcloud.dry_run:
             return
+        if self.file.state.phase == "TRAINING_FAILED":  # workers that still run would wait for those that failed
+            self.gcloud.call_workers(gcloud_commands.run_on_workers(self.settings, "stop"))
         self._prepare()
         self.gcloud.call_workers(gcloud_commands.run_on_workers(self.settings, "start"))
         self.file.enter("RUNNING")
@@ -162,7 +164,7 @@ class Slice:
                     return True
                 continue
             if phase != "WAITING":
-                if phase in ("ACTIVE", "READY", "STOPPED", "TRAINING_FAILED", "FINISHED", "UNREACHABLE", "ERROR"):
+                if phase not in ("PREEMPTED", *FAILED_REQUESTS):
                     self._look()
                 return self.file.state.phase not in ("PREEMPTED", *FAILED_REQUESTS)
             if time.monotonic() >= end:
@@ -230,6 +232,8 @@ class Slice:
         bad = [end for end in ends if end == "died" or (end.startswith("ended ") and end != "ended 0")]
         if bad:
             self.file.enter("TRAINING_FAILED", f"{len(bad)} of {len(ends)} workers: {bad[0]}")
+        elif ends and len(ends) != (workers := self.settings.accelerator.workers):
+            self.file.enter("UNREACHABLE", f"{len(ends)} of {workers} workers answered")
         elif ends and all(end == "ended 0" for end in ends):
             self.file.enter("FINISHED")
         elif "running" in ends:

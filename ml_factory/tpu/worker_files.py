@@ -11,12 +11,21 @@ from ml_factory.errors import FileError, SettingsError
 from ml_factory.storage.files import files
 from ml_factory.tpu.settings import SliceSettings
 
+METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 LIBTPU_INDEX = "https://storage.googleapis.com/libtpu-releases/index.html"
 _SCRIPT = r"""#!/bin/bash
 # Written by python -m ml_factory tpu. Actions: unpack, install, start, state, log [LINES], stop.
 set -eu
 cd "$HOME/ml_factory_tpu"
-is_running() { [ -f pid ] && kill -0 "$(cat pid)" 2>/dev/null; }
+is_alive() { [ -f pid ] && kill -0 -- "-$(cat pid)" 2>/dev/null; }  # any process of the training
+is_running() { [ ! -f ended ] && is_alive; }
+# Number of this worker in the slice, from the machine's metadata, else from its name t1v-n-…-w-3
+worker_number() {
+  number="$(curl -s -f -m 10 -H 'Metadata-Flavor: Google' @METADATA@ || true)"
+  case "$number" in '' | *[!0-9]*) number="$(hostname | sed -n 's/.*-w-\([0-9][0-9]*\)$/\1/p')" ;; esac
+  if [ -z "$number" ] && [ @WORKERS@ = 1 ]; then number=0; fi
+  echo "$number"
+}
 case "${1:-}" in
 unpack)
   if is_running; then echo "the training still runs: its code stays"; exit 0; fi
@@ -25,12 +34,13 @@ unpack)
   rm -f "$HOME/ml_factory_code.tar.gz"
   ;;
 install)
-  [ "$(cat installed 2>/dev/null || true)" = @WANTED@ ] && exit 0
+  wanted=@WANTED@" $(cat code/pyproject.toml code/requirements.txt code/requirements/*.txt 2>/dev/null | cksum)"
+  [ "$(cat installed 2>/dev/null || true)" = "$wanted" ] && exit 0
   python3 -m pip install --quiet --user uv
   [ -x env/bin/python ] || python3 -m uv venv --quiet --python 3.12 env
-  python3 -m uv pip install --quiet --python env/bin/python @PACKAGES@ --find-links @INDEX@
-  python3 -m uv pip install --quiet --python env/bin/python @LIBRARY@
-  echo @WANTED@ > installed
+  # in one call: the library's packages must fit this torch, not replace it
+  python3 -m uv pip install --quiet --python env/bin/python @PACKAGES@ @LIBRARY@ --find-links @INDEX@
+  echo "$wanted" > installed
   ;;
 start)
   if is_running; then echo "ML_FACTORY_WORKER running"; exit 0; fi
@@ -40,6 +50,13 @@ start)
   echo "ML_FACTORY_WORKER running"
   ;;
 run)
+  TPU_PROCESS_ID="$(worker_number)"
+  if [ -z "$TPU_PROCESS_ID" ]; then
+    echo "this worker's number is unknown, and two workers must not both write: see the machine's metadata"
+    echo 1 > ended
+    exit 1
+  fi
+  export TPU_PROCESS_ID TPU_PROCESS_COUNT=@WORKERS@
   if [ -z "${WANDB_API_KEY:-}" ] && [ -n @SECRET@ ]; then
     WANDB_API_KEY="$(gcloud secrets versions access latest --secret=@SECRET@ --project=@PROJECT@)" \
       || echo "no key of W&B: the worker's account needs roles/secretmanager.secretAccessor"
@@ -59,12 +76,12 @@ state)
   ;;
 log) if [ -f train.log ]; then tail -n "${2:-100}" train.log; fi ;;
 stop)
-  if is_running; then
+  if is_alive; then
     kill -TERM -- "-$(cat pid)"
-    for _ in $(seq 60); do is_running || break; sleep 1; done
-    if is_running; then kill -KILL -- "-$(cat pid)"; fi
+    for _ in $(seq 6000); do is_alive || break; sleep 0.1; done  # it saves its last checkpoint
+    if is_alive; then kill -KILL -- "-$(cat pid)"; fi
   fi
-  rm -f pid
+  rm -f pid ended
   echo "ML_FACTORY_WORKER idle"
   ;;
 *) echo "unknown action: ${1:-}" >&2; exit 2 ;;
@@ -95,6 +112,8 @@ def worker_script(settings: SliceSettings) -> str:
     parts = {
         "WANTED": shlex.quote(f"{' '.join(packages)} {library}"),
         "PACKAGES": shlex.join(packages),
+        "METADATA": shlex.quote(METADATA),
+        "WORKERS": str(settings.accelerator.workers),
         "INDEX": shlex.quote(LIBTPU_INDEX),
         "LIBRARY": shlex.quote(library),
         "SECRET": shlex.quote(settings.secret),

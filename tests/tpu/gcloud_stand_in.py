@@ -69,6 +69,11 @@ ERRORS = {
     "login": (1, "ERROR: (gcloud) You do not currently have an active account selected. Run: gcloud auth login"),
     "timeout": (255, "ssh: connect to host 10.0.0.2 port 22: Connection timed out"),
     "pip": (1, "ERROR: No matching distribution for torch==2.9.0"),
+    "warned": (
+        1,
+        "WARNING: Your active project does not match the quota project in your local Application Default Credentials "
+        "file.\nERROR: (gcloud) NOT_FOUND: Resource was not found",
+    ),
     "broken": (1, "ERROR: gcloud crashed (AttributeError)"),
 }
 
@@ -140,7 +145,7 @@ def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str 
         fail(state)
         print(json.dumps({"state": state}))
         return
-    action = "copy" if name.endswith("scp") else (flags.get("--command") or "").split()[-1]
+    action = "copy" if name.endswith("scp") else (flags.get("--command") or "shell").split()[-1]
     if " log " in (flags.get("--command") or ""):
         action = "log"
     answer = play.next(action, {"state": "running", "log": "step 1\nstep 2"}.get(action, "ok"))
@@ -156,7 +161,8 @@ def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str 
             if done.returncode:
                 sys.exit(done.returncode)
     elif action == "state":
-        for one in answer.split(","):
+        answers = answer.split(",")
+        for one in answers * 4 if len(answers) == 1 else answers:  # a v4-32 has four workers
             print(f"ML_FACTORY_WORKER {one}")
     elif action == "log":
         print(answer)

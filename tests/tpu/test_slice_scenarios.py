@@ -1,14 +1,10 @@
 """Life of a slice against the stand-in for gcloud: every scenario ends in one clear phase, also in the state file."""
 
 import json
-import shlex
-import time
 
 import pytest
 
-from ml_factory.tpu.gcloud_commands import run_on_workers
-from ml_factory.tpu.gcloud_process import GcloudError
-from ml_factory.tpu.worker_files import worker_script
+from ml_factory.tpu.gcloud_process import GcloudError, _kind_of
 
 W, A = "WAITING_FOR_RESOURCES", "ACTIVE"
 # name -> (verb, answers, phase at the end, kind of the error or "", requests for the slice)
@@ -35,6 +31,7 @@ SOAK = {
     "setup_forbidden": ("setup", {"services enable": ["forbidden"]}, "ERROR", "permission", 0),
     "setup_no_login": ("setup", {"services enable": ["login"]}, "ERROR", "login", 0),
     "setup_bucket_of_others": ("setup", {"buckets": ["forbidden"]}, "ERROR", "permission", 0),
+    "setup_warning_of_quota_project": ("setup", {"buckets": ["warned"]}, "RUNNING", "", 1),
     "setup_bucket_is_there": ("setup", {"buckets": ["there"]}, "RUNNING", "", 1),
     "setup_bucket_quota": ("setup", {"create buckets": ["quota"]}, "QUOTA_REFUSED", "quota", 0),
     "setup_quota_found_late": ("setup", {"request": [W, "FAILED: Quota exceeded"]}, "QUOTA_REFUSED", "", 1),
@@ -89,8 +86,8 @@ def test_slice_rare_scenario_ends_in_clear_phase(play, name):
     run_scenario(play, *SOAK[name])
 
 
-def test_slice_scenarios_are_thirty():
-    assert len(QUICK) == 10 and len(QUICK.keys() | SOAK.keys()) == 30
+def test_slice_scenarios_are_at_least_thirty():
+    assert len(QUICK) == 10 and len(QUICK.keys() | SOAK.keys()) >= 30
 
 
 def test_resume_after_closed_terminal_requests_nothing_twice(play):
@@ -146,26 +143,30 @@ def test_gcloud_that_never_answers_ends_at_deadline(play):
     assert one.open().file.read().phase == "UNREACHABLE"
 
 
-def test_worker_script_trains_reports_and_stops_on_two_workers(play):
-    one = play({"homes": True}, COMMAND="bash -c 'echo $TPU_NAME $PJRT_DEVICE; echo \"it'\"'\"'s\"; sleep 60'")
-    slice_ = one.open()
-    script = worker_script(slice_.settings)
-    installed = shlex.split(script.split('|| true)" = ')[1].split(" ]")[0])[0]
-    for worker in "01":  # its packages are there: nothing is fetched
-        folder = one.folder / "homes" / worker / "ml_factory_tpu"
-        folder.mkdir(parents=True)
-        (folder / "installed").write_text(installed)
-    try:
-        assert slice_.setup().phase == "RUNNING"
-        end = time.monotonic() + 60
-        while "it's" not in (text := slice_.logs(1)) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert text.splitlines()[:1] == ["my-tpu TPU"]
-        assert slice_.refresh().detail == "2 workers"
-        assert (one.folder / "homes" / "1" / "ml_factory_tpu" / "code" / "train.py").is_file()
-    finally:
-        assert slice_.stop().phase == "STOPPED"
-    assert (
-        slice_.gcloud.call_workers(run_on_workers(slice_.settings, "state")).split("\n")[:2]
-        == ["ML_FACTORY_WORKER idle"] * 2
-    )
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("ERROR: (gcloud) RESOURCE_EXHAUSTED: no more capacity", "quota"),
+        ("WARNING: unexpected quota issues.\n\nERROR: (gcloud) NOT_FOUND: no bucket", "missing"),
+        ("ERROR: (gcloud) code 404", "missing"),
+        ("ERROR: (gcloud) INVALID_ARGUMENT: project 84042403, port 2200", "other"),
+        ("ssh: connect to host 10.0.40.4 port 22: Connection timed out", "connection"),
+    ],
+)
+def test_kind_of_failure_is_read_from_error_and_whole_numbers(message, kind):
+    assert _kind_of(message, 1) == kind
+
+
+def test_resume_looks_at_training_that_was_running_and_stops_all_workers_before_it_starts_again(play):
+    one = play({"state": ["running,died,running,running", "running"]})
+    assert one.open().setup().phase == "RUNNING"
+    assert one.open().resume().phase == "RUNNING"  # the file said RUNNING, one of the workers had died since
+    actions = [call["words"][-4].split()[-1] for call in one.calls() if "ssh" in call["words"]]
+    assert actions == ["unpack", "install", "start", "state", "stop", "unpack", "install", "start"]
+
+
+def test_training_is_finished_only_when_every_worker_says_so(play):
+    one = play({"state": ["ended 0,ended 0,ended 0", "ended 0"]})
+    one.open().setup()
+    assert (one.open().refresh().phase, one.open().file.read().detail) == ("UNREACHABLE", "3 of 4 workers answered")
+    assert one.open().refresh().phase == "FINISHED"
