@@ -23,6 +23,11 @@ def process_id() -> str:
     return _process_id
 
 
+def wants_bfloat16() -> bool:
+    """Return whether XLA_USE_BF16, or as some guides spell it XLA_USEBF16, is 1."""
+    return any(os.environ.get(name, "").strip() == "1" for name in ("XLA_USE_BF16", "XLA_USEBF16"))
+
+
 @lru_cache(maxsize=1)
 def boot_id() -> str:
     """Return the id of the running kernel since its start, one for all its containers; "" where it has none."""

@@ -12,6 +12,7 @@ from ml_factory.cli_output import print_json, stderr_console
 from ml_factory.commands.options import Fresh, Seed, WorkspaceOptions
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule, check_packages_installed
+from ml_factory.process_identity import wants_bfloat16
 from ml_factory.storage.workspace import Workspace
 
 image_training, network_file = (
@@ -81,7 +82,12 @@ class ResultOptions:
         str, Option("--load-chkpt-file", envvar="LOAD_CHKPT_FILE", help="Weights to begin with: object in the bucket.")
     ] = ""
     load_chkpt_dir: Annotated[
-        str, Option("--load-chkpt-dir", envvar="LOAD_CHKPT_DIR", help="Weights to begin with: local file.")
+        str,
+        Option(
+            "--load-chkpt-dir",
+            envvar="LOAD_CHKPT_DIR",
+            help="Weights to begin with: local file; that of --load-chkpt-file.",
+        ),
     ] = ""
     logdir: Annotated[
         str, Option("--logdir", envvar="LOGDIR", help="Logs and TensorBoard events: folder or gs://; empty: the run's.")
@@ -129,7 +135,8 @@ def resnet50(
         print_json(facts)
     else:
         print(f"accuracy {facts['accuracy']:.2%} on {facts['test_samples']:,} test samples, epoch "
-              f"{facts['best_epoch']} kept")  # fmt: skip
+              f"{facts['best_epoch']} kept (the least loss on these samples); last epoch "
+              f"{facts['history'][-1]['accuracy']:.2%}")  # fmt: skip
 
 
 def _uses_bucket(results: ResultOptions) -> bool:
@@ -159,6 +166,5 @@ def _dated_logs() -> str:
 
 
 def _precision(given: str) -> str:
-    """Return bf16 where XLA_USE_BF16, or as some guides spell it XLA_USEBF16, is set and --precision is not."""
-    wanted = any(os.environ.get(name) == "1" for name in ("XLA_USE_BF16", "XLA_USEBF16"))
-    return "bf16" if wanted and given == "auto" else given
+    """Return bf16 where XLA_USE_BF16 is set and --precision is not."""
+    return "bf16" if given == "auto" and wants_bfloat16() else given

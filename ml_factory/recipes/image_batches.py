@@ -21,6 +21,7 @@ from ml_factory.seeding import seeded_generator
 from ml_factory.training.device import Device
 from ml_factory.training.sampler import StreamSampler
 
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # those of IMAGES; Pillow would also start programs for others
 _PIECE = 32  # images that one thread decodes in a row
 
 
@@ -80,7 +81,7 @@ class ShardSamples:
             label = int(os.pread(file, *members[LABEL][::-1]))
             if not 0 <= label < self.classes:
                 raise ValueError(f"class {label} of {self.classes}")
-            image = Image.open(io.BytesIO(os.pread(file, *members[suffix][::-1])))
+            image = Image.open(io.BytesIO(os.pread(file, *members[suffix][::-1])), formats=_FORMATS)
             return _sized(image.convert("RGB"), self.size), label
         except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             self._report(self.name(number), error)

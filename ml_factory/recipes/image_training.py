@@ -14,17 +14,17 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.recipes.image_batches import ImageBatches, MadeUpSamples, ShardSamples
 from ml_factory.recipes.recipe_run import (
     RecipeRun,
-    find_recipe_run,
+    agree_on_run,
     is_writing_process,
     open_recipe_run,
     read_recipe_checkpoints,
-    stored_result,
 )
 from ml_factory.recipes.resnet50 import NAME, ResNetSpec, ResNetTraining
 from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.run_folder import RunFolder
 from ml_factory.storage.bucket_sync import BucketMirror, download_bucket_file
+from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
@@ -32,6 +32,7 @@ from ml_factory.training.device import Device, pick_device
 from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows.train_ranks import worker_rank
 
+WEIGHTS = "weights.state"  # of a finished run
 _log = logging.getLogger("ml_factory.training")
 
 
@@ -63,7 +64,8 @@ class ImageOutputs:
 
     save_model : file of the weights; model_bucket : bucket that gets it too.
     logdir : folder or gs:// of the workers' logs and of TensorBoard events; "" for the run's folder.
-    load_file, load_bucket : weights to begin with, a local file, or an object's name in a bucket.
+    load_object : object in the bucket with the weights to begin with.
+    load_file : local file with them; where both are given, the file that the object is downloaded to.
     """
 
     save_model: str = ""
@@ -103,10 +105,10 @@ def train_resnet50(
         data = {"train": _data_identity(train), "test": _data_identity(test), "image_size": sources.image_size}
         identity = {"network": asdict(settings.network), "training": settings.training.identity(), "data": data,
                     "initial": network.initial}  # fmt: skip
-        run = find_recipe_run(workspace, NAME, identity, fresh)
-        if (found := stored_result(run)) is not None:
+        run, done = agree_on_run(workspace, NAME, identity, device.processes, fresh)
+        if done is not None:
             emit(f"{run.run_id} is trained already: {run.folder} (--fresh trains again)")
-            return found
+            return done | (_save_weights(outputs, run) if is_writing_process() else {})
         if is_writing_process():
             emit(f"{len(train):,} training and {len(test):,} test samples, {run.run_id} in {run.folder}")
         logs = _LogFolder(run.folder / "workers", outputs.logdir)
@@ -121,11 +123,13 @@ def train_resnet50(
                 facts = _facts(run.run_id, log, network, held, settings, result, train, test)
                 facts["log"] = outputs.logdir or str(logs.folder)
                 if opened:
-                    write_state_file(run.folder / "weights.state", _state(network))
-                    facts |= _save_weights(outputs, network)
+                    write_state_file(run.folder / WEIGHTS, _state(network))
+                    facts |= _save_weights(outputs, run)
                     opened.finish(facts, {name: facts[name] for name in ("accuracy", "max_accuracy", "loss")})
         finally:
             logs.upload()
+            if is_writing_process():
+                workspace.push()
     return facts
 
 
@@ -182,12 +186,7 @@ def _data_identity(samples: Any) -> str:
 def _initial_weights(outputs: ImageOutputs) -> Mapping | None:
     """Return the weights to begin with; None without any."""
     if outputs.load_object:
-        if not outputs.model_bucket and "://" not in outputs.load_object:
-            raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=outputs.load_object,
-                                next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
-        address = outputs.load_object
-        bucket = outputs.model_bucket.removeprefix("gs://").rstrip("/")
-        path = download_bucket_file(address if "://" in address else f"gs://{bucket}/{address}")
+        path = _download(outputs)
     elif outputs.load_file:
         path = Path(outputs.load_file).expanduser()
     else:
@@ -199,7 +198,26 @@ def _initial_weights(outputs: ImageOutputs) -> Mapping | None:
             "These are no weights of this recipe", where=path, got=error, wanted="a file that --save_model wrote",
             next_step="files of torch.save are programs when they are read, and are not",
         ) from None  # fmt: skip
+    if state.get("model") != NAME or not isinstance(state.get("weights"), dict):
+        raise FactoryError("These are no weights of this recipe", where=path, got=f"the state of {state.get('model')}",
+                           wanted="a file that --save_model wrote")  # fmt: skip
     return state["weights"]
+
+
+def _download(outputs: ImageOutputs) -> Path:
+    """Return the local file of the object with the weights to begin with."""
+    address = outputs.load_object
+    if not outputs.model_bucket and "://" not in address:
+        raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=address,
+                            next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
+    bucket = outputs.model_bucket.removeprefix("gs://").rstrip("/")
+    found = download_bucket_file(address if "://" in address else f"gs://{bucket}/{address}")
+    if not outputs.load_file:
+        return found
+    target = Path(outputs.load_file).expanduser()
+    target = target / found.name if files.is_folder(target) else target
+    files.replace(target, lambda temporary: shutil.copyfile(found, temporary))
+    return target
 
 
 def _state(network: ResNetTraining) -> dict:
@@ -207,12 +225,12 @@ def _state(network: ResNetTraining) -> dict:
     return {"model": NAME, "network": asdict(network.spec), "weights": weights}
 
 
-def _save_weights(outputs: ImageOutputs, network: ResNetTraining) -> dict:
-    """Write the weights to the requested file, and to the bucket."""
+def _save_weights(outputs: ImageOutputs, run: RunFolder) -> dict:
+    """Write the weights of the finished run to the requested file, and to the bucket."""
     if not outputs.save_model:
         return {}
     path = Path(outputs.save_model).expanduser()
-    write_state_file(path, _state(network))
+    files.replace(path, lambda temporary: shutil.copyfile(run.folder / WEIGHTS, temporary))
     return {"saved": str(path)} | ({"uploaded": _upload(path, outputs.model_bucket)} if outputs.model_bucket else {})
 
 
@@ -250,6 +268,8 @@ class _LogFolder:
     def __init__(self, own: Path, logdir: str):
         self._bucket = BucketMirror(logdir.rstrip("/")) if logdir.startswith("gs://") else None
         self.folder = self._bucket.folder if self._bucket else Path(logdir).expanduser() if logdir else own
+        if self._bucket:
+            self._bucket.pull()  # a log that another machine began is continued
 
     def after_epoch(self, epoch: int, metrics: Mapping) -> None:
         if self._bucket:

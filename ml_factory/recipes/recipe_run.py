@@ -17,6 +17,7 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_sync import PROJECT
+from ml_factory.training.distributed import ProcessGroup
 from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name
 
 RESULT = "result.json"
@@ -69,6 +70,18 @@ class ReadOnlyCheckpoints:
 def find_recipe_run(workspace: Workspace, name: str, identity: Mapping[str, Any], fresh: bool = False) -> RunFolder:
     """Return the newest attempt at the run of these settings, or with `fresh` a new one."""
     return newest_run_folder(workspace.results / name, f"{name}-{fingerprint_json(identity)[:12]}", fresh)
+
+
+def agree_on_run(
+    workspace: Workspace, name: str, identity: Mapping[str, Any], processes: ProcessGroup, fresh: bool = False
+) -> tuple[RunFolder, dict[str, Any] | None]:
+    """Return the run of `find_recipe_run` and, where it is finished, its result: the same in every process."""
+    run = find_recipe_run(workspace, name, identity, fresh)
+    done = stored_result(run)
+    said = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
+    if said.get("run_id", run.run_id) != run.run_id:
+        run = RunFolder(said["run_id"], run.folder.parent / said["run_id"])
+    return run, said.get("done", done)
 
 
 def stored_result(run: RunFolder) -> dict[str, Any] | None:
@@ -126,6 +139,27 @@ def tpu_host() -> int:
         raise SettingsError("A host of a TPU slice cannot have this number", where="TPU_PROCESS_ID", got=texts[0],
                             wanted=f"0 to TPU_PROCESS_COUNT - 1, which is {texts[1] or 'not set'}")  # fmt: skip
     return int(texts[0])
+
+
+def check_number_of_hosts(hosts: int) -> None:
+    """Raise SettingsError where TPU_PROCESS_COUNT is another number than these hosts; 1 is any number."""
+    count = os.environ.get("TPU_PROCESS_COUNT", "").strip()
+    if count and hosts > 1 and count != str(hosts):
+        raise SettingsError("Two numbers of hosts", where="tpu_num_hosts", got=hosts,
+                            wanted=f"{count}, as TPU_PROCESS_COUNT has it")  # fmt: skip
+
+
+def root_of_output(output_dir: str) -> str:
+    """Return the folder or address of a run's output: a relative folder lies in ML_FACTORY_ROOT where that is a
+    bucket, as on the workers of a TPU slice, whose disks are lost with them.
+    """
+    root = os.environ.get("ML_FACTORY_ROOT", "").strip()
+    if "://" not in root or "://" in output_dir or os.path.isabs(os.path.expanduser(output_dir)):
+        return output_dir
+    inside = os.path.normpath(output_dir)
+    if inside.startswith(".."):
+        raise SettingsError("This folder leads out of the bucket", where="output_dir", got=output_dir, wanted=root)
+    return root.rstrip("/") if inside == "." else f"{root.rstrip('/')}/{inside}"
 
 
 def _is_installed(package: str) -> bool:

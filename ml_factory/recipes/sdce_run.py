@@ -22,11 +22,12 @@ from ml_factory.recipes.language.token_rows import PartedRows, pack_tokens
 from ml_factory.recipes.language.vocabularies import VocabularyJoin, join_vocabularies
 from ml_factory.recipes.recipe_run import (
     RecipeRun,
-    find_recipe_run,
+    agree_on_run,
+    check_number_of_hosts,
     is_writing_process,
     open_recipe_run,
     read_recipe_checkpoints,
-    stored_result,
+    root_of_output,
 )
 from ml_factory.recipes.sdce import SurrogateLoss, next_token_loss
 from ml_factory.recipes.sdce_settings import DEVICES, SdceSettings
@@ -78,13 +79,12 @@ def run_sdce(
     say = on_status if first else (lambda line: None)
     spec, device = training_spec(settings)
     say(batch_arithmetic(settings, device.batch_share_count, on_tpu=device.kind == "xla"))
-    workspace = Workspace(settings.training.output_dir)
+    workspace = Workspace(root_of_output(settings.training.output_dir))
     try:
-        run = find_recipe_run(workspace, NAME, settings.identity() | {"batch": spec.batch}, fresh and first)
-        done = stored_result(run) if first else None
-        if (device.processes.broadcast({"done": done}) or {}).get("done") is not None:
+        run, done = agree_on_run(workspace, NAME, settings.identity() | {"batch": spec.batch}, device.processes, fresh)
+        if done is not None:
             say(f"finished before: {run.folder}")
-            return stored_result(run) or {}
+            return done
         with deterministic_device(device):
             return _train(settings, spec, device, workspace, run, mirror, say)
     finally:
@@ -95,6 +95,7 @@ def run_sdce(
 def training_spec(settings: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
     given = settings.training
+    check_number_of_hosts(given.tpu_num_hosts)
     common = {"device": DEVICES[given.device], "precision": settings.precision, "threads": given.threads}
     device = pick_device(TrainSpec(**common))
     accumulate = given.gradient_accumulation_steps
@@ -156,6 +157,8 @@ def _load_surrogate(
 ) -> _Surrogate:
     """Check the surrogate on the host, join the vocabularies, and cache its tokens where the settings want it."""
     given, length = settings.surrogate, settings.data.max_seq_length
+    if device.kind == "xla" and given.dtype == "float16":
+        raise SettingsError("A TPU has no fp16", where="surrogate.dtype", got="float16", wanted="bfloat16 or float32")
     model = load_causal_model(given.name_or_path, length, seed=settings.training.seed, dtype=given.dtype).check(length)
     join = join_vocabularies(base.tokenizer, model.tokenizer, base.vocabulary, model.vocabulary)
     say(f"vocabulary: {join.matched:,} of {join.size:,} tokens ({join.share:.1%}) of {base.name} are in {model.name}")

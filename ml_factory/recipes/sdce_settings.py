@@ -8,6 +8,7 @@ from typing import Any
 from ml_factory.argument_checks import check_file_exists, check_seed
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
+from ml_factory.process_identity import wants_bfloat16
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import check_nesting
 
@@ -193,6 +194,8 @@ FLAGS = {
 def sdce_settings(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> SdceSettings:
     """Return the defaults, overridden by the YAML file, overridden by the flags that are given (not None).
 
+    XLA_USE_BF16=1 in the environment stands for mixed_precision bf16 where neither names a precision.
+
     flags : by name, with underscores; `standard_training` stands for loss_type standard.
     """
     settings = SdceSettings() if config is None else SdceSettings().with_values(read_yaml_sections(config), config)
@@ -206,7 +209,10 @@ def sdce_settings(config: Path | None = None, flags: Mapping[str, Any] | None = 
     for name, value in given.items():
         section, key = FLAGS[name]
         values.setdefault(section, {})[key] = value
-    return settings.with_values(values, "the flags")
+    settings = settings.with_values(values, "the flags")
+    if settings.training.mixed_precision == "auto" and wants_bfloat16():
+        settings = settings.with_values({"training": {"mixed_precision": "bf16"}})
+    return settings
 
 
 def read_yaml_sections(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ml_factory.recipes.event_file import EventFile
+from ml_factory.recipes.recipe_run import is_writing_process, tpu_host
 from ml_factory.training.device import Device
 
 _NEW_SHARE = 0.6  # of the newest rate in its moving average
@@ -22,7 +23,7 @@ _NEW_SHARE = 0.6  # of the newest rate in its moving average
 class WorkerLog:
     """Callback of the training loop that prints and writes the log of this process, and TensorBoard events of rank 0.
 
-    folder : of worker-RANK.log and events; uploading it is the caller's.
+    folder : of worker-N.log (N the rank, on a TPU slice the host) and events; uploading it is the caller's.
     samples : of an epoch, of all replicas together.
     batch : samples of a step, of all replicas together.
     every : steps between two lines.
@@ -33,13 +34,14 @@ class WorkerLog:
         self, folder: Path, device: Device, *, samples: int, batch: int, every: int,
         emit: Callable[[str], object] = print, clock: Callable[[], float] = time.time,
     ):  # fmt: skip
-        self.device, self.samples, self.batch, self.every = device, samples, batch, every
+        shares = device.batch_share_count
+        self.device, self.samples, self.batch, self.every = device, samples, max(batch // shares, 1) * shares, every
         self._emit, self._clock = emit, clock
-        self.worker = int(os.environ.get("TPU_PROCESS_ID") or os.environ.get("GROUP_RANK") or 0)
+        self.worker = tpu_host() or int(os.environ.get("GROUP_RANK") or 0)
         self.address = _own_address()
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"worker-{device.processes.rank}.log"
-        self._events = EventFile(folder) if device.processes.is_rank_zero else None
+        self.path = folder / f"worker-{tpu_host() or device.processes.rank}.log"
+        self._events = EventFile(folder) if is_writing_process() else None
         self.accuracies: list[float] = []
         self.rates: list[float] = []
         self.seconds = 0.0

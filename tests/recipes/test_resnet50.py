@@ -1,10 +1,9 @@
 """Recipe resnet50: torchvision's network, kill and resume to the same bits, broken samples, log, events, flags."""
 
 import json
-import os
 import re
+import runpy
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,21 +14,13 @@ import torch
 from ml_factory.errors import FactoryError
 from ml_factory.recipes.event_file import EventFile, crc32c
 from ml_factory.recipes.image_batches import ImageBatches, ShardSamples
-from ml_factory.recipes.image_training import (
-    ImageOutputs,
-    ImageSources,
-    ImageTrainingSettings,
-    train_resnet50,
-)
+from ml_factory.recipes.image_training import ImageOutputs, train_resnet50
 from ml_factory.recipes.resnet50 import ResNetSpec, build_resnet50
-from ml_factory.recipes.shard_writer import array_samples, write_shards
-from ml_factory.storage.serialization import read_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
-from ml_factory.training.spec import TrainSpec
+from tests.recipes.image_cases import settings_of, shards, weights_of  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
-NARROW = ResNetSpec(classes=3, width=1)
 # The lines of the guide, with a CPU's device.
 STEP_LINE = re.compile(
     r"\d+\.\d+\.\d+\.\d+ \[0\] \| Training Device=cpu/0 Epoch=\d+ Step=\d+ Loss=\d+\.\d{5} Rate=\d+\.\d\d "
@@ -48,41 +39,6 @@ class Stopped(Exception):
     pass
 
 
-@pytest.fixture
-def shards(tmp_path):
-    """32 training images of 3 classes in 4 shards, 9 test images in one, 16 pixels."""
-    generator = np.random.default_rng(0)
-    for part, count in (("train", 32), ("test", 9)):
-        x, y = generator.integers(0, 256, (count, 16, 16, 3), np.uint8), np.arange(count) % 3
-        x[..., 0] = y[:, None, None] * 100
-        np.savez(tmp_path / f"{part}.npz", x=x, y=y)
-        write_shards(array_samples(tmp_path / f"{part}.npz", "", 0), tmp_path / part, 8 if part == "train" else 9, "s")
-    return tmp_path / "train", tmp_path / "test"
-
-
-def settings_of(shards, network=NARROW, outputs=None, skip_broken=False, **training) -> ImageTrainingSettings:
-    spec = {
-        "epochs": 2,
-        "batch": 8,
-        "eval_batch": 4,
-        "patience": 0,
-        "device": "cpu",
-        "threads": 1,
-        "log_steps": 1,
-        "save_seconds": 0.0,
-    }
-    return ImageTrainingSettings(
-        network, TrainSpec(**spec | training),
-        ImageSources(str(shards[0]), str(shards[1]), image_size=16, workers=2, skip_broken=skip_broken),
-        outputs or ImageOutputs(),
-    )  # fmt: skip
-
-
-def weights_of(workspace: Workspace) -> dict:
-    (path,) = (workspace.results / "resnet50").glob("*/weights.state")
-    return read_state_file(path)["weights"]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its_names():
     from torchvision.models import resnet50
@@ -96,7 +52,7 @@ def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its
     assert narrow.conv1.weight.shape == (4, 3, 3, 3) and narrow.fc.weight.shape == (7, 128)
 
 
-def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):
+def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
     expected = train_resnet50(whole, settings_of(shards), emit=lambda line: None)
@@ -122,7 +78,7 @@ def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, 
     assert "trained already" in lines[-1]
 
 
-def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
+def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):  # noqa: F811
     lines = []
     outputs = ImageOutputs(logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
     facts = train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=outputs), emit=lines.append)
@@ -190,7 +146,7 @@ def test_event_file_has_the_published_checksum_and_large_steps(tmp_path):
     assert list(scalars_of(file.path)) == [(300_000, "a", 1.5)]
 
 
-def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):
+def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):  # noqa: F811
     path = shards[0] / "s-000001.tar"
     samples = ShardSamples([path], 16, 3, 0)
     name, (offset, _) = samples.name(2), samples.shards[0].members[2]["png"]
@@ -210,7 +166,7 @@ def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(
     assert len([line for line in lines if "Training Device" in line]) == 6
 
 
-def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):
+def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):  # noqa: F811
     samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 2, 0, skip_broken=True)  # class 2 is out of range
     feed = ImageBatches(samples, Device("cpu", 1), training=True, workers=2)
     try:
@@ -225,7 +181,7 @@ def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_imag
         feed.close()
 
 
-def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):
+def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):  # noqa: F811
     (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(FactoryError, match="These are no weights of this recipe"):
         train_resnet50(
@@ -240,33 +196,24 @@ GUIDE_FLAGS = """--num_epochs=1 --batch_size=8 --num_workers=2 --log_steps=1 --t
 --testsize=9 --logdir={out}/logs"""
 
 
-def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path):
+def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path, monkeypatch, capsys):  # noqa: F811
     words = GUIDE_FLAGS.format(train=shards[0], test=shards[1], out=tmp_path).split()
-    ours = [
-        "--width",
-        "1",
-        "--classes",
-        "3",
-        "--image-size",
-        "16",
-        "--device",
-        "cpu",
-        "--workspace",
-        str(tmp_path / "w"),
-    ]
+    ours = ["--width", "1", "--classes", "3", "--image-size", "16", "--device", "cpu", "--json", "--workspace"]
     script = ROOT / "recipes" / "test_train_mp_wds_cifar.py"
-    environment = {**os.environ, "XLA_USEBF16": "1", "LOAD_CHKPT_FILE": "", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, script, *words, *ours, "--json"], capture_output=True, text=True, timeout=120, check=False,
-        env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    monkeypatch.setenv("XLA_USEBF16", "1")
+    monkeypatch.setenv("LOAD_CHKPT_FILE", "")
+    monkeypatch.setattr(sys, "argv", [str(script), *words, *ours, str(tmp_path / "w")])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, capsys.readouterr().err
+    facts = json.loads(capsys.readouterr().out)
     assert facts["settings"]["training"]["precision"] == "bf16" and facts["train_samples"] == 32
     assert (tmp_path / "model-chkpt.pt").is_file() and (tmp_path / "logs" / "worker-0.log").is_file()
 
 
-def test_guides_variables_are_defaults_and_absent_shards_are_asked_for(call, monkeypatch):
+def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeypatch):
     for name in ("WDS_TRAIN_DIR", "WDS_VAL_DIR", "BUCKET", "TRAIN_SHARDS", "VAL_SHARDS"):
         monkeypatch.delenv(name, raising=False)
     code, _, err = call("recipe", "resnet50")

@@ -172,6 +172,25 @@ def test_recipe_sdce_other_host_of_slice_writes_nothing(settings, monkeypatch, t
     assert {str(path) for path in found if found[path] != files_before.get(path) and path.suffix != ".lock"} == set()
 
 
+def test_recipe_sdce_each_host_of_slice_sees_that_run_is_finished(settings, monkeypatch):
+    whole = trained(settings(training={"num_epochs": 1}))
+    monkeypatch.setenv("TPU_PROCESS_ID", "1")
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
+    monkeypatch.setattr(sdce_run, "run_training_loop", None)  # it would wait for the first host, which has ended
+    assert trained(settings(training={"num_epochs": 1}))["loss"] == whole["loss"]
+
+
+def test_recipe_sdce_on_worker_of_slice_writes_its_relative_folder_to_bucket(
+    settings, gcs_bucket, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("ML_FACTORY_ROOT", f"{gcs_bucket}/my-tpu")
+    monkeypatch.chdir(tmp_path)
+    place = {"output_dir": "./outputs", "num_epochs": 1, "loss_type": "standard"}
+    first = trained(settings(training=place))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "after the preemption"))
+    assert trained(settings(training=place))["run_id"] == first["run_id"] and not (tmp_path / "outputs").exists()
+
+
 def test_recipe_sdce_writes_to_bucket_and_another_machine_goes_on(settings, gcs_bucket, monkeypatch, tmp_path):  # noqa: F811
     place = {"output_dir": f"{gcs_bucket}/sdce", "num_epochs": 2}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

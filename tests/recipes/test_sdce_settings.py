@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ml_factory.__main__ import app
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import sdce_run
-from ml_factory.recipes.recipe_run import is_writing_process, tpu_host
+from ml_factory.recipes.recipe_run import check_number_of_hosts, is_writing_process, root_of_output, tpu_host
 from ml_factory.recipes.sdce_run import batch_arithmetic
 from ml_factory.recipes.sdce_settings import FLAGS, SdceSettings, sdce_settings
 
@@ -154,3 +154,26 @@ def test_sdce_identity_leaves_out_machine_and_without_surrogate_its_section():
     assert changed(device="cpu", output_dir="x", log_steps=3) == SdceSettings().identity()
     assert changed(seed=3) != SdceSettings().identity() != changed(learning_rate=0.1)
     assert "surrogate" not in changed(loss_type="standard")
+
+
+def test_sdce_precision_of_environment_is_that_of_no_flag(given, monkeypatch):
+    monkeypatch.setenv("XLA_USEBF16", "1")
+    assert given([]).precision == "bf16"
+    assert given(["--mixed_precision", "fp32"]).precision == "fp32"
+
+
+def test_sdce_relative_output_of_a_worker_lies_in_its_bucket(monkeypatch):
+    assert root_of_output("./outputs") == "./outputs"
+    monkeypatch.setenv("ML_FACTORY_ROOT", "gs://bucket/my-tpu")
+    assert root_of_output("./outputs") == "gs://bucket/my-tpu/outputs"
+    assert root_of_output("gs://other/x") == "gs://other/x" and root_of_output("/tmp/x") == "/tmp/x"
+    with pytest.raises(SettingsError, match="leads out of the bucket"):
+        root_of_output("../x")
+
+
+def test_sdce_two_numbers_of_hosts_are_refused(monkeypatch):
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "4")
+    check_number_of_hosts(4)
+    check_number_of_hosts(1)
+    with pytest.raises(SettingsError, match=r"Two numbers of hosts \[tpu_num_hosts\]\. got 2, wanted 4"):
+        check_number_of_hosts(2)

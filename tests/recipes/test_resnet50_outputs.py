@@ -1,0 +1,141 @@
+"""Where recipe resnet50 reads and writes: buckets, weights of a finished run, logs of several hosts."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ml_factory.errors import FactoryError
+from ml_factory.recipes.image_training import ImageOutputs, _initial_weights, _LogFolder, train_resnet50
+from ml_factory.recipes.recipe_run import agree_on_run
+from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.recipes.worker_log import WorkerLog
+from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device
+from ml_factory.training.distributed import ProcessGroup
+from tests.recipes.image_cases import settings_of, shards, weights_of  # noqa: F401 - a fixture
+from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
+
+
+def quiet(line: str) -> None:
+    """Print nothing."""
+
+
+@pytest.fixture
+def machine(gcs_bucket, monkeypatch, tmp_path):  # noqa: F811
+    """Call it with a name to sit at that machine: its disk is its own, the bucket is the same."""
+
+    def sit_at(name: str) -> str:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        return gcs_bucket
+
+    return sit_at
+
+
+def objects(address: str, folder: Path) -> list[str]:
+    """Names of the objects below an address, read anew."""
+    BucketMirror(address, folder).pull()
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shards, tmp_path):  # noqa: F811
+    bucket = machine("one")
+    for part, folder in zip(("train", "test"), shards, strict=True):
+        BucketMirror(f"{bucket}/{part}", folder).push()
+    sources = f"{bucket}/train/s-{{000000..000003}}.tar", f"{bucket}/test"
+    outputs = ImageOutputs(
+        save_model=str(tmp_path / "out" / "model-chkpt.pt"), model_bucket=bucket, logdir=f"{bucket}/logs"
+    )
+    place = Workspace(f"{bucket}/slice")
+    facts = train_resnet50(place, settings_of(sources, outputs=outputs, epochs=1), emit=quiet)
+    local = train_resnet50(Workspace(tmp_path / "local"), settings_of(shards, epochs=1), emit=quiet)
+    assert facts["history"][0]["val_loss"] == local["history"][0]["val_loss"]
+    assert facts["uploaded"] == f"{bucket}/model-chkpt.pt" and facts["log"] == f"{bucket}/logs"
+    found = objects(bucket, tmp_path / "seen")
+    run = f"slice/results/resnet50/{facts['run']}"
+    assert {"model-chkpt.pt", "logs/worker-0.log", f"{run}/result.json", f"{run}/weights.state"} <= set(found)
+    assert sum(name.startswith("logs/events.out.tfevents.") for name in found) == 1
+    assert sum(name.startswith("train/s-") for name in found) == 4  # nothing else was deleted
+    log = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
+
+    machine("two")  # another machine: it finds the result, and begins another run with these weights
+    again = Workspace(f"{bucket}/slice")
+    assert train_resnet50(again, settings_of(sources, epochs=1), emit=quiet)["run"] == facts["run"]
+    given = ImageOutputs(load_object="model-chkpt.pt", load_file=str(tmp_path / "here.pt"), model_bucket=bucket,
+                         logdir=f"{bucket}/logs")  # fmt: skip
+    assert all(torch.equal(value, weights_of(place)[name]) for name, value in _initial_weights(given).items())
+    assert (tmp_path / "here.pt").is_file()
+    more = train_resnet50(again, settings_of(sources, outputs=given, epochs=1), emit=quiet)
+    assert more["run"] != facts["run"]
+    objects(bucket, tmp_path / "seen")
+    text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
+    assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
+
+
+def test_weights_of_a_finished_run_are_written_where_they_are_requested_later(shards, tmp_path):  # noqa: F811
+    place = Workspace(tmp_path / "w")
+    train_resnet50(place, settings_of(shards, epochs=1), emit=quiet)
+    target = tmp_path / "later" / "model.pt"
+    facts = train_resnet50(
+        place, settings_of(shards, outputs=ImageOutputs(save_model=str(target)), epochs=1), emit=quiet
+    )
+    assert facts["saved"] == str(target)
+    assert all(
+        torch.equal(value, weights_of(place)[name]) for name, value in read_state_file(target)["weights"].items()
+    )
+
+
+def test_state_of_another_kind_as_first_weights_is_refused(tmp_path):
+    write_state_file(tmp_path / "other.state", {"model": "sdce", "weights": {}})
+    with pytest.raises(FactoryError, match=r"no weights of this recipe.*state of sdce"):
+        _initial_weights(ImageOutputs(load_file=str(tmp_path / "other.state")))
+
+
+def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
+    for host in "01":
+        monkeypatch.setenv("TPU_PROCESS_ID", host)
+        log = WorkerLog(tmp_path / host, Device("cpu", 1), samples=8, batch=4, every=1, emit=quiet)
+        log.log_steps(1, 1, 0.5)
+        names = sorted(path.name.split(".")[0] for path in (tmp_path / host).iterdir())
+        assert names == (["events", "worker-0"] if host == "0" else ["worker-1"])
+        assert f"[{host}] | Training" in log.path.read_text()
+
+
+def test_worker_log_counts_steps_of_full_shares(tmp_path):
+    device = Device("cpu", 1, chips=4)
+    log = WorkerLog(tmp_path, device, samples=64, batch=10, every=1, emit=quiet)
+    log.end_training(1)
+    assert "Replica Train Samples=16," in log.path.read_text()  # 8 steps of 8 samples, on 4 chips
+
+
+def test_ranks_agree_on_the_run_of_rank_zero(tmp_path, monkeypatch):
+    place, said = Workspace(tmp_path), []
+
+    def broadcast(self, state):
+        said.append(state)
+        return said[0]
+
+    monkeypatch.setattr(ProcessGroup, "broadcast", broadcast)
+    first, _ = agree_on_run(place, "x", {"a": 1}, ProcessGroup(0, 2), fresh=True)
+    first.folder.mkdir(parents=True)  # rank 0 was quicker
+    second, done = agree_on_run(place, "x", {"a": 1}, ProcessGroup(1, 2), fresh=True)
+    assert second == first and done is None
+
+
+def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):  # noqa: F811
+    bucket = machine("one")
+    shutil.copy(shards[1] / "s-000000.tar", tmp_path / "a.tar")
+    (tmp_path / "up").mkdir()
+    shutil.move(tmp_path / "a.tar", tmp_path / "up" / "a.tar")
+    (tmp_path / "up" / "note.txt").write_text("no shard")
+    BucketMirror(f"{bucket}/mixed", tmp_path / "up").push()
+    assert [path.name for path in local_shards(f"{bucket}/mixed/")] == ["a.tar"]
+    with pytest.raises(FactoryError, match="No shards here"):
+        local_shards(f"{bucket}/none")
+    with pytest.raises(FactoryError, match="missing.tar"):
+        local_shards(f"{bucket}/missing.tar")
+    assert _LogFolder(tmp_path / "own", "").folder == tmp_path / "own"
