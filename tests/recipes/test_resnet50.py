@@ -18,7 +18,7 @@ from ml_factory.recipes.image_training import ImageOutputs, train_resnet50
 from ml_factory.recipes.resnet50 import ResNetSpec, build_resnet50
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
-from tests.recipes.image_cases import settings_of, shards, weights_of  # noqa: F401 - a fixture
+from tests.recipes.image_cases import settings_of, weights_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # The lines of the guide, with a CPU's device.
@@ -52,7 +52,7 @@ def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its
     assert narrow.conv1.weight.shape == (4, 3, 3, 3) and narrow.fc.weight.shape == (7, 128)
 
 
-def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):  # noqa: F811
+def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     whole, cut = Workspace(tmp_path / "whole"), Workspace(tmp_path / "cut")
     expected = train_resnet50(whole, settings_of(shards), emit=lambda line: None)
@@ -78,7 +78,7 @@ def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, 
     assert "trained already" in lines[-1]
 
 
-def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):  # noqa: F811
+def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
     lines = []
     outputs = ImageOutputs(logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
     facts = train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=outputs), emit=lines.append)
@@ -146,7 +146,7 @@ def test_event_file_has_the_published_checksum_and_large_steps(tmp_path):
     assert list(scalars_of(file.path)) == [(300_000, "a", 1.5)]
 
 
-def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):  # noqa: F811
+def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):
     path = shards[0] / "s-000001.tar"
     samples = ShardSamples([path], 16, 3, 0)
     name, (offset, _) = samples.name(2), samples.shards[0].members[2]["png"]
@@ -166,7 +166,7 @@ def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(
     assert len([line for line in lines if "Training Device" in line]) == 6
 
 
-def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):  # noqa: F811
+def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):
     samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 2, 0, skip_broken=True)  # class 2 is out of range
     feed = ImageBatches(samples, Device("cpu", 1), training=True, workers=2)
     try:
@@ -181,7 +181,7 @@ def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_imag
         feed.close()
 
 
-def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):  # noqa: F811
+def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):
     (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(FactoryError, match="These are no weights of this recipe"):
         train_resnet50(
@@ -196,7 +196,7 @@ GUIDE_FLAGS = """--num_epochs=1 --batch_size=8 --num_workers=2 --log_steps=1 --t
 --testsize=9 --logdir={out}/logs"""
 
 
-def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path, monkeypatch, capsys):
     words = GUIDE_FLAGS.format(train=shards[0], test=shards[1], out=tmp_path).split()
     ours = ["--width", "1", "--classes", "3", "--image-size", "16", "--device", "cpu", "--json", "--workspace"]
     script = ROOT / "recipes" / "test_train_mp_wds_cifar.py"

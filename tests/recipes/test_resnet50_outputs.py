@@ -16,8 +16,7 @@ from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
 from ml_factory.training.distributed import ProcessGroup
-from tests.recipes.image_cases import settings_of, shards, weights_of  # noqa: F401 - a fixture
-from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
+from tests.recipes.image_cases import settings_of, weights_of
 
 
 def quiet(line: str) -> None:
@@ -25,7 +24,7 @@ def quiet(line: str) -> None:
 
 
 @pytest.fixture
-def machine(gcs_bucket, monkeypatch, tmp_path):  # noqa: F811
+def machine(gcs_bucket, monkeypatch, tmp_path):
     """Call it with a name to sit at that machine: its disk is its own, the bucket is the same."""
 
     def sit_at(name: str) -> str:
@@ -41,7 +40,7 @@ def objects(address: str, folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shards, tmp_path):  # noqa: F811
+def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shards, tmp_path):
     bucket = machine("one")
     for part, folder in zip(("train", "test"), shards, strict=True):
         BucketMirror(f"{bucket}/{part}", folder).push()
@@ -75,7 +74,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
 
 
-def test_weights_of_a_finished_run_are_written_where_they_are_requested_later(shards, tmp_path):  # noqa: F811
+def test_weights_of_a_finished_run_are_written_where_they_are_requested_later(shards, tmp_path):
     place = Workspace(tmp_path / "w")
     train_resnet50(place, settings_of(shards, epochs=1), emit=quiet)
     target = tmp_path / "later" / "model.pt"
@@ -126,7 +125,7 @@ def test_ranks_agree_on_the_run_of_rank_zero(tmp_path, monkeypatch):
     assert second == first and done is None
 
 
-def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):  # noqa: F811
+def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):
     bucket = machine("one")
     shutil.copy(shards[1] / "s-000000.tar", tmp_path / "a.tar")
     (tmp_path / "up").mkdir()
@@ -136,6 +135,6 @@ def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):  #
     assert [path.name for path in local_shards(f"{bucket}/mixed/")] == ["a.tar"]
     with pytest.raises(FactoryError, match="No shards here"):
         local_shards(f"{bucket}/none")
-    with pytest.raises(FactoryError, match="missing.tar"):
+    with pytest.raises(FactoryError, match=r"missing\.tar"):
         local_shards(f"{bucket}/missing.tar")
     assert _LogFolder(tmp_path / "own", "").folder == tmp_path / "own"

@@ -18,7 +18,6 @@ from ml_factory.recipes.language import vocabularies
 from ml_factory.recipes.sdce_run import run_sdce
 from ml_factory.recipes.sdce_settings import SdceSettings
 from ml_factory.storage.serialization import read_state_file
-from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [
@@ -191,7 +190,7 @@ def test_recipe_sdce_on_worker_of_slice_writes_its_relative_folder_to_bucket(
     assert trained(settings(training=place))["run_id"] == first["run_id"] and not (tmp_path / "outputs").exists()
 
 
-def test_recipe_sdce_writes_to_bucket_and_another_machine_goes_on(settings, gcs_bucket, monkeypatch, tmp_path):  # noqa: F811
+def test_recipe_sdce_writes_to_bucket_and_another_machine_goes_on(settings, gcs_bucket, monkeypatch, tmp_path):
     place = {"output_dir": f"{gcs_bucket}/sdce", "num_epochs": 2}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(9, patch)
