@@ -78,10 +78,10 @@ def agree_on_run(
     """Return the run of `find_recipe_run` and, where it is finished, its result: the same in every process."""
     run = find_recipe_run(workspace, name, identity, fresh)
     done = stored_result(run)
-    said = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
-    if said.get("run_id", run.run_id) != run.run_id:
-        run = RunFolder(said["run_id"], run.folder.parent / said["run_id"])
-    return run, said.get("done", done)
+    agreed = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
+    if agreed.get("run_id", run.run_id) != run.run_id:
+        run = RunFolder(agreed["run_id"], run.folder.parent / agreed["run_id"])
+    return run, agreed.get("done", done)
 
 
 def stored_result(run: RunFolder) -> dict[str, Any] | None:

@@ -112,11 +112,11 @@ def test_worker_log_counts_steps_of_full_shares(tmp_path):
 
 
 def test_ranks_agree_on_the_run_of_rank_zero(tmp_path, monkeypatch):
-    place, said = Workspace(tmp_path), []
+    place, sent = Workspace(tmp_path), []
 
     def broadcast(self, state):
-        said.append(state)
-        return said[0]
+        sent.append(state)
+        return sent[0]
 
     monkeypatch.setattr(ProcessGroup, "broadcast", broadcast)
     first, _ = agree_on_run(place, "x", {"a": 1}, ProcessGroup(0, 2), fresh=True)
