@@ -1,11 +1,13 @@
 """Verb of the trainings of other fields: recipe NAME. Each recipe's command is imported when it is called."""
 
 import importlib
+import os
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from ml_factory.cli_output import stderr_console
 from ml_factory.commands.dataclass_options import expand_options
 
 # name -> module whose function of the same name is the command; it imports nothing heavy by itself
@@ -25,6 +27,10 @@ class RecipeGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in RECIPES:
             return None
+        if retired := sorted(name for name in os.environ if name.startswith("XRT_")):
+            stderr_console.out(
+                f"{', '.join(retired)}: XRT is gone, this is ignored; a TPU is used with PJRT_DEVICE=TPU"
+            )
         module = importlib.import_module(RECIPES[cmd_name])
         own = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
         own.command(cmd_name, no_args_is_help=False)(expand_options(getattr(module, cmd_name)))

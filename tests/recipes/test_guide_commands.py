@@ -1,0 +1,176 @@
+"""Every command of the five guides that calls this project or a retired tool: it works, or one message names what
+replaced it. The guides are not part of the project; where they are at hand, the list here is compared with them.
+"""
+
+import ast
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ml_factory.__main__ import app
+from ml_factory.errors import SettingsError
+from ml_factory.recipes import image_training, sdce_run
+from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.tpu.settings import VARIABLES, read_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT.parent / "shared" / "guides"
+GPT2 = "--base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B"
+WIKITEXT = "--dataset wikitext --dataset_config wikitext-2-raw-v1"
+WORKS = {
+    f"python train.py {GPT2} {WIKITEXT} --batch_size 4 --learning_rate 1e-4 --num_epochs 3": "sdce",
+    f"torchrun --nproc_per_node=4 train.py {GPT2} {WIKITEXT}": "sdce",
+    f"python train.py --device tpu --tpu_cores 8 {GPT2} --mixed_precision bf16 {WIKITEXT}": "sdce",
+    f"python train.py --device tpu --tpu_cores 8 --tpu_num_hosts 4 {GPT2} --mixed_precision bf16 {WIKITEXT}": "sdce",
+    "python train.py --standard_training --base_model gpt2 --dataset wikitext": "sdce",
+    "python train.py --config config.yaml": "sdce",
+    "python train.py --config config.yaml --device tpu --tpu_cores 8 --tpu_num_hosts 4": "sdce",
+    "./setup_tpu_training.sh setup": "tpu",
+    "./setup_tpu_training.sh cleanup": "tpu",
+    "python scripts/export_training_data.py --output data/training_set.parquet":
+        "tests/workflows/test_export_data.py::test_script_of_the_guide_exports_only_table_of_database_url",
+    'papermill 02_train_tabular.ipynb output.ipynb -p SYMBOL "MES" -p HORIZON 20 -p MODEL "xgboost"':
+        "tests/test_guides.py::test_guide_papermill_parameters_pass_notebook_check",
+}  # fmt: skip
+# Verbs of the guide's table, next to those of its code blocks.
+VERBS = ("setup", "resume", "status", "monitor", "logs", "logs 1", "ssh", "ssh 1", "stop", "cleanup")
+RESNET = """test_train_mp_wds_cifar.py --num_epochs=$NUM_EPOCHS --batch_size=$BATCH_SIZE --num_workers=$NUM_WORKERS
+--log_steps=10 --test_set_batch_size=$TEST_BATCH_SIZE --wds_traindir="$WDS_TRAIN_DIR" --wds_testdir="$WDS_VAL_DIR"
+--save_model=$SAVE_MODEL --model_bucket=$BUCKET --trainsize=$TRAIN_SIZE --testsize=$TEST_SIZE
+--logdir=$LOGDIR"""
+RETIRED = {
+    "python3 -m torch_xla.distributed.xla_dist --tpu=$TPU_NAME --restart-tpuvm-pod-server --env XLA_USE_BF16=1 -- "
+    f"python3 /usr/share/pytorch/torchxla_tpu/{' '.join(RESNET.split())} 2>&1 | tee -a /tmp/out-wds-1.log":
+        "xla_dist is gone: `tpu setup`",
+    "ctpu up --tpu-size=v3-8 --machine-type=n1-standard-8 --zone=us-central1-a --tf-version=2.3.1 --name cwang-tpu "
+    "--project ${PROJECT_ID}": "ctpu is gone: `tpu setup`",
+    "conda activate torch-xla-1.6": "conda activate torch-xla-1.6 is gone: `tpu setup`",
+}  # fmt: skip
+ELSEWHERE = {"python run_train_test.py"}  # of recipe t5, with a test of its own
+# First words of commands that are not ours: the shell's, the cloud's, package installers.
+OTHERS = ("export", "pip", "gcloud", "gsutil", "cd", "git", "curl", "tar", "grep", "while", "exit", "sudo", "vi", "ssh",
+          "systemctl", "passwd", "htop", "scp", "#!", "EOF'", "./google-cloud-sdk/install.sh",
+          "./google-cloud-sdk/bin/gcloud", "./google-cloud-sdk/bin/gsutil", "torch", "torch_xla", "-f")  # fmt: skip
+EXPORTS = {
+    "BUCKET": "tpu-demo", "TRAIN_SHARDS": "train/cifar-train-{000000..000639}.tar",
+    "VAL_SHARDS": "val/cifar-val-{000000..000049}.tar",
+    "WDS_TRAIN_DIR": "pipe:gsutil cat gs://${BUCKET}/${TRAIN_SHARDS}",
+    "WDS_VAL_DIR": "pipe:gsutil cat gs://${BUCKET}/${VAL_SHARDS}", "LOGDIR": "gs://${BUCKET}/log-20261124",
+    "TPU_NAME": "my-1vm-tpu", "NUM_EPOCHS": "5", "BATCH_SIZE": "128", "TEST_BATCH_SIZE": "64", "NUM_WORKERS": "8",
+    "TRAIN_SIZE": "1280000", "TEST_SIZE": "50000", "SAVE_MODEL": "/tmp/model-chkpt.pt", "LOAD_CHKPT_FILE": "",
+    "LOAD_CHKPT_DIR": "",
+}  # fmt: skip
+
+
+def commands_of(text: str) -> set[str]:
+    """The commands in the code blocks of a guide that are for a shell, each on one line."""
+    found = set()
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, flags=re.DOTALL | re.MULTILINE):
+        if language not in ("", "bash"):
+            continue
+        for line in re.sub(r"\\ *\n\s*", " ", block).splitlines():
+            command = " ".join(re.sub(r"\s#\s.*", "", line).split())
+            if command and not command.startswith(("#", '"', ")")) and command.split()[0] not in OTHERS:
+                found.add(command)
+    return found
+
+
+@pytest.mark.skipif(not GUIDES.is_dir(), reason="the guides are not at hand")
+def test_list_holds_every_command_of_the_guides():
+    found = set().union(*(commands_of(path.read_text()) for path in sorted(GUIDES.glob("*.md"))))
+    commands = {one for one in found if re.match(r"(\./|python|torchrun|papermill|ctpu|conda)", one)}
+    assert commands == {*WORKS, *RETIRED, *ELSEWHERE}
+
+
+@pytest.fixture
+def clean(monkeypatch):
+    for name in [*VARIABLES, *EXPORTS, "XLA_USEBF16"]:
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("command", [one for one, kind in WORKS.items() if kind == "sdce"])
+def test_guides_command_of_sdce_reaches_the_training(command, clean):
+    seen = []
+    clean.setattr(sdce_run, "run_sdce", lambda settings, **more: seen.append(settings) or {})
+    clean.chdir(ROOT / "recipes")
+    script, *words = shlex.split(command.split(" ", 2)[2] if command.startswith("torchrun") else command)[
+        0 if command.startswith("torchrun") else 1 :
+    ]
+    clean.setattr(sys, "argv", [script, *words])
+    clean.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+        raise SystemExit(0)
+    assert not ended.value.code and len(seen) == 1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_guides_verb_of_slices_prints_its_commands(verb, clean, call, tmp_path):
+    for line in ("PROJECT_ID=your-gcp-project", "TPU_NAME=tinyllama-v4-32", "ZONE=us-central2-b",
+                 "ACCELERATOR_TYPE=v4-32", "WANDB_API_KEY=your-wandb-key", "BUCKET=your-bucket"):  # fmt: skip
+        clean.setenv(*line.split("="))
+    clean.setenv("CODE_DIR", str(ROOT))
+    code, out, _ = call("tpu", *verb.split(), "--dry-run", "--workspace", tmp_path)
+    assert code == 0 and "gcloud compute tpus" in out and "your-wandb-key" not in out
+
+
+def test_guides_script_of_slices_is_the_verb_tpu(clean, tmp_path):
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(["sh", ROOT / "recipes" / "setup_tpu_training.sh", "status", "--dry-run"], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 2 and "no PROJECT_ID, TPU_NAME, ZONE, ACCELERATOR_TYPE, BUCKET" in done.stderr
+
+
+def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(clean):
+    seen = []
+    clean.setattr(image_training, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
+        "accuracy": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}]})  # fmt: skip
+    for name, value in EXPORTS.items():
+        clean.setenv(name, os.path.expandvars(value))
+    words = [os.path.expandvars(word) for word in shlex.split(RESNET)][1:]
+    clean.setenv("XLA_USEBF16", "1")
+    for given in (words, ["--log_steps=10"]):
+        result = CliRunner().invoke(app, ["recipe", "resnet50", *given])
+        assert result.exit_code == 0, result.output
+    flags, environment = seen
+    assert flags == environment and flags.training.precision == "bf16"
+    assert flags.sources.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
+    assert (flags.training.epochs, flags.training.batch, flags.training.eval_batch) == (5, 128, 64)
+    assert (flags.sources.workers, flags.sources.train_size, flags.sources.test_size) == (8, 1_280_000, 50_000)
+    outputs = flags.outputs
+    assert (outputs.save_model, outputs.model_bucket) == ("/tmp/model-chkpt.pt", "tpu-demo")
+    assert outputs.logdir == "gs://tpu-demo/log-20261124"
+    with pytest.raises(SettingsError, match=r"give gs://tpu-demo/train/cifar-train-000000\.tar as it is"):
+        local_shards(flags.sources.train)
+
+
+@pytest.mark.parametrize(("command", "message"), RETIRED.items())
+def test_guides_retired_command_names_what_replaced_it(command, message, clean):
+    for name, value in (("PROJECT_ID", "my-project"), ("TPU_NAME", "my-tpu"), ("ZONE", "us-central2-b"),
+                        ("ACCELERATOR_TYPE", "v4-32"), ("BUCKET", "my-bucket")):  # fmt: skip
+        clean.setenv(name, value)
+    clean.setenv("COMMAND", command)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        read_settings(None)
+    text = (ROOT / "docs" / "tpu.md").read_text()
+    assert any(word in text for word in command.split() if word in ("ctpu", "conda") or "xla_dist" in word)
+
+
+def test_variable_of_xrt_is_named_as_retired(clean, call):
+    clean.setenv("XRT_TPU_CONFIG", "tpu_worker;0;10.0.0.2:8470")
+    code, _, err = call("recipe", "sdce", "--help")
+    assert code == 0 and "XRT_TPU_CONFIG: XRT is gone" in err and "PJRT_DEVICE=TPU" in err
+
+
+def test_commands_with_tests_elsewhere_have_them():
+    for place in [kind for kind in WORKS.values() if "::" in kind]:
+        path, _, name = place.partition("::")
+        assert name in {node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")}
