@@ -66,7 +66,7 @@ training.progress_line training.loop
 training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
-evaluation.attention_plots evaluation.html_report evaluation.flame_graph
+evaluation.attention_plots evaluation.epoch_plots evaluation.html_report evaluation.flame_graph
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
 evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
@@ -125,6 +125,7 @@ HOMES = {
         "evaluation.data_plots",
         "evaluation.plots",
         "evaluation.attention_plots",
+        "evaluation.epoch_plots",
         "evaluation.html_report",
         "notebook",
     },

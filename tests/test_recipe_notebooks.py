@@ -17,6 +17,19 @@ from tests.postgres_server import missing_postgres_programs, postgres_server
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 
 
+def executed(name: str, folder: Path, *words: str, **environment: str) -> str:
+    """Run a notebook with QUICK through papermill; return what its cells printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", FOLDER / "recipes" / f"{name}.ipynb", folder / "done.ipynb",
+         "--no-progress-bar", "-p", "WORKSPACE", str(folder / "workspace"), *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+        env={**os.environ, "ML_FACTORY_QUICK": "1", "ML_FACTORY_WANDB": "off", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = [cell for cell in nbformat.read(folder / "done.ipynb", 4).cells if cell.cell_type == "code"]
+    return "".join("".join(one.get("text", "")) for cell in cells for one in cell.outputs)
+
+
 @pytest.fixture
 def database(tmp_path):
     """The address of a database with a few days of the synthetic market, called MES there."""
@@ -38,16 +51,21 @@ def database(tmp_path):
 
 def test_migration_notebook_goes_from_database_to_bundle_on_cpu(database, tmp_path):
     source, rows = database
-    done = subprocess.run(
-        [sys.executable, "-m", "papermill", FOLDER / "recipes" / "tpu_migration.ipynb", tmp_path / "done.ipynb",
-         "--no-progress-bar", "-p", "SYMBOL", "MES", "-p", "WORKSPACE", str(tmp_path / "workspace")],
-        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
-        env={**os.environ, "DATABASE_URL": source, "ML_FACTORY_QUICK": "1", "ML_FACTORY_WANDB": "off"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    cells = [cell for cell in nbformat.read(tmp_path / "done.ipynb", 4).cells if cell.cell_type == "code"]
-    printed = "".join("".join(one.get("text", "")) for cell in cells for one in cell.outputs)
+    printed = executed("tpu_migration", tmp_path, "-p", "SYMBOL", "MES", DATABASE_URL=source)
     assert f"{rows:,} rows from postgresql://" in printed and "hash computed by the database" in printed
     assert "bundle and pipeline under 1e-5: True" in printed and "tester" not in printed
     written = Path(tmp_path / "workspace" / "data" / "MES.parquet")
     assert written.is_file() and written.with_name("MES.parquet.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("resnet50", "accuracies between 0 and 1: True"),
+        ("sdce", "share of the vocabulary that the surrogate knows: 1.0"),
+    ],
+)
+def test_recipe_notebook_trains_and_writes_what_it_names(name, line, tmp_path):
+    printed = executed(name, tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert line in printed and "This was the last notebook." in printed
+    assert list((tmp_path / "workspace" / "results" / name).glob("*/result.json"))
