@@ -95,10 +95,10 @@ workflows.audits.audit_training workflows.audits.audit_models workflows.audit wo
 workflows.plan workflows.report
 workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
-serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
+serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
 serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages
 serving.service_metrics serving.service serving.stream_endpoint
-serving.pages serving.app serving.http_connections serving.server
+serving.pages serving.app serving.connections serving.server
 tpu.accelerators tpu.settings tpu.gcloud_commands tpu.gcloud_process tpu.slice_state tpu.worker_files tpu.lifecycle
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
@@ -136,7 +136,7 @@ HOMES = {
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
     "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
-    "uvicorn": {"serving.server", "serving.http_connections"},
+    "uvicorn": {"serving.server", "serving.connections"},
     "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }

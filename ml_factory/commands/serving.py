@@ -12,9 +12,10 @@ from typer import Option
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.commands.options import parse_name_value_options
 from ml_factory.commands.own_modules import OwnModules, import_own_modules
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
+from ml_factory.storage.files import files
 
 server, service_settings = LazyModule("ml_factory.serving.server"), LazyModule("ml_factory.serving.service_settings")
 following = LazyModule("ml_factory.serving.follow")
@@ -57,7 +58,7 @@ def serve(
 ) -> None:
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
-        check_file_exists(path)
+        _check_bundle_exists(path)
     import_own_modules(own_modules)
     guarded = _parse_fields(guard_settings.GuardSettings, guard, "--guard", "drift=abstain")
     if follow is not None:
@@ -68,6 +69,20 @@ def serve(
         guard=guarded, limits=_parse_fields(service_settings.ServiceLimits, limit, "--limit", "requests_per_second=50"),
         announce=lambda facts: _print_address(facts, address.as_json),
     )  # fmt: skip
+
+
+def _check_bundle_exists(path: Path) -> None:
+    """Raise WorkspaceError for an absent bundle, with the nearest that there is, or how to make one."""
+    if files.is_file(path):
+        return
+    found = [name for name in files.names(path.parent) if name.endswith(".bundle")] if path.parent.is_dir() else []
+    made = "make one: python -m ml_factory export --help"
+    if files.is_folder(path):
+        held = [path.name + "/" + name for name in files.names(path) if name.endswith(".bundle")]
+        raise WorkspaceError("Not a bundle, but a folder", where=path, wanted="the file of a bundle",
+                             next_step=did_you_mean(path.name, held) or made)  # fmt: skip
+    raise WorkspaceError("No such file", where=path, wanted="the file of a bundle",
+                         next_step=did_you_mean(path.name, found) or made)  # fmt: skip
 
 
 def _parse_fields(kind: type, texts: list[str] | None, where: str, example: str) -> Any:

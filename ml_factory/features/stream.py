@@ -103,6 +103,10 @@ class FeatureStream:
         """Rows that are complete by the clock (UTC ns), once all bars up to then are in."""
         return self._next({minutes: frame.advance(now_ns) for minutes, frame in self._frames.items()})
 
+    def lacking_bars(self, wanted: int) -> int:
+        """Return how many of `wanted` base bars are still to come; at least 1 before the second session begins."""
+        return max(wanted - self._rows, 0 if self._second else 1)
+
     def get_state(self) -> dict:
         """Return plain numbers and arrays; `load_state` on an equal stream continues from them exactly."""
         return {

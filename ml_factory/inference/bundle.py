@@ -165,25 +165,33 @@ class Bundle:
         """
         checked, report = self.spec.check_bars(bars, stamped=stamped)
         check_bars_on_tick(report, self.spec.market, self.off_tick_share)
+        first = self._first_warm_moment(checked) if warm_rows else None
         frame, _ = self.spec.predict_bars(checked, self.fitted)
-        if warm_rows:
-            frame = self._warm_rows(frame, checked)
+        if first is not None:
+            frame = frame[frame.index.as_unit("ns").asi8 >= first]
+            if not len(frame):
+                raise BarsError("No row of these bars can be predicted", where="bars", got=f"{len(checked):,} bars",
+                                wanted="a row after the warm-up with its whole window in one session",
+                                next_step="give more bars before the first wanted row")  # fmt: skip
         with _damaged(self.where):
             return add_prediction_splits(frame, self.description, all_rows, self.where)
 
-    def _warm_rows(self, frame: pd.DataFrame, checked: pd.DataFrame) -> pd.DataFrame:
-        """Return the predictions after the warm-up of these bars. Raises BarsError where there is none."""
+    def _first_warm_moment(self, checked: pd.DataFrame) -> int | None:
+        """Return from when on rows have the warm-up before them, UTC ns; None where the bars are taken for the whole
+        history. Raises BarsError for too few bars, before anything else is computed.
+        """
         wanted, length = self.description["warmup_bars"], self.spec.features.base
-        if wanted is None or not isinstance(length, int):  # the bars are taken for the whole history
-            return frame
+        if wanted is None or not isinstance(length, int):
+            return None
         known_at = resample_bars(checked, self.spec.market, length).known_at
-        warm = frame[frame.index.as_unit("ns").asi8 >= known_at[min(wanted, len(known_at) - 1)]]
-        if len(known_at) <= wanted or not len(warm):
+        if len(known_at) <= wanted:
+            raw = (wanted + 1) * max(length // self.spec.market.bar_minutes, 1)
             raise BarsError(
-                "Too few bars for a prediction", where="bars", got=f"{len(known_at)} bars of {length} minutes",
-                wanted=f"more than {wanted}", next_step="give as many before the first wanted row as the features need",
+                "Too few bars for a prediction", where="bars", got=f"{len(known_at):,} bars of {length} minutes",
+                wanted=f"at least {wanted + 1:,}, that is {raw:,} raw bars without gaps",
+                next_step="give as many before the first wanted row as the features need",
             )  # fmt: skip
-        return warm
+        return int(known_at[wanted])
 
     def _check_hashes(self, fingerprint: str) -> None:
         """Raise CheckpointError unless the description has this fingerprint and the parts have its hashes."""

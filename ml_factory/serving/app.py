@@ -30,6 +30,7 @@ from ml_factory.serving.service import Service
 from ml_factory.serving.service_metrics import CONTENT_TYPE
 from ml_factory.serving.service_settings import KEY_VARIABLE
 from ml_factory.serving.stream_endpoint import answer_stream
+from ml_factory.serving.stream_schemas import describe_stream
 
 _log = logging.getLogger("ml_factory")
 PAGE_HEADERS = {
@@ -58,7 +59,7 @@ def build_app(service: Service, *, key: str = "", loopback: bool = True) -> Requ
         finally:
             await service.stop()
 
-    app = FastAPI(
+    app = _DescribedApp(
         title="ml_factory", version=ml_factory.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         summary="Probabilities of the next move from raw bars, with a guard before each answer.",
         description=f"Where {KEY_VARIABLE} is set for the server, send it as the header X-API-Key.",
@@ -66,7 +67,15 @@ def build_app(service: Service, *, key: str = "", loopback: bool = True) -> Requ
     _add_errors(app)
     _add_routes(app, service, may_reload=bool(key) or loopback)
     _add_pages(app, service)
-    return RequestGate(app, service.limits, key=key, loopback=loopback, observe=service.metrics.observe_request)
+    observe = service.metrics.observe_request
+    return RequestGate(app, service.limits, service.rates, key=key, loopback=loopback, observe=observe)
+
+
+class _DescribedApp(FastAPI):
+    """Application whose OpenAPI page describes the stream too."""
+
+    def openapi(self) -> dict[str, Any]:
+        return describe_stream(super().openapi())
 
 
 def _add_routes(app: FastAPI, service: Service, *, may_reload: bool) -> None:

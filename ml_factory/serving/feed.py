@@ -53,7 +53,8 @@ class Feed:
 
         columns : raw bars by column, as the client sent them; bars at the beginning that were pushed before, with the
             same values, are counted in `repeated`; their first answers come before the new ones, and are counted in
-            `repeated_answers`. An answer of another bundle than the reply's names its own.
+            `repeated_answers`. An answer of another bundle than the reply's names its own. `lacking_bars` base bars
+            must still come before the first answer.
         now : the clock; None: history
 
         Raises BarsError for bars that cannot be, after which the feed is as before.
@@ -70,7 +71,8 @@ class Feed:
             rest = {name: column[repeated:] for name, column in columns.items()}
             content = {"columns": rest, "now": None if now is None else now.value}
             new = self._remember(self._apply_and_log(log, "bars", len(keys) - repeated, content), rest)
-        return served.named(first + new) | {"repeated": repeated, "repeated_answers": len(first)}
+        reply = served.named(first + new) | {"repeated": repeated, "repeated_answers": len(first)}
+        return reply | {"lacking_bars": self._stream.lacking_bars}
 
     def advance(self, served: ServedBundle, until: pd.Timestamp, now: pd.Timestamp) -> dict[str, Any]:
         """Return the answers of bars that are complete at this moment, once all bars up to it were pushed.
@@ -83,7 +85,8 @@ class Feed:
                 wanted=f"at most {ADVANCE_TOLERANCE} after {now.isoformat()}", next_step="correct the sender's clock",
             )  # fmt: skip
         log = self._continue(served)
-        return served.named(frame_to_answers(self._apply_and_log(log, "advance", 0, {"until": until.value})))
+        answers = frame_to_answers(self._apply_and_log(log, "advance", 0, {"until": until.value}))
+        return served.named(answers) | {"lacking_bars": self._stream.lacking_bars}
 
     def add_outcome(self, served: ServedBundle, known_at: pd.Timestamp, label: int) -> dict[str, Any]:
         """Give the guard the outcome of an earlier answer; `remembered` is False where it holds no such answer."""

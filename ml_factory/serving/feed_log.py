@@ -2,11 +2,14 @@
 
 A folder holds segments `log-NUMBER.jsonl`, named by their first record. A line is a checksum and a JSON object with
 the record's number `n`, its `kind`, the number of its `bars`, and its content. Only the end of the last segment can be
-torn, by a process that was killed: that record was not acknowledged, and is cut off.
+torn, by a process that was killed: that record was not acknowledged, and is cut off. Segments without bars are deleted
+once a snapshot holds what they did; the segment before them is then named `log-NUMBER-NEXT.jsonl`, by its first record
+and the one that follows.
 """
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -21,17 +24,19 @@ from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.regular_files import open_regular_file
 
 LARGEST_SEGMENT = 256 * 2**20  # bytes that are read at once
+_SEGMENT = re.compile(r"log-\d{1,18}(-\d{1,18})?\.jsonl")
 _NEXT = "delete the folder of this feed, and push its history again"
 
 
 @dataclass
 class _Segment:
-    """path : of the file; first : number of its first record; records, bars : it holds."""
+    """path : of the file; first : number of its first record; records, bars : it holds; deleted : records after it."""
 
     path: Path
     first: int
     records: int = 0
     bars: int = 0
+    deleted: int = 0
 
 
 class FeedLog:
@@ -45,7 +50,7 @@ class FeedLog:
         self._descriptor: int | None = None
         self.last = 0
         found = files.names(folder) if files.is_folder(folder) else []
-        names = [name for name in found if name.startswith("log-") and name.endswith(".jsonl")]
+        names = [name for name in found if _SEGMENT.fullmatch(name)]
         for name in names:
             self._read_segment(folder / name, is_last=name == names[-1])
 
@@ -90,11 +95,13 @@ class FeedLog:
                 yield from (record for record in records if record["n"] > after)
 
     def start_segment(self, keep_bars: int) -> None:
-        """Begin a new segment with the next record, and delete the oldest that later ones do not need.
+        """Begin a new segment with the next record, and delete those without bars and the oldest that later ones do
+        not need. A snapshot holds all records.
 
         keep_bars : newest bars that are kept at least
         """
         self.close()
+        self._delete_segments_without_bars()
         kept = 0
         for number in range(len(self._segments) - 1, -1, -1):
             if kept >= keep_bars:
@@ -103,6 +110,25 @@ class FeedLog:
                 del self._segments[: number + 1]
                 break
             kept += self._segments[number].bars
+
+    def _delete_segments_without_bars(self) -> None:
+        """Delete the segments after the first with bars that have none; the one before them takes over their numbers.
+
+        A kill in between leaves segments whose records that name already counts as deleted: the next start deletes
+        them.
+        """
+        kept: list[_Segment] = []
+        for segment in self._segments:
+            if segment.bars or not kept:
+                kept.append(segment)
+            else:
+                kept[-1].deleted += segment.records + segment.deleted
+        if len(kept) < len(self._segments):
+            for segment in kept:
+                _rename(segment)
+            for path in {one.path for one in self._segments} - {one.path for one in kept}:
+                files.remove(path)
+            self._segments = kept
 
     def close(self) -> None:
         """Close the file; the next record opens a new one."""
@@ -126,6 +152,9 @@ class FeedLog:
             files.remove(path)
             return
         first = records[0]["n"]
+        if self._segments and self._segments[-1].deleted and records[-1]["n"] <= self.last:
+            files.remove(path)  # its deletion was interrupted
+            return
         if [record["n"] for record in records] != list(range(first, first + len(records))) or (
             self._segments and first != self.last + 1
         ):
@@ -133,8 +162,21 @@ class FeedLog:
                                   wanted=f"record {self.last + 1}", next_step=_NEXT)  # fmt: skip
         if size < files.size(path):
             _truncate(path, size)
-        self.last = records[-1]["n"]
-        self._segments.append(_Segment(path, first, len(records), sum(record["bars"] for record in records)))
+        following = int(path.stem.split("-")[2]) if path.stem.count("-") == 2 else records[-1]["n"] + 1
+        bars = sum(record["bars"] for record in records)
+        self._segments.append(_Segment(path, first, len(records), bars, following - 1 - records[-1]["n"]))
+        self.last = following - 1
+
+
+def _rename(segment: _Segment) -> None:
+    """Name the file of a segment by its first record and, where later ones were deleted, the one that follows."""
+    following = segment.first + segment.records + segment.deleted
+    path = segment.path.with_name(f"log-{segment.first:012d}-{following:012d}.jsonl")
+    if segment.deleted and path != segment.path:
+        with disk_errors(path):
+            os.replace(segment.path, path)
+            flush_folder(path.parent)
+        segment.path = path
 
 
 def _truncate(path: Path, size: int) -> None:

@@ -62,11 +62,12 @@ class FollowedFile:
 
         At the very first start the bars that are there are the history, which is not answered; after a restart those
         that came meanwhile are answered. An answer counts as delivered once the next one is requested: those that were
-        not are yielded again at the next call, also after a restart. Raises BarsError for bars of another symbol or
-        format, after which the state holds the bars before them.
+        not are yielded again at the next call, also after a restart. With another bundle then, those that the first
+        one took with it are given by the bundle of now, which each answer names: every bar has an answer. Raises
+        BarsError for bars of another symbol or format, after which the state holds the bars before them.
         """
         if self._delivering:
-            yield from self._deliver(self._feed.last_answers(self._served))
+            yield from self._deliver(self.undelivered())
         try:
             found = _identity(self._path)
             if found == self._seen:
@@ -82,6 +83,10 @@ class FollowedFile:
             for part in self._answers(table):
                 yield from self._deliver(part)
         self._seen = found
+
+    def undelivered(self) -> list[dict[str, Any]]:
+        """Return the answers of the last bars that were not delivered before, each with its bundle."""
+        return [one for one in self._feed.last_answers(self._served) if self._delivered.is_before(one["known_at"])]
 
     def close(self) -> None:
         """Write the state, so that the next start reads it alone."""
@@ -160,7 +165,7 @@ class _DeliveryMark:
         stored = files.read_json_or_none(path)
         what, step = "The mark of the last printed answer is damaged", "delete this file"
         with refuse_damaged_content(CheckpointError, what, where=path, next_step=step):
-            self._written = None if stored is None else _iso(pd.Timestamp(stored["known_at"]).tz_convert("UTC").value)
+            self._written = None if stored is None else _mark_moment(stored["known_at"], position)
         self._known_at = self._written or position
 
     def is_before(self, known_at: str) -> bool:
@@ -178,16 +183,33 @@ class _DeliveryMark:
             self._written = self._known_at
 
 
+def _mark_moment(stored: object, position: str | None) -> str:
+    """Return the moment of a stored mark. Raises ValueError for none, and for one after the end of the last bar, after
+    which nothing would be handed over.
+    """
+    moment = pd.Timestamp(stored) if isinstance(stored, str) else pd.NaT
+    if moment is pd.NaT:
+        raise ValueError("no moment")
+    text = _iso(moment.tz_convert("UTC").value)
+    if position is not None and pd.Timestamp(text) > pd.Timestamp(position):
+        raise ValueError(f"{text} is after the last bar, which ended at {position}")
+    return text
+
+
 def follow_file(
     followed: FollowedFile, *, poll_seconds: float, announce: Callable[[str], None], answer: Callable[[dict], None]
 ) -> None:
     """Answer what the file gets, until Ctrl-C or SIGTERM raises KeyboardInterrupt; the state is then written.
 
-    announce : called with one line where it waits for bars
+    announce : called with one line before answers that were not printed before the last end, and where it waits for
+        bars
     answer : called with each answer
     """
     try:
         announced = False
+        if again := followed.undelivered():
+            names = ", ".join(dict.fromkeys(one["bundle"] for one in again))
+            announce(f"{len(again)} answers that were not printed before the last end follow, of bundle {names}")
         while True:
             for one in followed.poll():
                 answer(one)

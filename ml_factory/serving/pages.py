@@ -57,6 +57,12 @@ _DOCS = """
   if(body)place.append(part('p',`Body: ${body.split('/').pop()}`));
   place.append(table(['status','meaning'],Object.entries(one.responses).map(([code,r])=>row([code,r.description]))));
  }
+ for(const [path,s] of Object.entries(page['x-websockets']??{})){
+  place.append(part('h2',`WebSocket ${path}`),part('p',s.description));
+  const names=kinds=>Object.values(kinds).map(k=>k['$ref'].split('/').pop()).join(', ');
+  place.append(table(['direction','messages'],[row(['sent',names(s.sent)]),row(['received',names(s.received)])]));
+  place.append(table(['close code','meaning'],Object.entries(s.closeCodes).map(one=>row(one))));
+ }
  place.append(part('h2','Bodies'));
  for(const [name,schema] of Object.entries(page.components?.schemas??{}))
   place.append(part('h3',name),part('p',schema.description??''),part('pre',JSON.stringify(schema.properties??schema,null,1)));

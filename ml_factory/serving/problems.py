@@ -1,6 +1,8 @@
 """Problem bodies: each error as JSON with what, where, got, wanted and the next step."""
 
 import json
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +10,11 @@ from fastapi import Response
 
 from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, WorkspaceError
 from ml_factory.redaction import redact_values
+
+_COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
+_CORRECT = "correct the bars or rows, and send them again; /info lists what the bundle reads"
+_REPORT = "report it to who runs the service: its log has the next step"
+_log = logging.getLogger("ml_factory")
 
 
 class OverloadError(FactoryError):
@@ -27,6 +34,13 @@ class JsonResponse(Response):
         return to_json_text(content).encode("ascii")
 
 
+class TooLargeError(FactoryError):
+    """A request beyond the limits of one request."""
+
+    def __init__(self, what: str, *, where: object = None, got: object = None, wanted: object = None):
+        super().__init__(what, where=where, got=got, wanted=wanted, next_step="send less at once: limits of /info")
+
+
 class BodyIsNotJsonError(FactoryError):
     """The body of a request cannot be parsed."""
 
@@ -42,13 +56,23 @@ def status_of(error: FactoryError) -> int:
         return 400
     if isinstance(error, OverloadError):
         return 429
+    if isinstance(error, TooLargeError):
+        return 413
     if isinstance(error, WorkspaceError | MissingPackageError):
         return 503
     return 409 if isinstance(error, CheckpointError) else 422
 
 
 def problem_fields(error: FactoryError, status: int) -> dict[str, Any]:
-    """Return the body of an error, without secrets."""
+    """Return the body of an error, without secrets.
+
+    A next step on the command line is for who runs the service, whose log has it; the client gets its own.
+    """
+    if _COMMAND.search(error.next_step):
+        if status != 422:
+            _log.warning("answered with %d: %s", status, error)
+        advice = _CORRECT if status == 422 else _REPORT
+        error = FactoryError(error.what, where=error.where, got=error.got, wanted=error.wanted, next_step=advice)
     parts = {name: getattr(error, name) for name in ("what", "where", "got", "wanted", "next_step")}
     texts = {name: None if part is None else str(part)[:2000] for name, part in parts.items()}
     return redact_values({"status": status, **texts, "message": str(error)[:4000]})
@@ -70,7 +94,7 @@ def schema_error(faults: Sequence[Mapping]) -> FactoryError:
     fault = faults[0] if faults else {"loc": (), "msg": "not of the schema"}
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
-                            wanted="application/json", next_step="send it (curl --json)")  # fmt: skip
+                            wanted="application/json", next_step="send it as such")  # fmt: skip
     if fault.get("type") == "json_invalid" and fault["loc"]:
         return BodyIsNotJsonError("The body is not JSON", where=f"character {fault['loc'][-1]}",
                                   got=fault.get("ctx", {}).get("error"), next_step="send one JSON object")  # fmt: skip

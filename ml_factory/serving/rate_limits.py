@@ -2,9 +2,15 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 MOST_CLIENTS = 10_000
+
+
+def client_address(scope: Mapping[str, Any]) -> str:
+    """Return the address that a request or a connection came from."""
+    return (scope.get("client") or ("unknown",))[0]
 
 
 class RateLimits:

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ml_factory.errors import FactoryError
-from ml_factory.serving.problems import JsonResponse, OverloadError, problem_fields, problem_response
-from ml_factory.serving.rate_limits import RateLimits
+from ml_factory.serving.problems import JsonResponse, OverloadError, TooLargeError, problem_fields, problem_response
+from ml_factory.serving.rate_limits import RateLimits, client_address
 from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, is_loopback
 
 OPEN_PATHS = ("/", "/docs", "/health", "/openapi.json")  # without a key; they hold no market's data
@@ -19,6 +19,7 @@ App = Callable[[Scope, Callable, Callable], Awaitable[None]]
 class RequestGate:
     """ASGI application around another one, which it calls for requests that are allowed.
 
+    rates : of each client, with the messages of its streams
     key : that clients must send as X-API-Key or Authorization: Bearer; "" for none
     loopback : the service listens on this machine alone: a request must name it so, which a page of another site that
         was given this address by its name server does not
@@ -26,11 +27,11 @@ class RequestGate:
     """
 
     def __init__(
-        self, app: App, limits: ServiceLimits, *, key: str, loopback: bool, observe: Callable[[Scope, int, float], None]
+        self, app: App, limits: ServiceLimits, rates: RateLimits, *, key: str, loopback: bool,
+        observe: Callable[[Scope, int, float], None],
     ):  # fmt: skip
         self._app, self._limits, self._key, self._loopback, self._observe = app, limits, key, loopback, observe
-        self._rates = RateLimits(limits.requests_per_second, limits.burst)
-        self._under_way = 0
+        self._rates, self._under_way = rates, 0
 
     async def __call__(self, scope: Scope, receive: Callable, send: Callable) -> None:
         if scope["type"] == "lifespan":
@@ -66,13 +67,10 @@ class RequestGate:
         try:
             async with asyncio.timeout(seconds):
                 body = await self._read_body(scope, receive)
-                if body is None:
-                    wanted = f"at most {self._limits.body_bytes:,} bytes"
-                    error = FactoryError("The request is too large", where=scope["path"], wanted=wanted,
-                                         next_step="send less at once")  # fmt: skip
-                    await _refuse(scope, receive, send, error, 413)
-                else:
-                    await self._app(scope, _replayed(body, receive), send)
+                check_value_count(body, self._limits)
+                await self._app(scope, _replayed(body, receive), send)
+        except TooLargeError as error:
+            await _refuse(scope, receive, send, error, 413)
         except TimeoutError:
             if not status():
                 error = OverloadError("The answer took too long", where=scope["path"], wanted=f"at most {seconds:g} s")
@@ -82,11 +80,12 @@ class RequestGate:
         finally:
             self._under_way -= 1
 
-    async def _read_body(self, scope: Scope, receive: Callable) -> bytes | None:
-        """Return the whole body; None for one that is too large."""
-        declared = _headers(scope).get("content-length", "0")
-        if not declared.isdigit() or int(declared) > self._limits.body_bytes:
-            return None
+    async def _read_body(self, scope: Scope, receive: Callable) -> bytes:
+        """Return the whole body. Raises TooLargeError."""
+        declared, most = _headers(scope).get("content-length", "0"), self._limits.body_bytes
+        wanted = f"at most {most:,} bytes"
+        if not declared.isdigit() or int(declared) > most:
+            raise TooLargeError("The request is too large", where=scope["path"][:100], got=declared[:20], wanted=wanted)
         pieces, size, more = [], 0, True
         while more:
             message = await receive()
@@ -94,13 +93,13 @@ class RequestGate:
                 raise ConnectionError("the client left")
             pieces.append(message.get("body", b""))
             size, more = size + len(pieces[-1]), message.get("more_body", False)
-            if size > self._limits.body_bytes:
-                return None
+            if size > most:
+                raise TooLargeError("The request is too large", where=scope["path"][:100], wanted=wanted)
         return b"".join(pieces)
 
     def _refusal(self, scope: Scope) -> tuple[FactoryError, int] | None:
         """Return the error and its status for a request that is not answered."""
-        wait = self._rates.seconds_to_wait((scope.get("client") or ("unknown",))[0])
+        wait = self._rates.seconds_to_wait(client_address(scope))
         if wait:
             rate = f"at most {self._limits.requests_per_second:g} requests a second"
             return OverloadError("Too many requests of this client", seconds=wait, wanted=rate), 429
@@ -121,6 +120,20 @@ class RequestGate:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (token.strip() if kind.lower() == "bearer" else "")
         return hmac.compare_digest(given.encode(), self._key.encode())
+
+
+def check_value_count(text: bytes | str, limits: ServiceLimits) -> None:
+    """Raise TooLargeError for JSON of more lists, objects or values than a request may have, before it is parsed:
+    no other request is answered meanwhile.
+    """
+    opening, separator = (("[", "{"), ",") if isinstance(text, str) else ((b"[", b"{"), b",")
+    holders = sum(text.count(one) for one in opening)  # type: ignore[arg-type]
+    for got, most, what in (
+        (holders, max(limits.bars, limits.rows) + 100, "lists and objects"),
+        (holders + text.count(separator), limits.values, "values"),  # type: ignore[arg-type]
+    ):
+        if got > most:
+            raise TooLargeError(f"The request has too many {what}", got=f"{got:,}", wanted=f"at most {most:,}")
 
 
 def _headers(scope: Scope) -> dict[str, str]:

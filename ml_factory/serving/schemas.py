@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
 
-MOST_COLUMNS, MOST_ROWS = 4096, 1_000_000
+MOST_COLUMNS = 4096
 FIRST_MOMENT, LAST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 Cell = FiniteFloat | Annotated[str, StringConstraints(max_length=100)] | None
@@ -13,15 +13,18 @@ Symbol = Annotated[str, StringConstraints(max_length=40)]
 FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Bar = Annotated[dict[ColumnName, Cell], Field(max_length=32)]
 # fail_fast: one fault of a list is reported, not one of each of its cells
-BarRows = Annotated[list[Bar], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
-BarColumn = Annotated[list[Cell], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
+BarRows = Annotated[list[Bar], Field(min_length=1, fail_fast=True)]
+BarColumn = Annotated[list[Cell], Field(min_length=1, fail_fast=True)]
 BarColumns = Annotated[dict[ColumnName, BarColumn], Field(min_length=1, max_length=32)]
 FeatureValues = Annotated[list[FiniteFloat | None], Field(fail_fast=True)]
 Segment = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 BAR_EXAMPLE = {
     "timestamp": "2026-01-05T14:30:00Z", "open": 5000.0, "high": 5001.0, "low": 4999.5, "close": 5000.25, "volume": 120,
 }  # fmt: skip
-_BAR_TEXT = "Raw bars in the format of the training's: a list of bars, or a list for each column (faster)."
+_BAR_TEXT = (
+    "Raw bars in the format of the training's: a list of bars, or a list for each column (faster). "
+    "At most `limits.bars` of /info."
+)
 BarTable = Annotated[BarRows | BarColumns, Field(description=_BAR_TEXT, examples=[[BAR_EXAMPLE]])]
 
 
@@ -32,7 +35,7 @@ class Strict(BaseModel):
 
 
 class FeatureRows(Strict):
-    """Feature rows in time order, with the columns of the model in its order (`/info`).
+    """Feature rows in time order, at most `limits.rows` of /info, with the columns of the model in its order (`/info`).
 
     segment : number of each row's stretch, which changes at session ends and gaps; None: one stretch. Windows of a
         model that looks back lie inside one.
@@ -40,10 +43,10 @@ class FeatureRows(Strict):
     """
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=MOST_COLUMNS, fail_fast=True)]
-    values: Annotated[list[FeatureValues], Field(min_length=1, max_length=MOST_ROWS, fail_fast=True)]
-    known_at: Annotated[list[datetime], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
-    segment: Annotated[list[Segment], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
-    close: Annotated[list[FiniteFloat], Field(max_length=MOST_ROWS, fail_fast=True)] | None = None
+    values: Annotated[list[FeatureValues], Field(min_length=1, fail_fast=True)]
+    known_at: Annotated[list[datetime], Field(fail_fast=True)] | None = None
+    segment: Annotated[list[Segment], Field(fail_fast=True)] | None = None
+    close: Annotated[list[FiniteFloat], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "FeatureRows":
@@ -68,7 +71,7 @@ class PredictRequest(Strict):
     bars: BarTable | None = None
     rows: FeatureRows | None = None
     live: bool = True
-    last: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 1
+    last: Annotated[int, Field(ge=1, lt=2**31)] = 1
 
     @model_validator(mode="after")
     def _check_one(self) -> "PredictRequest":

@@ -79,6 +79,12 @@ class ServedBundle:
             }
         )
 
+    @property
+    def lacking_bars(self) -> int | None:
+        """Base bars that a feed without bars lacks for its first answer; None where it needs the whole history."""
+        warmup = self.bundle.description["warmup_bars"]
+        return None if warmup is None else warmup + 1
+
     def named(self, answers: list[dict]) -> dict[str, Any]:
         """Return the answers with the names of what made them."""
         return {"symbol": self.symbol, "run_id": self.run_id, "bundle": self.id, "answers": answers}

@@ -14,7 +14,12 @@ import uvicorn
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.app import build_app
-from ml_factory.serving.http_connections import limited_http_protocol
+from ml_factory.serving.connections import (
+    ACCEPTED_AT_ONCE,
+    StreamProtocol,
+    fit_connections_to_descriptors,
+    limited_http_protocol,
+)
 from ml_factory.serving.service import Service, reload_on_signal
 from ml_factory.serving.service_settings import (
     KEY_VARIABLE,
@@ -28,6 +33,7 @@ from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.scratch_folder import scratch_folder
 
 _GRACE_SECONDS = 30
+_WAITING_CONNECTIONS = 512  # that the system holds until they are accepted
 
 
 def run_server(
@@ -53,13 +59,14 @@ def run_server(
     key = parse_api_key(os.environ.get(KEY_VARIABLE, ""))
     check_service_address(host, key, no_key)
     listener = _listen(host, port)
+    limits = fit_connections_to_descriptors(limits)
     with listener, open_state_folder(state) as folder:
         service = Service(paths, folder, durable=state is not None, limits=limits, guard=guard)
         app = build_app(service, key=key, loopback=is_loopback(host))
         config = uvicorn.Config(
             app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
-            http=limited_http_protocol(limits), ws="websockets-sansio", ws_max_size=limits.body_bytes,
-            ws_per_message_deflate=False, proxy_headers=False, server_header=False,
+            http=limited_http_protocol(limits), ws=StreamProtocol, ws_max_size=limits.body_bytes,
+            ws_per_message_deflate=False, backlog=ACCEPTED_AT_ONCE, proxy_headers=False, server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
@@ -98,6 +105,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_WAITING_CONNECTIONS)  # asyncio has set the number that it accepts at once
         self._when_started()
 
     @contextmanager
@@ -151,7 +160,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-        found.listen(512)
+        found.listen(_WAITING_CONNECTIONS)
     except OSError as error:
         found.close()
         used = error.errno == errno.EADDRINUSE

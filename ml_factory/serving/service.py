@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feed import not_remembered
 from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import OverloadError
+from ml_factory.serving.rate_limits import RateLimits
 from ml_factory.serving.schemas import OutcomeRequest, PredictRequest
 from ml_factory.serving.served_market import ServedMarkets
 from ml_factory.serving.service_metrics import ServiceMetrics
@@ -37,13 +39,14 @@ class Service:
         self, paths: Sequence[Path], state: Path, *, durable: bool, limits: ServiceLimits, guard: GuardSettings
     ):  # fmt: skip
         self.limits, self.metrics = limits, ServiceMetrics()
+        self.rates = RateLimits(limits.requests_per_second, limits.burst)
         self.ready = False
         self.stopping, self.messages_under_way = False, 0
         self._markets = ServedMarkets(paths, limits, guard)
         self._state = str(state) if durable else None
         self._feeds = Feeds(state, guard, limits)
         self.connections = self._feeds.connections
-        self._messages = StreamMessages(self._markets, self._feeds, limits.bars)
+        self._messages = StreamMessages(self._markets, self._feeds, limits)
         self._last: deque[dict[str, Any]] = deque(maxlen=SHOWN_ANSWERS)
         self._reloads = asyncio.Lock()
 
@@ -94,6 +97,11 @@ class Service:
                 self.metrics.observe_reload("refused")
                 _log.warning("The bundles stay as they are: %s", error)
                 raise
+        for symbol, one in changes.items():
+            _log.warning(
+                "reloaded %s: bundle %s, before %s%s", symbol, one["after"], one["before"],
+                "" if one["changed"] else " (unchanged)",
+            )  # fmt: skip
         self.metrics.observe_reload("changed" if any(one["changed"] for one in changes.values()) else "unchanged")
         return changes
 
@@ -138,8 +146,5 @@ class Service:
 
 async def reload_on_signal(service: Service) -> None:
     """Reload the bundles, after a reload that is under way; what is wrong with them is in the log."""
-    try:
-        changes = await service.reload_in_turn()
-    except FactoryError:
-        return
-    _log.warning("reloaded: %s", ", ".join(f"{name} {one['after']}" for name, one in changes.items()))
+    with suppress(FactoryError):
+        await service.reload_in_turn()

@@ -14,7 +14,8 @@ class ServiceLimits:
 
     body_bytes : of a request, and of a message of a stream
     bars, rows : raw bars and feature rows of one request or message
-    requests_per_second, burst : of one client's address, and how many may come at once
+    values : in the JSON of a request or message, counted by its commas and brackets before it is parsed
+    requests_per_second, burst : requests and messages of one client's address, and how many may come at once
     open_connections : sockets that are open, of requests and streams; further ones are closed
     header_seconds : from the begin of a connection or request to the end of its headers
     request_seconds : from the end of a request's headers to its answer
@@ -29,6 +30,7 @@ class ServiceLimits:
     body_bytes: int = 8 * 2**20
     bars: int = 100_000
     rows: int = 4096
+    values: int = 1_000_000
     requests_per_second: float = 500.0
     burst: int = 1000
     open_connections: int = 512

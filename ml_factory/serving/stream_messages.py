@@ -1,60 +1,29 @@
 """Messages of /stream: JSON texts of the client, and the replies."""
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pandas as pd
-from pydantic import AwareDatetime, Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ml_factory.errors import FactoryError
 from ml_factory.serving.feed import Feed, empty_position
 from ml_factory.serving.feeds import Feeds
 from ml_factory.serving.problems import problem_fields, schema_error, status_of, to_json_text
-from ml_factory.serving.schemas import FIRST_MOMENT, LAST_MOMENT, BarTable, Strict, Symbol
+from ml_factory.serving.request_gate import check_value_count
 from ml_factory.serving.served_market import ServedMarket, ServedMarkets
+from ml_factory.serving.service_settings import ServiceLimits
+from ml_factory.serving.stream_schemas import AdvanceMessage, BarsMessage, Message, PositionMessage
 from ml_factory.serving.tables import check_bar_count, to_columns
 from ml_factory.storage.json_values import parse_json
 
-MessageId = Annotated[int, Field(ge=-(2**53), le=2**53)] | Annotated[str, Field(max_length=100)] | None
-
-
-class BarsMessage(Strict):
-    """The next bars of a symbol. live : the newest is compared with the clock; False for history."""
-
-    type: Literal["bars"]
-    id: MessageId = None
-    symbol: Symbol | None = None
-    bars: BarTable
-    live: bool = True
-
-
-class AdvanceMessage(Strict):
-    """All bars that began before `until` were sent: answers of bars that are complete then."""
-
-    type: Literal["advance"]
-    id: MessageId = None
-    symbol: Symbol | None = None
-    until: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
-
-
-class PositionMessage(Strict):
-    """From which bar on a symbol's feed continues."""
-
-    type: Literal["position"]
-    id: MessageId = None
-    symbol: Symbol | None = None
-
-
-Message = TypeAdapter(Annotated[BarsMessage | AdvanceMessage | PositionMessage, Field(discriminator="type")])
+LARGEST_READ_FOR_ID = 2**16  # characters of a message of another form
 
 
 class StreamMessages:
-    """Answers of the messages of one feed's connections.
+    """Answers of the messages of one feed's connections."""
 
-    largest : bars of a message
-    """
-
-    def __init__(self, markets: ServedMarkets, feeds: Feeds, largest: int):
-        self._markets, self._feeds, self._largest = markets, feeds, largest
+    def __init__(self, markets: ServedMarkets, feeds: Feeds, limits: ServiceLimits):
+        self._markets, self._feeds, self._limits = markets, feeds, limits
 
     async def hello(self, feed: str, durable: bool) -> dict[str, Any]:
         """Return the first message of a connection: the position of every symbol."""
@@ -65,6 +34,7 @@ class StreamMessages:
         """Return the reply to a message: an acknowledgement with the answers, or a problem."""
         number = None
         try:
+            check_value_count(text, self._limits)
             try:
                 message = Message.validate_json(text)
             except ValidationError as error:
@@ -73,7 +43,7 @@ class StreamMessages:
             number = message.id
             return {**await self._answer(feed, message), "id": number}
         except FactoryError as error:
-            return {"type": "problem", **problem_fields(error, status_of(error)), "id": number}
+            return problem_message(error, number)
 
     async def _answer(self, feed: str, message: BarsMessage | AdvanceMessage | PositionMessage) -> dict[str, Any]:
         market = self._markets.find(message.symbol)
@@ -83,10 +53,10 @@ class StreamMessages:
             until = pd.Timestamp(message.until).tz_convert("UTC").as_unit("ns")
             reply = await self._feeds.run(
                 market, feed, lambda one: one.advance(market.served, until, pd.Timestamp.now(tz="UTC")),
-                market.served.named([]),
+                market.served.named([]) | {"lacking_bars": market.served.lacking_bars},
             )  # fmt: skip
             return {"type": "ack", "repeated": 0, "repeated_answers": 0, **reply}
-        check_bar_count(message.bars, self._largest)
+        check_bar_count(message.bars, self._limits.bars)
         now = pd.Timestamp.now(tz="UTC") if message.live else None
 
         def push(one: Feed) -> dict[str, Any]:
@@ -99,8 +69,18 @@ class StreamMessages:
         return await self._feeds.run(market, feed, lambda one: one.position(market.served), absent)
 
 
+def problem_message(error: FactoryError, number: Any = None, status: int | None = None) -> dict[str, Any]:
+    """Return the reply to a message that is refused.
+
+    number : its id
+    """
+    return {"type": "problem", **problem_fields(error, status or status_of(error)), "id": number}
+
+
 def _id_of(text: str) -> Any:
     """Return the id of a message that is not of the form; None where it has none."""
+    if len(text) > LARGEST_READ_FOR_ID:
+        return None
     try:
         found = parse_json(text)["id"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -376,6 +376,13 @@ def read_notebook(root: Path) -> object:
     return repr(read_notebook_parameters(root / "a.ipynb"))
 
 
+def read_delivery_mark(root: Path) -> object:
+    from ml_factory.serving.follow import _DeliveryMark
+
+    mark = _DeliveryMark(root / "delivered.json", "2024-01-05T15:00:00+00:00")
+    return [mark.is_before("2024-01-05T14:00:00+00:00"), mark.is_before("2024-01-05T15:00:01+00:00")]
+
+
 PREPARED = "data/processed/DEMO/**/*"
 KINDS = {
     "checkpoint": Kind("checkpoints/slot-*", read_checkpoint),
@@ -413,6 +420,7 @@ KINDS = {
     "ONNX graph": Kind("*.onnx", read_onnx_graphs, False),
     "bundle, right hash": Kind("model.bundle", read_bundle, False, damaged_bundle),
     "label spec": Kind("labels.json", read_label_spec, False, damaged_json),
+    "delivery mark": Kind("delivered.json", read_delivery_mark, False, damaged_json),
     "notebook": Kind("a.ipynb", read_notebook, False),
     "notebook, values": Kind("a.ipynb", read_notebook, False, damaged_json),
     "settings.toml": Kind("settings.toml", partial(read_settings, name="settings.toml"), False),

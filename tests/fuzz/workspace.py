@@ -86,6 +86,7 @@ def _write_small_files(root: Path) -> None:
     spec = SearchedLabelSpec(LabelSpec(), BarrierSearchSpec(), rows, {"loss": 0.5}, 20)
     (root / "labels.json").write_text(spec.to_json())
     (root / "note.lock").write_text(json.dumps({"pid": 1 << 22, "host": "x y", "since": 1.0}))
+    (root / "delivered.json").write_text(json.dumps({"known_at": "2024-01-05T14:35:00+00:00"}))
     (root / "settings.toml").write_text('symbol = "MES"\nhorizon = 20\n[set]\nepochs = 3\nlearning_rate = 0.01\n')
     (root / "settings.json").write_text(json.dumps({"symbol": "MES", "horizon": 20, "set": {"epochs": 3}}))
     shutil.copy(ROOT / "colab_notebooks" / "02_train_tabular.ipynb", root / "a.ipynb")

@@ -7,12 +7,14 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle
+from ml_factory.argument_checks import CALENDARS
 from ml_factory.data.resample import to_bar_chunk
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import build_features
 from ml_factory.inference.guard.alarms import Alarms, Event
-from ml_factory.inference.guard.bar_checks import BarChecks
+from ml_factory.inference.guard.bar_checks import BarChecks, check_clock, open_minutes
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, FEED_KINDS, GuardSettings
@@ -296,3 +298,41 @@ def test_guard_settings_with_unknown_action_raises():
         GuardSettings(gap="shout")
     with pytest.raises(SettingsError, match="hold_bars"):
         GuardSettings(hold_bars=0)
+
+
+def moment(text: str) -> int:
+    return pd.Timestamp(text, tz="UTC").value
+
+
+def test_open_minutes_of_silence_leaves_out_weekends_and_holidays_and_has_no_end():
+    week = 5 * 23 * 60  # of the CME's hours
+    for begin, end, wanted in (
+        ("2026-01-09 22:00", "2026-01-11 23:00", 0), ("2026-01-09 22:00", "2026-01-11 23:05", 5),  # a weekend
+        ("2025-12-24 18:15", "2025-12-25 23:00", 0), ("2026-04-02 21:00", "2026-04-05 22:00", 0),  # Christmas, Easter
+        ("2026-01-05 15:00", "2026-01-12 15:00", week), ("2026-01-05 15:00", "2026-01-19 15:00", 2 * week),
+        ("2026-01-05 15:00:30", "2026-01-05 15:02:00", 2), ("2026-01-05 15:00", "2026-01-05 15:00", 0),
+    ):  # fmt: skip
+        assert open_minutes(moment(begin), moment(end), "cme") == wanted, (begin, end)
+    assert open_minutes(moment("2024-01-01"), moment("2026-01-01"), "24h") == 731 * 1440
+    assert 98 * week < open_minutes(moment("2024-01-08"), moment("2026-01-05"), "cme") < 104 * week
+
+
+def test_open_minutes_equals_count_of_single_minutes_in_each_calendar():
+    generator = np.random.default_rng(0)
+    for calendar in CALENDARS:
+        for _ in range(12):
+            begin = moment("1995-01-01") + int(generator.integers(30 * 365 * 1440)) * MINUTE_NS
+            minutes = begin + np.arange(int(generator.integers(1, 9 * 1440))) * MINUTE_NS
+            sessions = assign_sessions(minutes, calendar)
+            days, lengths = scheduled_session_days(calendar, int(sessions.id[0]), int(sessions.id[-1]))
+            until = dict(zip(days.tolist(), lengths.tolist(), strict=True))
+            closes = sessions.open_ns + np.array([until.get(day, 0) for day in sessions.id.tolist()]) * MINUTE_NS
+            wanted = int((sessions.inside & (minutes < closes)).sum())
+            assert open_minutes(begin, int(minutes[-1]) + MINUTE_NS, calendar) == wanted
+
+
+def test_clock_finding_counts_a_silence_of_years_with_any_limit(bundle):
+    market, now = bundle.spec.market, pd.Timestamp("2026-01-05 15:00", tz="UTC")
+    for limit, found in ((100_000, 1), (500_000, 0)):
+        findings = check_clock(moment("2025-01-06 15:00"), now, market, GuardSettings(stale_minutes=limit))
+        assert len(findings) == found, findings

@@ -76,9 +76,12 @@ def made(tmp_path_factory) -> Files:
 
 
 @contextmanager
-def running_server(*words: object, **environment: str) -> Iterator[Server]:
-    """Start `serve` on a free port of this machine, and stop it at the end."""
-    command = [sys.executable, "-W", "error", "-m", "ml_factory", "serve", *map(str, words), "--port", "0"]
+def running_server(*words: object, prefix: tuple[str, ...] = (), **environment: str) -> Iterator[Server]:
+    """Start `serve` on a free port of this machine, and stop it at the end.
+
+    prefix : words of the command that starts it
+    """
+    command = [*prefix, sys.executable, "-W", "error", "-m", "ml_factory", "serve", *map(str, words), "--port", "0"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ML_FACTORY_API_KEY": "", **environment}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
     output: list[str] = []
@@ -102,7 +105,8 @@ def running_server(*words: object, **environment: str) -> Iterator[Server]:
         reader.join(10)
         process.stdout.close()
         process.stderr.close()
-    assert "Traceback" not in "".join(output), "".join(output)
+    assert "Traceback" not in "".join(output), "".join(output)[:4000]
+    assert len(output) < 100, "".join(output)[:4000]
 
 
 @pytest.fixture(scope="session")
@@ -162,6 +166,13 @@ class StreamClient:
 
     def send_text(self, text: str | bytes) -> dict:
         self._socket.send(text)
+        return json.loads(self._socket.recv(60))
+
+    def send_pieces(self, pieces: list[str]) -> None:
+        """Send one message in frames."""
+        self._socket.send(pieces if len(pieces) > 1 else pieces[0])
+
+    def receive(self) -> dict:
         return json.loads(self._socket.recv(60))
 
     def send_and_leave(self, **message: object) -> None:

@@ -1,5 +1,6 @@
 """Feeds and their log without a server: torn and damaged files, full disks, segments, another bundle."""
 
+import itertools
 import json
 import shutil
 import zlib
@@ -13,6 +14,7 @@ from ml_factory.errors import BarsError, CheckpointError, FactoryError, FileErro
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving import feed as feed_module
+from ml_factory.serving import feed_log as feed_log_module
 from ml_factory.serving.feed import Feed, kept_bars
 from ml_factory.serving.feed_log import FeedLog
 from ml_factory.serving.served_bundle import ServedBundle
@@ -90,6 +92,92 @@ def test_feed_log_keeps_segments_of_wanted_bars_and_deletes_older(tmp_path):
     kept = FeedLog(tmp_path)
     numbers = [record["n"] for record in kept.read()]
     assert numbers == list(range(numbers[0], 30)) and 20 <= 2 * len(numbers) < 36
+
+
+def log_with_segments(folder, bars: list[int]) -> FeedLog:
+    """A log with a segment of two records for each number, of so many bars each; a last one is open."""
+    log = FeedLog(folder)
+    for number in bars:
+        log.close()  # the next record begins a segment
+        for _ in range(2):
+            log.append("bars" if number else "outcome", number, {"columns": {}})
+    return log
+
+
+def test_feed_log_deletes_segments_without_bars_and_counts_their_records(tmp_path):
+    log = log_with_segments(tmp_path, [3, 0, 0, 2, 0])
+    log.start_segment(keep_bars=10**9)
+    assert [path.name[4:] for path in sorted(tmp_path.iterdir())] == [
+        "000000000001-000000000007.jsonl", "000000000007-000000000011.jsonl"
+    ]  # fmt: skip
+    for opened in (log, FeedLog(tmp_path)):
+        assert opened.last == 10 and [record["n"] for record in opened.read()] == [1, 2, 7, 8]
+        assert [record["n"] for record in opened.read(after=7)] == [8]
+    again = FeedLog(tmp_path)
+    assert again.append("outcome", 0, {}) == 11
+    again.start_segment(keep_bars=10**9)  # a second deletion after the same segment
+    assert FeedLog(tmp_path).last == 11
+    again.append("bars", 5, {"columns": {}})
+    again.start_segment(keep_bars=5)
+    again.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["log-000000000012.jsonl"] and FeedLog(tmp_path).last == 12
+
+
+def test_feed_log_killed_while_it_deletes_segments_is_read_all_the_same(tmp_path, monkeypatch):
+    log = log_with_segments(tmp_path, [3, 0, 0, 2])
+    log.append("bars", 1, {"columns": {}})
+    with monkeypatch.context() as patch:
+        patch.setattr(feed_log_module.files, "remove", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            log.start_segment(keep_bars=10**9)
+    assert len(list(tmp_path.iterdir())) == 4
+    again = FeedLog(tmp_path)
+    assert again.last == 9 and [record["n"] for record in again.read()] == [1, 2, 7, 8, 9]
+    assert len(list(tmp_path.iterdir())) == 2
+    min(tmp_path.iterdir()).rename(tmp_path / "log-000000000001.jsonl")  # without the name that counts them
+    with pytest.raises(CheckpointError, match="lacks records"):
+        FeedLog(tmp_path)
+
+
+def test_feed_keeps_log_of_outcomes_small_over_many_snapshots(booster, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(feed_module, "RECORDS_BETWEEN_SNAPSHOTS", 2)
+    monkeypatch.setattr(feed_module, "RECORDS_OF_SEGMENT", 2)
+    feed = Feed(tmp_path, booster, GuardSettings())
+    answers = feed.push(booster, columns_of(made.bars["DEMO"].iloc[:HISTORY]), None)["answers"]
+    for answer in answers[-20:]:
+        assert feed.add_outcome(booster, pd.Timestamp(answer["known_at"]), -1)["remembered"]
+    assert len(list(tmp_path.glob("log-*"))) <= 3
+    status = feed.status()
+    feed._log.close()  # killed
+    assert Feed(tmp_path, booster, GuardSettings()).status() == status and status["outcomes"] == 20
+
+
+def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_path):
+    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster, GuardSettings())
+    lacking, answered, base = [], [], booster.bundle.spec.features.base
+    for begin, end in itertools.pairwise([0, 50, 4500, *range(4550, HISTORY, 50)]):
+        reply = feed.push(booster, columns_of(bars.iloc[begin:end]), None)
+        lacking.append(reply["lacking_bars"])
+        answered.append(len(reply["answers"]))
+    first = next(number for number, count in enumerate(answered) if count)
+    assert lacking[0] == booster.lacking_bars - 50 // base and not any(lacking[first:])
+    assert all(one > 0 for one in lacking[:first]) and lacking == sorted(lacking, reverse=True)
+    assert lacking[first - 1] <= 50 // base + 1
+    feed.close()
+    assert Feed(tmp_path, booster, GuardSettings())._stream.lacking_bars == 0
+
+
+def test_outcome_that_is_not_remembered_says_why(booster, made, tmp_path):
+    feed = Feed(tmp_path, booster, GuardSettings())
+    answers = feed.push(booster, columns_of(made.bars["DEMO"].iloc[:HISTORY]), None)["answers"]
+    last = pd.Timestamp(answers[-1]["known_at"])
+    assert feed.add_outcome(booster, last, 1)["reason"] == ""
+    for moment in (last, last + pd.Timedelta("1min"), last - pd.Timedelta("2000D")):  # given, no answer's, long ago
+        reply = feed.add_outcome(booster, moment, 1)
+        assert not reply["remembered"] and reply["bundle"] == booster.id
+        assert reply["reason"].startswith(
+            "no answer of this moment waits for an outcome: it has one, or another known_at"
+        )
 
 
 def test_feed_after_failed_append_continues_from_the_log(booster, made, tmp_path, disk_full_beyond, monkeypatch):

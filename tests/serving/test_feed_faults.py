@@ -13,6 +13,7 @@ from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving import feed_log as feed_log_module
 from ml_factory.serving.feed import Feed
 from ml_factory.serving.feed_log import FeedLog
+from ml_factory.serving.rate_limits import RateLimits
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.served_market import ServedMarket
@@ -73,7 +74,7 @@ class OneMessageSocket:
     def __init__(self):
         self.sent: list[dict] = []
         self._received = [{"type": "websocket.receive", "text": "{}"}, {"type": "websocket.disconnect"}]
-        self.client = None
+        self.scope = {}
 
     async def accept(self) -> None:
         pass
@@ -90,7 +91,7 @@ class FailingService:
 
     def __init__(self):
         self.connections, self.limits = Counter(), ServiceLimits()
-        self.stopping, self.messages_under_way = False, 0
+        self.stopping, self.messages_under_way, self.rates = False, 0, RateLimits(1.0, 5)
 
     async def hello(self, feed: str) -> dict:
         return {"type": "hello"}

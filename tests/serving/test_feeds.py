@@ -53,7 +53,7 @@ def test_idle_feed_is_closed_for_another_and_continues_from_the_disk(market, mad
 def test_feed_opens_and_gets_a_folder_with_its_first_bar(market, made, tmp_path):
     async def run() -> None:
         feeds = Feeds(tmp_path, GuardSettings(), ServiceLimits(feeds=1))
-        messages = StreamMessages(SimpleNamespace(by_symbol={"MES": market}), feeds, 100)
+        messages = StreamMessages(SimpleNamespace(by_symbol={"MES": market}), feeds, ServiceLimits())
         for name in ("a", "b", "c"):
             hello = await messages.hello(name, True)
             assert hello["positions"] == [empty_position(market.served)]

@@ -203,6 +203,39 @@ def test_followed_file_yields_unprinted_answers_after_start_with_another_bundle(
         assert one["p_long"] == pytest.approx(wanted.loc[pd.Timestamp(one["known_at"])], abs=1e-9)
 
 
+def test_follow_announces_unprinted_answers_of_the_process_before_and_their_bundle(made, opened, tmp_path):
+    bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
+    write(bars.head(8900), path)
+    assert list(opened(path).poll()) == []
+    write(bars, path)
+    next(opened(path).poll())  # killed
+    other = ServedBundle(made.load("DEMO", "linear"))
+    again, said, printed = FollowedFile(path, other, tmp_path / "state", GuardSettings(), live=False), [], []
+
+    def announce(line: str) -> None:
+        said.append((len(printed), line))
+        if "waiting" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow.follow_file(again, poll_seconds=0.0, announce=announce, answer=printed.append)
+    (before, first), (_, second) = said
+    assert before == 0 and first == (
+        f"{len(printed)} answers that were not printed before the last end follow, of bundle {other.id}"
+    )
+    assert len(printed) > 5 and second.startswith("waiting for bars after")
+
+
+@pytest.mark.parametrize("mark", ["null", "7", '"NaT"', '"2099-01-01T00:00:00+00:00"', '"then"'])
+def test_mark_of_no_moment_or_after_the_last_bar_is_refused(made, opened, tmp_path, mark):
+    path = tmp_path / "bars.csv"
+    write(made.bars["DEMO"].head(8900), path)
+    assert list(opened(path).poll()) == []
+    (tmp_path / "state" / "DEMO" / "delivered.json").write_text(f'{{"known_at": {mark}}}')
+    with pytest.raises(CheckpointError, match=r"mark of the last printed answer is damaged.*delete this file"):
+        opened(path)
+
+
 def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
     bars, path = made.bars["DEMO"].head(8930), tmp_path / "bars.parquet"
     odd = bars.set_index("timestamp").rename_axis(None)

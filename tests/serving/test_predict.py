@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -92,6 +93,7 @@ def test_predict_of_wrong_body_answers_422_with_message(client, made, body, name
     problem = answer.json()
     assert (answer.status_code, problem["status"]) == (422, 422)
     assert answer.headers["content-type"] == "application/problem+json"
+    assert not re.search(r" --?[a-z]|python -m", problem["message"])  # advice for the client, not for its server
     assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
 
 
@@ -201,7 +203,14 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
         for words, code, named in (
             ([tmp_path / "cut.bundle"], 1, "This file is no bundle, or it is cut short"),
             ([tmp_path / "text.bundle"], 1, "This file is no bundle, or it is cut short"),
-            ([tmp_path / "none.bundle"], 1, "No such file"),
+            (
+                [tmp_path / "cat.bundle"],
+                1,
+                f"No such file [{tmp_path / 'cat.bundle'}]. wanted the file of a bundle. "
+                "Next: did you mean 'cut.bundle'?",
+            ),
+            ([tmp_path / "none" / "a.bundle"], 1, "No such file"),
+            ([tmp_path], 1, "Not a bundle, but a folder"),
             ([good, "--port", port], 1, f"The port is in use [127.0.0.1:{port}]. Next: stop what uses it, or give"),
             ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),
             ([good, good], 2, "Two bundles of DEMO"),
@@ -227,8 +236,13 @@ def test_bundle_warm_rows_are_those_of_cold_stream(made):
     assert warm[P].to_numpy().tolist() == streamed[P].to_numpy().tolist()
     first = int((bars["timestamp"] < warm.index[0]).sum())
     assert list(bundle.predict(bars.iloc[: first + 1], all_rows=True, warm_rows=True).index) == [warm.index[0]]
-    with pytest.raises(BarsError, match="Too few bars for a prediction"):
-        bundle.predict(bars.iloc[: first - 5], all_rows=True, warm_rows=True)
+    said = set()
+    for count in (1, 2, 5, 40, 300, 2000, first - 5):  # the first message says all that is needed
+        with pytest.raises(BarsError, match="Too few bars for a prediction") as caught:
+            bundle.predict(bars.iloc[:count], all_rows=True, warm_rows=True)
+        said.add((caught.value.wanted, caught.value.next_step))
+    ((wanted, _),) = said
+    assert wanted.startswith(f"at least {bundle.description['warmup_bars'] + 1:,}, that is")
 
 
 def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():

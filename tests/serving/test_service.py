@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import jsonschema
 import pandas as pd
 import pytest
 import requests
@@ -105,6 +106,31 @@ def test_every_request_of_openapi_page_answers_as_it_describes(swapped):
     assert sorted(names) == [
         "GET /health", "GET /info", "GET /metrics", "GET /status", "POST /outcome", "POST /predict", "POST /reload"
     ]  # fmt: skip
+
+
+def test_openapi_page_describes_the_stream_as_it_speaks(swapped, made):
+    with swapped.client() as client:
+        page = client.get("/openapi.json").json()
+        assert "WebSocket" in client.get("/docs").text
+    stream, schemas = page["x-websockets"]["/stream"], page["components"]["schemas"]
+
+    def check(kind: str, message: dict) -> None:
+        name = stream[kind][message["type"]]["$ref"].rpartition("/")[2]
+        jsonschema.validate(message, {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}})
+
+    bars = columns_of(made.bars["DEMO"].iloc[:3])
+    sent = [{"type": "bars", "id": 7, "symbol": "DEMO", "bars": bars, "live": False}, {"type": "position"},
+            {"type": "advance", "until": made.bars["DEMO"]["timestamp"][3].isoformat()}]  # fmt: skip
+    with StreamClient(swapped, "page") as connection:
+        received = [connection.hello, *(connection.send(**one) for one in sent), connection.send(type="sell")]
+    for one in sent:
+        check("sent", one)
+    assert [one["type"] for one in received] == ["hello", "ack", "position", "ack", "problem"]
+    for one in received:
+        check("received", one)
+    assert set(stream["sent"]) == {"bars", "advance", "position"} and set(stream["closeCodes"]) >= {"1009", "1013"}
+    with pytest.raises(jsonschema.ValidationError):
+        check("received", received[1] | {"repeated": "no"})
 
 
 def check_operation(operation, mode: GenerationMode, session: requests.Session) -> None:

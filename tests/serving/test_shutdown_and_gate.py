@@ -10,11 +10,12 @@ import uvicorn
 
 from ml_factory.serving import feed_log
 from ml_factory.serving import service as service_module
+from ml_factory.serving.connections import limited_http_protocol
 from ml_factory.serving.feed_log import FeedLog
-from ml_factory.serving.http_connections import limited_http_protocol
 from ml_factory.serving.prediction_thread import PredictionThread
-from ml_factory.serving.problems import OverloadError
-from ml_factory.serving.request_gate import RequestGate
+from ml_factory.serving.problems import OverloadError, TooLargeError
+from ml_factory.serving.rate_limits import RateLimits
+from ml_factory.serving.request_gate import RequestGate, check_value_count
 from ml_factory.serving.server import _Server
 from ml_factory.serving.service import Service, reload_on_signal
 from ml_factory.serving.service_settings import ServiceLimits
@@ -26,6 +27,7 @@ class Socket:
 
     def __init__(self, *texts: str):
         self._texts, self.sent, self.closed, self.denied = list(texts), [], None, None
+        self.scope = {"client": ("10.0.0.1", 1)}
 
     async def accept(self) -> None:
         pass
@@ -36,8 +38,8 @@ class Socket:
     async def send_text(self, text: str) -> None:
         self.sent.append(json.loads(text))
 
-    async def close(self, code: int) -> None:
-        self.closed = code
+    async def close(self, code: int, reason: str = "") -> None:
+        self.closed, self.reason = code, reason
 
     async def send_denial_response(self, response) -> None:
         self.denied = response.status_code
@@ -47,7 +49,9 @@ def stub_service(answer, **fields):
     async def hello(_):
         return {"type": "hello"}
 
-    values = {"limits": ServiceLimits(), "connections": Counter(), "messages_under_way": 0, "stopping": False}
+    limits = ServiceLimits()
+    values = {"limits": limits, "connections": Counter(), "messages_under_way": 0, "stopping": False,
+              "rates": RateLimits(limits.requests_per_second, limits.burst)}  # fmt: skip
     return SimpleNamespace(hello=hello, answer_message=answer, **values | fields)
 
 
@@ -109,6 +113,21 @@ def test_reload_signal_during_a_reload_reloads_once_more(monkeypatch, tmp_path):
     assert reloads == ["begun"] * 2
 
 
+def test_each_reload_logs_old_and_new_bundle_in_one_line(monkeypatch, tmp_path, caplog):
+    class Markets:
+        async def reload(self):
+            return {"DEMO": {"before": "aaaa", "after": "bbbb", "changed": True},
+                    "MES": {"before": "cccc", "after": "cccc", "changed": False}}  # fmt: skip
+
+    monkeypatch.setattr(service_module, "ServedMarkets", lambda *_: Markets())
+    service = Service([], tmp_path, durable=False, limits=ServiceLimits(), guard=None)
+    asyncio.run(service.reload())
+    wanted = ["reloaded DEMO: bundle bbbb, before aaaa", "reloaded MES: bundle cccc, before cccc (unchanged)"]
+    assert caplog.messages == wanted
+    asyncio.run(reload_on_signal(service))
+    assert caplog.messages == wanted * 2
+
+
 def test_stream_beyond_connections_is_denied():
     socket = Socket()
     asyncio.run(answer_stream(socket, stub_service(None, connections=Counter(feed=64)), "feed"))
@@ -147,7 +166,9 @@ def opened_gate(**limits) -> RequestGate:
             await asyncio.sleep(0.02)
             await send({"type": "http.response.start", "status": 200})
 
-    return RequestGate(app, ServiceLimits(**limits), key="right", loopback=False, observe=lambda *_: None)
+    allowed = ServiceLimits(**limits)
+    rates = RateLimits(allowed.requests_per_second, allowed.burst)
+    return RequestGate(app, allowed, rates, key="right", loopback=False, observe=lambda *_: None)
 
 
 def test_gate_asks_streams_for_the_key_too():
@@ -160,6 +181,57 @@ def test_gate_refuses_requests_beyond_rate_whatever_their_key():
     limits = {"requests_per_second": 0.001, "burst": 2}
     for key, answered in (("right", 200), ("wrong", 401)):
         assert statuses(opened_gate(**limits), *[("http", "/predict", key)] * 3) == [answered, answered, 429]
+
+
+def test_stream_messages_beyond_the_rate_of_requests_get_problem_and_close():
+    limits, answered = ServiceLimits(requests_per_second=0.01, burst=4), []
+
+    async def answer(_feed, text):
+        answered.append(text)
+        return {"type": "ack", "id": None}
+
+    rates = RateLimits(limits.requests_per_second, limits.burst)
+    assert rates.seconds_to_wait("10.0.0.1") == 0  # a request of the same client
+    socket = Socket("1", "2", "3", "4", "5")
+    asyncio.run(answer_stream(socket, stub_service(answer, limits=limits, rates=rates), "feed"))
+    _, *replies, problem = socket.sent
+    assert answered == ["1", "2", "3"] and len(replies) == 3
+    assert (problem["type"], problem["status"], problem["id"]) == ("problem", 429, None)
+    assert "wanted at most 0.01 a second. Next: send it again after 100 s" in problem["message"]
+    assert socket.closed == 1013 and "connect again after 100 s" in socket.reason and len(socket.reason) < 124
+    assert socket._texts == ["5"]  # not read: a later bar is not taken before the one that was refused
+
+
+def test_gate_refuses_body_of_many_values_before_it_is_parsed():
+    parsed = []
+
+    async def app(_scope, _receive, _send):
+        parsed.append(1)
+
+    async def run(body: bytes, **limits) -> dict:
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": body}
+
+        async def send(message):
+            sent.append(message)
+
+        rates = RateLimits(100.0, 100)
+        gate = RequestGate(app, ServiceLimits(**limits), rates, key="", loopback=False, observe=lambda *_: None)
+        await gate({"type": "http", "method": "POST", "path": "/predict", "headers": [(b"host", b"a")]}, receive, send)
+        return {"status": sent[0]["status"], **json.loads(sent[1]["body"])} if sent else {}
+
+    for body, what in (
+        (b'{"bars": [' + b"[]," * 101_000 + b"[]]}", "lists and objects"), (b"[" * 8_000_000, "lists and objects"),
+        (b'{"bars": [' + b"0," * 1_000_000 + b"0]}", "values"),
+    ):  # fmt: skip
+        found = asyncio.run(run(body))
+        assert found["status"] == 413 and found["what"] == f"The request has too many {what}" and not parsed
+        with pytest.raises(TooLargeError):
+            check_value_count(body.decode(), ServiceLimits())
+    assert asyncio.run(run(b'{"bars": [' + b"0," * 900_000 + b"0]}")) == {} and parsed == [1]
+    assert asyncio.run(run(b'{"bars": [0, 0, 0]}', values=3))["status"] == 413
 
 
 def test_gate_refuses_requests_beyond_those_under_way():

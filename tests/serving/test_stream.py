@@ -1,11 +1,14 @@
 """/stream: each bar answered as by the batch, acknowledged when it is on the disk, and kept over kills and restarts."""
 
+import base64
 import json
 import signal
+import socket
+from contextlib import suppress
 
 import pandas as pd
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from tests.serving.conftest import Files, StreamClient, columns_of, running_server
@@ -128,6 +131,40 @@ def test_stream_killed_and_restarted_lost_no_acknowledged_bar_and_answers_as_uni
     known = [moment for moment in wanted if moment > bars["timestamp"][HISTORY].isoformat()]
     absent = set(known[:-1]) - set(answers)
     assert len(absent) <= 2, absent  # of the bars that were sent and not acknowledged
+
+
+def test_stream_message_beyond_the_limit_closes_with_reason_that_names_both_sizes(server):
+    limit, size = 8 * 2**20, 20_000_000
+    for pieces in (["x" * size], ["x" * 5_000_000] * 4):
+        with StreamClient(server, "large") as stream:
+            with suppress(ConnectionClosed):
+                stream.send_pieces(pieces)
+            with pytest.raises(ConnectionClosedError) as caught:
+                stream.receive()
+        closed = caught.value.rcvd
+        assert closed is not None and closed.code == 1009, caught.value
+        assert f"exceeds limit of {limit} bytes" in closed.reason and str(len(pieces[0])) in closed.reason
+    with StreamClient(server, "large") as stream:
+        assert stream.send(type="position", symbol="MES")["type"] == "position"
+
+
+def test_client_that_sends_a_large_message_whole_before_it_reads_gets_the_reason(server):
+    size, port = 20_000_000, int(server.url.rsplit(":", 1)[1])
+    opening = (
+        f"GET /stream HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sender:
+        sender.sendall(opening.encode())
+        while b'"positions"' not in sender.recv(1 << 16):
+            pass
+        sender.sendall(b"\x81\xff" + size.to_bytes(8, "big") + bytes(4))
+        for _ in range(size // 500_000):  # a connection that is reset ends this with an error
+            sender.sendall(b" " * 500_000)
+        got = b""
+        while piece := sender.recv(1 << 16):
+            got += piece
+    assert (1009).to_bytes(2, "big") in got and b"frame with 20000000 bytes exceeds limit of 8388608 bytes" in got
 
 
 def test_two_servers_on_one_state_folder_are_refused(made, tmp_path, call):

@@ -7,11 +7,9 @@ import pandas as pd
 
 from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE, TICK_ERROR
 from ml_factory.data.resample import BarChunk
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.inference.guard.alarms import Event
 from ml_factory.inference.guard.settings import Finding, GuardSettings
-
-LONGEST_SILENCE = 7 * 24 * 60  # minutes that are looked up in the calendar
 
 
 class BarChecks:
@@ -116,21 +114,14 @@ def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: 
 
 
 def open_minutes(begin: int, end: int, calendar: str) -> int:
-    """Return the minutes between two moments (UTC ns) in which the market is open by its calendar.
-
-    Of a silence longer than a week only the last week is counted.
-    """
-    begin = max(begin, end - LONGEST_SILENCE * MINUTE_NS)
-    minutes = np.arange(begin, end, MINUTE_NS, dtype=np.int64)
-    if not len(minutes):
+    """Return the minutes between two moments (UTC ns) in which the market is open by its calendar, begun ones too."""
+    if end <= begin:
         return 0
-    sessions = assign_sessions(minutes, calendar)
-    days, lengths = scheduled_session_days(calendar, int(sessions.id.min()), int(sessions.id.max()))
-    if not len(days):
-        return 0
-    place = np.minimum(np.searchsorted(days, sessions.id), len(days) - 1)
-    held = (days[place] == sessions.id) & (minutes < sessions.open_ns + lengths[place] * MINUTE_NS)
-    return int((sessions.inside & held).sum())
+    first, last = assign_sessions(np.array([begin, end - 1]), calendar).id
+    days, lengths = scheduled_session_days(calendar, int(first), int(last))
+    opens = assign_sessions(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar).open_ns  # within each day's session
+    spans = np.minimum(opens + lengths * MINUTE_NS, end) - np.maximum(opens, begin)
+    return int((-(-np.maximum(spans, 0) // MINUTE_NS)).sum())
 
 
 def _clock(moment_ns: int) -> str:

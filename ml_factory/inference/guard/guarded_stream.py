@@ -92,6 +92,11 @@ class GuardedStream:
         self._outcomes = OutcomeCheck(int(facts["horizon"]), stored_label_classes(facts["spec"]))
         self._clock: list[Finding] = []
 
+    @property
+    def lacking_bars(self) -> int | None:
+        """As of `PredictionStream`."""
+        return self._stream.lacking_bars
+
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """Return the predictions that these bars complete, with the columns `guard` and `reason`.
 
