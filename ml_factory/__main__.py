@@ -22,8 +22,8 @@ app = typer.Typer(
 
 VERBS = (
     machine.doctor, data.export_data, data.prepare, data.audit, training.train, training.cross_validate, training.stack,
-    training.evaluate, training.backtest, training.plan, training.predict, training.export, serving.serve,
-    machine.clean, machine.tracking, notebooks.run, notebooks.suite,
+    training.evaluate, training.leaderboard, training.backtest, training.plan, training.predict, training.export,
+    serving.serve, machine.clean, machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip
 for verb in VERBS:
     app.command(verb.__name__.replace("_", "-"))(expand_options(verb))

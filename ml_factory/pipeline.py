@@ -35,6 +35,7 @@ from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
+from ml_factory.workflows.compare_models import compare_finished_models
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
     check_nested_search_scheme,
@@ -44,13 +45,7 @@ from ml_factory.workflows.cross_validate import (
 )
 from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel
-from ml_factory.workflows.dataset_evaluation import (
-    dataset_best_baseline,
-    dataset_calibration_by_class,
-    dataset_metrics_with_baselines,
-    dataset_missing_classes,
-    prepared_dataset_verdict,
-)
+from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
@@ -66,6 +61,7 @@ from ml_factory.workflows.inspect_data import (
     replay,
     try_feature,
 )
+from ml_factory.workflows.leaderboard import leaderboard
 from ml_factory.workflows.load_prepared import (
     load_certified_dataset,
     load_dataset,
@@ -108,14 +104,13 @@ from ml_factory.workflows.train_ranks import broadcast_fit_decision, check_singl
 
 __all__ = [
     "audit", "backtest", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
-    "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "load_features",
-    "load_labels",
-    "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers",
-    "stack", "train", "try_feature",
+    "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "leaderboard",
+    "load_features", "load_labels", "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare",
+    "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
 
 prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
-clean = push_workspace_on_exit(clean)
+clean, leaderboard = push_workspace_on_exit(clean), push_workspace_on_exit(leaderboard)
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 Folder = Workspace | str | Path
@@ -378,35 +373,26 @@ def evaluate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    found = predict_module.newest_artifact_per_model(workspace, data, models)
-    rows, test = predict_module.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows, _ = predict_module.predictions_on_common_rows(workspace, data, found, "train")
-    validation_rows, validation = predict_module.predictions_on_common_rows(workspace, data, found, "validation")
-    best = dataset_best_baseline(data, train_rows, validation_rows)
-    metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
-    chosen = (
-        dataset_metrics_with_baselines(data, train_rows, validation_rows, validation, best)
-        .loc[list(found), "log_loss"]
-        .idxmin()
-    )
-    lacking = dataset_missing_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
-    verdicts = {
-        name: prepared_dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()
+    compared = compare_finished_models(workspace, data, models)
+    limited = {
+        f"{name} {what}": value
+        for name, one in compared.artifacts.items()
+        for what, value in one.facts["limited"].items()
     }
-    limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: evaluation", data,
-        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(rows, test, metrics, verdicts,
-        chosen),
-        quick_limits=limited, extra_sections=[report.compared_runs_section(found)],
+        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
+            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen
+        ),
+        quick_limits=limited, extra_sections=[report.compared_runs_section(compared.artifacts)],
     )  # fmt: skip
-    shown = metrics.reset_index()
+    shown = compared.metrics.reset_index()
     shown.insert(0, "split", "test")
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
-        verdicts=verdicts, chosen=chosen, seconds=time.perf_counter() - started,
-        calibration=dataset_calibration_by_class(data, rows, test),
-        draw=lambda: plots.plot_metrics(metrics),
+        verdicts=compared.verdicts, chosen=compared.chosen, seconds=time.perf_counter() - started,
+        calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
+        draw=lambda: plots.plot_metrics(compared.metrics),
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from ml_factory.storage.workspace import Workspace
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = (
     "doctor", "suite", "run", "tracking", "clean", "export-data", "prepare", "audit", "plan", "train",
-    "cross-validate", "stack", "evaluate", "backtest", "predict", "export", "serve", "recipe", "tpu",
+    "cross-validate", "stack", "evaluate", "leaderboard", "backtest", "predict", "export", "serve", "recipe", "tpu",
 )  # fmt: skip
 LATER = ("distribute",)
 StderrHandler = tuple[int, str, str]

@@ -88,7 +88,8 @@ workflows.search_barriers
 workflows.barriers.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
 workflows.run_options workflows.open_run workflows.cross_validation.fold_schemes
 workflows.cross_validation.folds workflows.cross_validation.fold_scores
-workflows.cross_validate workflows.predictions workflows.backtest workflows.explain workflows.build_bundle
+workflows.cross_validate workflows.predictions workflows.compare_models workflows.leaderboard
+workflows.backtest workflows.explain workflows.build_bundle
 workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model

@@ -1,4 +1,4 @@
-"""Verbs that train and use models: train, cross-validate, stack, evaluate, plan, predict, export."""
+"""Verbs that train and use models: train, cross-validate, stack, evaluate, leaderboard, plan, predict, export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from ml_factory.commands.options import (
     RunFlagOptions,
     Seed,
     Setting,
+    WorkspaceOptions,
     check_data_prepared,
     check_model_trained,
     parse_settings,
@@ -33,6 +34,7 @@ from ml_factory.commands.options import (
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, split_settings_by_model
 from ml_factory.process_identity import process_rank
+from ml_factory.storage.files import files
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
@@ -126,6 +128,20 @@ def evaluate(
     with cli_progress_of_work("evaluating", market.as_json):
         result = pipeline.evaluate(place, market.symbol, horizon, model, title=title)
     print_cli_result(result, market.as_json)
+
+
+def leaderboard(
+    place: WorkspaceOptions,
+    symbol: Annotated[list[str] | None, Option("--symbol", help="Several times; empty: all.")] = None,
+    horizon: Annotated[list[int] | None, Option("--horizon", help="Several times; empty: all.")] = None,
+    out: Annotated[Path | None, Option("--out", help="CSV file to write the table to.")] = None,
+) -> None:
+    """List all finished models with their verdicts. Example: `python -m ml_factory leaderboard --symbol MES`"""
+    with cli_progress_of_work("comparing", place.as_json):
+        result = pipeline.leaderboard(place.workspace, symbol, horizon)
+        if out is not None:
+            files.write(out, result.frame.to_csv(index=False).encode())
+    print_cli_result(result, place.as_json)
 
 
 @dataclass(frozen=True)

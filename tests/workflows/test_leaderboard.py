@@ -1,0 +1,44 @@
+"""`leaderboard` of a workspace: a row per finished model, with the numbers of `evaluate`."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.errors import NotPreparedError
+
+
+def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_path):
+    with pytest.raises(NotPreparedError, match="No model is finished"):
+        pipeline.leaderboard(prepared)
+    pipeline.prepare(prepared, "DEMO", (5, 10))
+    for model in ("linear", "lightgbm"):
+        pipeline.train(prepared, "DEMO", 5, model, quick=True, uncertified=True)
+    compared = pipeline.evaluate(prepared, "DEMO", 5)
+    found = pipeline.leaderboard(prepared)
+    table = found.frame.set_index("model")
+    assert found.skipped == ["DEMO, horizon 10"] and "no finished model: DEMO, horizon 10" in str(found)
+    losses = compared.metrics.set_index("name")["log_loss"]
+    assert sorted(table.index) == ["lightgbm", "linear"] and table["log_loss"].is_monotonic_increasing
+    for name, row in table.iterrows():
+        verdict = compared.verdicts[name]
+        assert row["log_loss"] == losses[name] and row["baseline_log_loss"] == losses[verdict.best_baseline]
+        assert (row["gain_best"], row["gain_low"], row["status"]) == (
+            verdict.gain_best, verdict.gain_best_low, verdict.status,
+        )  # fmt: skip
+        assert row["chosen"] == (name == compared.chosen) and row["quick"]
+        assert row["fit_seconds"] > 0 and row["predict_seconds"] > 0 and row["predict_rows"] == len(
+            pipeline.load_predictions(prepared, "DEMO", 5, name).query("split == 'test'")
+        )  # fmt: skip
+    code, out, err = call(
+        "leaderboard", "--workspace", prepared.root, "--horizon", 5, "--json", "--out", tmp_path / "board.csv"
+    )
+    assert code == 0, err
+    assert [one["model"] for one in json.loads(out)["models"]] == list(table.index) and json.loads(out)["skipped"] == []
+    assert pd.read_csv(tmp_path / "board.csv")["log_loss"].tolist() == pytest.approx(table["log_loss"].tolist())
+
+
+def test_leaderboard_of_symbol_not_prepared_is_refused(prepared):
+    with pytest.raises(NotPreparedError, match="Nothing is prepared"):
+        pipeline.leaderboard(prepared, ["NOPE"])
