@@ -114,7 +114,8 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: ModelComp
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
             "fit_seconds": _fit_seconds(artifact),
-            "predict_seconds": _predict_seconds(workspace, data, artifact, timed), "predict_rows": len(timed), "quick": bool(artifact.facts["limited"]), "run_id": artifact.facts["run_id"],
+            "predict_seconds": _predict_seconds(workspace, data, artifact, timed), "predict_rows": len(timed),
+            "quick": bool(artifact.facts["limited"]), "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
 
