@@ -3,9 +3,6 @@ right after its values were changed.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,45 +10,14 @@ import numpy as np
 import pandas as pd
 
 from tests.fuzz.damage import damaged_bytes, damaged_value
+from tests.fuzz.kind import Kind, damaged_json
+from tests.fuzz.recipe_kinds import RECIPE_KINDS
 from tests.interrupting_phase import InterruptingPhase
 
 MODELS = ("linear", "xgboost", "lightgbm", "catboost", "gru")
-Damage = Callable[[bytes, np.random.Generator], bytes]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of file.
-
-    pattern : of its paths in the workspace.
-    read : returns what the file gives, from the workspace.
-    protected : by a hash: another result is a failure.
-    damage : of its bytes.
-    seal : makes the hashes of other files right after the damage; returns the files that it changed.
-    """
-
-    pattern: str
-    read: Callable[[Path], object]
-    protected: bool = True
-    damage: Damage = damaged_bytes
-    seal: Callable[[Path, Path], list[Path]] | None = None
 
 
 # ---------------------------------------------------------------------- damage of values
-
-
-def damaged_json(data: bytes, generator: np.random.Generator, seal: str = "") -> bytes:
-    """Change a value in JSON; half of the time bytes. seal : the name under which it keeps its own fingerprint."""
-    from ml_factory.storage.json_values import fingerprint_json
-
-    if not seal and generator.random() < 0.3:
-        return damaged_bytes(data, generator)
-    value = damaged_value(json.loads(data), generator)
-    if seal and isinstance(value, dict) and seal in value:
-        content = {name: one for name, one in value.items() if name != seal}
-        with suppress(ValueError):  # not finite: the file cannot have a right fingerprint
-            value = {**content, seal: fingerprint_json(content)}
-    return json.dumps(value).encode()
 
 
 def damaged_lines(data: bytes, generator: np.random.Generator) -> bytes:
@@ -425,6 +391,7 @@ KINDS = {
     "notebook, values": Kind("a.ipynb", read_notebook, False, damaged_json),
     "settings.toml": Kind("settings.toml", partial(read_settings, name="settings.toml"), False),
     "settings.json": Kind("settings.json", partial(read_settings, name="settings.json"), False, damaged_json),
+    **RECIPE_KINDS,
 }
 for _model in MODELS:
     KINDS[f"artifact {_model}"] = Kind(f"models/DEMO/*{_model}*/*", partial(read_artifact, model=_model))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.fuzz.kinds import MODELS, build_small_model, training_rows
+from tests.fuzz.recipe_kinds import write_recipe_files
 from tests.interrupting_phase import InterruptingPhase
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,7 @@ def build_workspace(root: Path) -> None:
         shutil.copy(graph, root / f"{model}.onnx")
     _save_checkpoints(place, root)
     _write_small_files(root)
+    write_recipe_files(root)
     bars = load_bars(place, "DEMO")[0].head(800).reset_index()
     bars.to_csv(root / "bars.csv", index=False)
     bars.to_csv(root / "bars.csv.gz", index=False)

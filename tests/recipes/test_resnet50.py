@@ -19,6 +19,7 @@ from ml_factory.recipes.resnet50 import ResNetSpec, build_resnet50
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
 from tests.recipes.image_cases import settings_of, weights_of
+from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
 # The lines of the guide, with a CPU's device.
@@ -222,3 +223,43 @@ def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeyp
     monkeypatch.setenv("WDS_VAL_DIR", "/none")
     code, _, err = call("recipe", "resnet50", "--device", "cpu")
     assert code == 2 and "give gs://bucket/train-000000.tar as it is" in err
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_resnet50_ten_random_kills_end_with_the_same_bits(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    longer = settings_of(shards, ResNetSpec(classes=3, width=2), epochs=150)
+    whole = train_resnet50(Workspace(tmp_path / "whole"), longer, emit=str)
+    words = [
+        "--num_epochs",
+        "150",
+        "--batch_size",
+        "8",
+        "--test_set_batch_size",
+        "4",
+        "--num_workers",
+        "2",
+        "--log_steps",
+        "1",
+        "--width",
+        "2",
+        "--classes",
+        "3",
+        "--image-size",
+        "16",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+    ]
+    script, training = ROOT / "recipes" / "test_train_mp_wds_cifar.py", longer.training
+    words += ["--lr", str(training.lr), "--weight-decay", str(training.weight_decay), "--warmup", str(training.warmup)]
+    places = ["--wds_traindir", shards[0], "--wds_testdir", shards[1], "--workspace", tmp_path / "killed"]
+    result, kills = result_after_kills([sys.executable, script, *words, *map(str, places)], tmp_path)
+    assert kills >= 3 and result["exact"] and result["accuracy"] == whole["accuracy"]
+    killed, expected = weights_of(Workspace(tmp_path / "killed")), weights_of(Workspace(tmp_path / "whole"))
+    assert all(torch.equal(value, killed[name]) for name, value in expected.items())
+    losses = [[(one["train_loss"], one["val_loss"]) for one in facts["history"]] for facts in (result, whole)]
+    assert losses[0] == losses[1]

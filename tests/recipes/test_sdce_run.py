@@ -3,10 +3,8 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from ml_factory.recipes.language import vocabularies
 from ml_factory.recipes.sdce_run import run_sdce
 from ml_factory.recipes.sdce_settings import SdceSettings
 from ml_factory.storage.serialization import read_state_file
+from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [
@@ -301,21 +300,8 @@ def command(settings: SdceSettings, folder: Path) -> list[str]:
 def test_recipe_sdce_ten_random_kills_end_with_same_bits(settings, tmp_path):
     longer = {"num_epochs": 40}
     whole = trained(settings("whole", training=longer))
-    drawn, kills = random.Random(int(os.environ.get("ML_FACTORY_SOAK_SEED", "0"))), 0
     words = [sys.executable, *command(settings("killed", training=longer), tmp_path)]
-    while kills < 10:
-        child = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        time.sleep(drawn.uniform(2.0, 9.0))
-        if child.poll() is not None:
-            break
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        kills += 1
-    else:
-        child = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    printed, errors = child.communicate(timeout=600)
-    assert child.returncode == 0, errors
-    result = json.loads(printed)
+    result, kills = result_after_kills(words, tmp_path)
     assert kills >= 3 and result["loss"] == whole["loss"] and result["exact"]
     theirs = weights(result)
     assert all(np.array_equal(value, theirs[name]) for name, value in weights(whole).items())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ml_factory.errors import FileError, SettingsError
 from ml_factory.progress import progress_phase
-from ml_factory.recipes.language.token_rows import PART_BYTES, PartedRows, write_array
+from ml_factory.recipes.language.token_rows import PART_BYTES, PartedRows, open_array, write_array
 from ml_factory.recipes.language.vocabularies import VocabularyJoin
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
@@ -121,11 +121,7 @@ def _is_whole(path: Path, shape: tuple[int, ...]) -> bool:
     """Return True for a file with an array of this shape. Raises FileError for another array."""
     if not files.is_file(path):
         return False
-    try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False).shape
-    except (ValueError, EOFError, OSError) as error:
-        raise FileError("This part of the cache is damaged", where=path, got=error,
-                        next_step="delete it: it is made again") from error  # fmt: skip
+    found = open_array(path).shape
     if found != shape:
         raise FileError("This part of the cache is of other rows", where=path, got=found, wanted=shape,
                         next_step=f"delete {path.parent}: it is made again")  # fmt: skip

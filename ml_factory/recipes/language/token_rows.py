@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -89,8 +90,29 @@ class PartedRows:
 
     def _part(self, number: int) -> np.ndarray:
         if number not in self._maps:
-            self._maps[number] = np.load(self._paths[number], mmap_mode="r", allow_pickle=False)
+            path = self._paths[number]
+            found = open_array(path)
+            whole = number == len(self._paths) - 1 or len(found) == self._part_rows
+            if not whole or (number and found.shape[1:] != self._part(0).shape[1:]):
+                raise _damaged(path, f"shape {found.shape}")
+            self._maps[number] = found
         return self._maps[number]
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Open an array of rows that `write_array` wrote, on disk. Raises FileError for a damaged one."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError, TypeError, OverflowError, MemoryError, TokenError) as error:
+        raise _damaged(path, " ".join(str(error).split())[:200]) from error
+    if not isinstance(found, np.ndarray) or found.ndim < 2:
+        raise _damaged(path, "no rows")
+    return found
+
+
+def _damaged(path: Path, why: str) -> FileError:
+    return FileError("This part of the rows is damaged", where=path, got=why,
+                     next_step=f"delete {path.parent}: it is made again")  # fmt: skip
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
@@ -124,7 +146,10 @@ def pack_tokens(
     if not index.rows:
         raise SettingsError("The text is shorter than one sequence", got=f"{index.dropped} tokens",
             wanted=f"at least {length}", next_step="more text, or a smaller max_seq_length")  # fmt: skip
-    return PartedRows([_part_path(folder, number) for number in range(index.parts)], part_rows), index
+    rows = PartedRows([_part_path(folder, number) for number in range(index.parts)], part_rows)
+    if len(rows) != index.rows:
+        raise _damaged(folder / _INDEX, f"{len(rows)} rows where {index.rows} were written")
+    return rows, index
 
 
 def _write_parts(

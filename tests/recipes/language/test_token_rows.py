@@ -87,6 +87,21 @@ def test_pack_tokens_of_short_text_or_damaged_index_names_next_step(tmp_path):
         pack_tokens(Texts(), ByteTokenizer(), 32, tmp_path / "bad")
 
 
+@pytest.mark.parametrize("damage", ["cut off", "shorter", "other rows", "no header", "last shorter"])
+def test_pack_tokens_with_damaged_part_is_refused_and_never_shorter(damage, tmp_path):
+    _, index = pack_tokens(Texts(), ByteTokenizer(), 32, tmp_path, part_rows=5)
+    path = tmp_path / ("tokens-00001.npy" if damage != "last shorter" else f"tokens-{index.parts - 1:05d}.npy")
+    data, rows = path.read_bytes(), np.load(path)
+    if damage in ("shorter", "last shorter"):
+        token_rows.write_array(path, rows[:-1])
+    elif damage == "other rows":
+        token_rows.write_array(path, rows.reshape(10, -1))
+    else:
+        path.write_bytes(data[: len(data) // 2] if damage == "cut off" else data[:10] + b"('" * 60 + data[130:])
+    with pytest.raises(FileError, match=r"damaged.*made again"):
+        pack_tokens(Texts(), ByteTokenizer(), 32, tmp_path, part_rows=5)[0].whole()
+
+
 def test_open_text_reads_plain_parquet_and_lines_alike(tmp_path):
     pq.write_table(pa.table({"text": TEXTS, "other": range(200)}), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
