@@ -7,7 +7,7 @@ exported as a user would; thresholds come with the bundle, from training and val
 through `GuardedStream` at its default setting, with their outcomes as they become known.
 
 An alarm state: any check is in alarm, from a bar at which it finds something until 60 bars after it last did (1,440
-for a jump of unit and for calibration). An onset is the first bar of such a state. The drifts of `guard_drifts` begin
+for calibration; for a jump of unit until the features' windows hold bars of one unit). An onset is the first bar of such a state. The drifts of `guard_drifts` begin
 at --starts places of the first 5,000 test bars; one is found when, within 500 bars, a check begins an alarm that it has
 not without it.
 
@@ -48,6 +48,7 @@ from ml_factory.storage.workspace import Workspace
 HORIZON, HISTORY, WITHIN = 5, 30_000, 500
 SHORT, LONG = 5000, 25_000
 CHUNK = 250  # bars between two looks for outcomes
+ENDED = "ended:"  # before the name of a check whose alarm ends
 Alarmed = list[tuple[int, str]]  # bar after the first, and the check
 
 
@@ -65,7 +66,7 @@ class RecordedStream:
         record = alarms.add
 
         def add(event: Event) -> None:
-            self.events.append((event.bar, event.check))
+            self.events.append((event.bar, ENDED + event.check if event.state == "ended" else event.check))
             record(event)
 
         def predict_sharper(rows: StreamedFeatureRows) -> pd.DataFrame:
@@ -108,12 +109,18 @@ def simple_events(bundle: Bundle, train: np.ndarray, bars: pd.DataFrame, side: s
     return [(int(bar), f"z_score:{column}") for bar, column in np.argwhere(np.abs(means) > 4)]
 
 
+def begun(events: Alarmed) -> Alarmed:
+    """Return the events without the ends of alarms."""
+    return [(bar, check) for bar, check in events if not check.startswith(ENDED)]
+
+
 def onsets(events: Alarmed, bars: int) -> tuple[int, float]:
     """Return (onsets, share of bars in alarm) of the first bars."""
     alarm, hold = np.zeros(bars + 1, bool), DEFAULT_SETTINGS
-    for bar, check in events:
+    for bar, check in begun(events):
         length = hold.long_hold_bars if kind_of(check) in LONG_HELD else hold.hold_bars
-        alarm[max(bar, 0) + 1 : bar + 1 + length] = True
+        stop = min((end for end, name in events if name == ENDED + check and end > bar), default=bars)
+        alarm[max(bar, 0) + 1 : (stop if check == "unit" else bar + length) + 1] = True
     return int((alarm[1:] & ~alarm[:-1]).sum()), float(alarm[1:].mean())
 
 
@@ -123,7 +130,7 @@ def first_new(events: Alarmed, clean: Alarmed, start: int) -> int | None:
     events : bars counted from `start`; clean : from the first test bar
     """
     usual = {check for bar, check in clean if start - DEFAULT_SETTINGS.hold_bars <= bar < start + WITHIN}
-    return min((bar for bar, check in events if check not in usual and 0 <= bar < WITHIN), default=None)
+    return min((bar for bar, check in begun(events) if check not in usual and 0 <= bar < WITHIN), default=None)
 
 
 def drifted(name: str, test: pd.DataFrame, before: pd.DataFrame, start: int, tick: float) -> pd.DataFrame:
@@ -195,7 +202,7 @@ def report(
         found = [bar for bar in bars if bar is not None]
         hits += len(found)
         drifts[name] = [len(found), int(np.median(found)) if found else None]
-    kinds = sorted({check for bar, check in clean if bar < SHORT})
+    kinds = sorted({check for bar, check in begun(clean) if bar < SHORT})
     print_json(
         bench="guard", file=symbol, side=side, onsets_per_1000=digits(count / min(SHORT, len(test)) * 1000),
         alarm_share=digits(share), onsets_per_1000_long=digits(long / len(test) * 1000), long_bars=len(test),

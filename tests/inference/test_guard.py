@@ -17,7 +17,7 @@ from ml_factory.inference.guard.alarms import Alarms, Event
 from ml_factory.inference.guard.bar_checks import BarChecks, check_clock, open_minutes
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
-from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, FEED_KINDS, GuardSettings
+from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, KINDS, GuardSettings
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
@@ -57,7 +57,7 @@ FAULTS = {
 
 def guarded(bundle, bars, **settings) -> tuple[GuardedStream, pd.DataFrame]:
     """A stream fed with the history, and its answer to the last bars; drift is not checked after a week of training."""
-    quiet = {"drift": "ok", "martingale": "ok", "gap_minutes": 30}
+    quiet = {"drift": "ok", "martingale": "ok", "range": "ok", "gap_minutes": 30}
     stream = GuardedStream(bundle, GuardSettings(**quiet | settings), cold=False)
     stream.push(bars.iloc[:-LAST])
     return stream, stream.push(bars.iloc[-LAST:])
@@ -104,6 +104,81 @@ def test_guarded_stream_of_single_bars_and_restored_equals_one_push(bundle, raw_
     got, kept = stream.get_state(), whole.get_state()
     assert all(serialize_state({"one": got[part]}) == serialize_state({"one": kept[part]}) for part in PARTS)
     assert stream.status() == whole.status()
+
+
+FIRST, BACK = 2004, 2043  # bars between which the prices are in cents, neither at the edge of a base bar
+
+
+def two_units(bars):
+    """The bars with those of a stretch in cents."""
+    return pd.concat([bars.iloc[:FIRST], in_cents(bars.iloc[FIRST:BACK]), bars.iloc[BACK:]])
+
+
+def base_bar_of(bundle, bars, place):
+    """Number of the base bar that a bar is in, and all base bars."""
+    checked, _ = bundle.spec.check_bars(bars)
+    frame = build_features(checked, bundle.spec.market, bundle.spec.features).base
+    return int(np.searchsorted(frame.known_at, bars["timestamp"].iloc[place].as_unit("ns").value + 60_000_000_000)), frame
+
+
+@pytest.mark.parametrize("pushed", [10_000, 331])
+def test_guarded_stream_abstains_exactly_while_feature_windows_hold_bars_of_two_units(bundle, raw_bars, pushed):
+    bars = two_units(raw_bars.iloc[:-7])
+    settings = GuardSettings(drift="ok", martingale="ok", gap="ok", range="ok")
+    stream, answers = GuardedStream(bundle, settings, cold=False), []
+    for start in range(0, len(bars), pushed):
+        state = deserialize_state(serialize_state(stream.get_state()))
+        stream = GuardedStream(bundle, settings, cold=False)
+        stream.load_state(state)
+        answers.append(stream.push(bars.iloc[start : start + pushed]))
+    answers = pd.concat(answers)
+    (first, frame), (last, _) = (base_bar_of(bundle, raw_bars, place) for place in (FIRST, BACK - 1))
+    number = np.searchsorted(frame.known_at, answers.index.as_unit("ns").asi8)
+    mixed = (first <= number) & (number <= last + bundle.description["warmup_bars"])
+    assert 0 < mixed.sum() < len(mixed) and not mixed[-20:].any() and not mixed[:5].any()
+    assert (answers["guard"].to_numpy() == np.where(mixed, "abstain", "ok")).all()
+    assert stream.status()["checks"]["unit"]["state"] == "ok" and stream.status()["checks"]["unit"]["onsets"] == 1
+    matrices = [build_features(bundle.spec.check_bars(one)[0], bundle.spec.market, bundle.spec.features).to_frame()
+                for one in (raw_bars.iloc[:-7], bars)]  # fmt: skip
+    clean, damaged = (one.loc[answers.index[~mixed]] for one in matrices)
+    assert (np.abs(damaged - clean) <= 1e-5 * clean.std() + 1e-7).all(axis=None)
+    assert not np.allclose(*(one.loc[answers.index[mixed]] for one in matrices), equal_nan=True)
+
+
+def test_guarded_stream_leaves_rows_of_two_units_out_of_drift_and_outcomes(bundle, raw_bars):
+    settings = GuardSettings(martingale="ok", gap="ok")
+    clean, stream = (GuardedStream(bundle, settings, cold=False) for _ in range(2))
+    clean.push(raw_bars.iloc[:-7])
+    answers = stream.push(two_units(raw_bars.iloc[:-7]))
+    names = ("bars: return", *bundle.description["feature_names"][:20])
+    assert all(stream.status()["drift"][name] <= 2 * max(clean.status()["drift"].values()) for name in names)
+    of_rows = [event for event in stream._guard.alarms.get_state() if event in ("drift:features", "drift:probabilities")]
+    assert set(of_rows) <= set(clean._guard.alarms.get_state())
+    silent = answers.index[answers["guard"] == "abstain"]
+    assert not stream.add_outcome(silent[5], 0) and stream.add_outcome(answers.index[-1], 0)
+
+
+def test_check_predict_bars_of_two_units_finds_the_jump_until_the_warm_up_has_passed(bundle, raw_bars):
+    bars, settings = two_units(raw_bars.iloc[:-7]), GuardSettings(drift="ok", martingale="ok", gap="ok")
+    last, frame = base_bar_of(bundle, raw_bars, BACK - 1)
+    first_clean = frame.known_at[last + bundle.description["warmup_bars"] + 1]
+    ends = bars["timestamp"].astype("datetime64[ns, UTC]").astype(np.int64) + 60_000_000_000
+    place = int(np.searchsorted(ends, first_clean)) + 1
+    for stop, kinds in ((place - 1, ["unit"]), (place, []), (FIRST, [])):
+        assert [one.kind for one in check_predict_bars(bundle, bars.iloc[:stop], settings)] == kinds, stop
+
+
+def test_guarded_stream_finds_features_outside_the_range_of_training(bundle, raw_bars):
+    settings = GuardSettings(drift="ok", martingale="ok", gap="ok")
+    stream, rows = GuardedStream(bundle, settings, cold=False), raw_bars.iloc[:8500]
+    assert set(stream.push(rows)["guard"]) == {"ok"} and stream.status()["checks"]["range"]["onsets"] == 0
+    busy = raw_bars.iloc[8500:8900].assign(volume=raw_bars["volume"].iloc[8500:8900] * 1e6)
+    answers = stream.push(busy)
+    assert set(answers["guard"].iloc[2:]) == {"warn"} and answers[P].notna().all(axis=None)
+    assert answers["reason"].str.contains("features are outside the range of training").iloc[2:].all()
+    assert stream.status()["checks"]["range"]["onsets"] == 1
+    quiet = GuardedStream(bundle, GuardSettings(drift="ok", martingale="ok", gap="ok", range="ok"), cold=False)
+    assert set(quiet.push(pd.concat([rows, busy]))["guard"]) == {"ok"}
 
 
 def test_guarded_stream_of_bundle_without_reference_reports_that_drift_is_not_checked(bundle, raw_bars, tmp_path):
@@ -227,7 +302,7 @@ def test_guarded_stream_clock_holds_for_its_own_call_and_is_in_the_state(bundle,
 
 def test_guarded_stream_status_has_kinds_that_a_feed_is_checked_for(bundle):
     checks = GuardedStream(bundle).status()["checks"]
-    assert tuple(checks) == FEED_KINDS and "range" not in checks
+    assert tuple(checks) == KINDS and "range" in checks
 
 
 @pytest.mark.parametrize("window", [100, 1000])

@@ -5,7 +5,9 @@ from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from ml_factory.inference.guard.settings import ACTIONS, FEED_KINDS, LONG_HELD, Finding, GuardSettings
+from ml_factory.inference.guard.settings import ACTIONS, KINDS, LONG_HELD, Finding, GuardSettings
+
+NEVER = 2**62  # a bar that no feed reaches
 
 
 class Event(NamedTuple):
@@ -14,11 +16,13 @@ class Event(NamedTuple):
     bar : number of the bar, from 0
     check : the kind, or kind:detail
     message : what, got, wanted
+    state : "found", for the bars that its kind is held; "begun", until an "ended" one
     """
 
     bar: int
     check: str
     message: str
+    state: str = "found"
 
 
 @dataclass
@@ -29,18 +33,21 @@ class Alarm:
     onset : bar at which its latest alarm began
     count : onsets so far
     message : of its last event
+    until : first bar at which it is over
     """
 
     last: int
     onset: int
     count: int
     message: str
+    until: int
 
 
 class Alarms:
     """States of all checks over the bars of one feed.
 
-    A check is in alarm from a bar at which it finds something until `hold_bars` bars after it last did.
+    A check is in alarm from a bar at which it finds something until `hold_bars` bars after it last did, or until the
+    event that ends it.
     """
 
     def __init__(self, settings: GuardSettings):
@@ -49,20 +56,25 @@ class Alarms:
     def add(self, event: Event) -> None:
         """Add an event; events come in the order of bars."""
         alarm = self._alarms.get(event.check)
-        if alarm is None:
-            self._alarms[event.check] = Alarm(event.bar, event.bar, 1, event.message)
+        if event.state == "ended":
+            if alarm is not None:
+                alarm.until = min(alarm.until, event.bar)
             return
-        if not self._active(event.check, alarm, event.bar):
+        until = NEVER if event.state == "begun" else event.bar + self._hold(event.check)
+        if alarm is None:
+            self._alarms[event.check] = Alarm(event.bar, event.bar, 1, event.message, until)
+            return
+        if not _active(alarm, event.bar):
             alarm.onset, alarm.count = event.bar, alarm.count + 1
-        alarm.last, alarm.message = event.bar, event.message
+        alarm.last, alarm.message, alarm.until = event.bar, event.message, until
 
     def findings(self, bar: int) -> list[Finding]:
         """Return the findings in force at a bar, the weightiest first."""
         found = [
             Finding(kind_of(check), getattr(self._settings, kind_of(check)), alarm.message)
-            for check, alarm in self._alarms.items() if self._active(check, alarm, bar)
+            for check, alarm in self._alarms.items() if _active(alarm, bar)
         ]  # fmt: skip
-        return sorted(found, key=lambda one: (-ACTIONS.index(one.action), FEED_KINDS.index(one.kind)))
+        return sorted(found, key=lambda one: (-ACTIONS.index(one.action), KINDS.index(one.kind)))
 
     def answers(self, events: Iterable[Event], bars: Iterable[int], extra: Iterable[Finding] = ()) -> list[tuple]:
         """Add events, and return (action, reason) for each of these rising bars, as it stood after that bar."""
@@ -80,9 +92,9 @@ class Alarms:
     def status(self, bar: int) -> dict:
         """Return for each kind its action, state, number of onsets and last finding, as JSON values."""
         rows = {}
-        for kind in FEED_KINDS:
+        for kind in KINDS:
             own = [(check, alarm) for check, alarm in self._alarms.items() if kind_of(check) == kind]
-            active = any(self._active(check, alarm, bar) for check, alarm in own)
+            active = any(_active(alarm, bar) for _, alarm in own)
             latest = max(own, key=lambda one: one[1].last, default=(None, None))[1]
             rows[kind] = {
                 "action": getattr(self._settings, kind), "state": "alarm" if active else "ok",
@@ -96,14 +108,19 @@ class Alarms:
 
     def load_state(self, state: Mapping) -> None:
         self._alarms = {
-            str(check): Alarm(int(one["last"]), int(one["onset"]), int(one["count"]), str(one["message"]))
-            for check, one in state.items() if kind_of(str(check)) in FEED_KINDS
+            str(check): Alarm(
+                int(one["last"]), int(one["onset"]), int(one["count"]), str(one["message"]),
+                int(one.get("until", int(one["last"]) + self._hold(str(check)))),  # older states have none
+            )
+            for check, one in state.items() if kind_of(str(check)) in KINDS
         }  # fmt: skip
 
-    def _active(self, check: str, alarm: Alarm, bar: int) -> bool:
-        long = kind_of(check) in LONG_HELD
-        hold = self._settings.long_hold_bars if long else self._settings.hold_bars
-        return alarm.last <= bar < alarm.last + hold
+    def _hold(self, check: str) -> int:
+        return self._settings.long_hold_bars if kind_of(check) in LONG_HELD else self._settings.hold_bars
+
+
+def _active(alarm: Alarm, bar: int) -> bool:
+    return alarm.last <= bar < alarm.until
 
 
 def kind_of(check: str) -> str:

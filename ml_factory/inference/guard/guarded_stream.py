@@ -15,6 +15,8 @@ from ml_factory.inference.guard.alarms import Alarms, Event, action_and_reason
 from ml_factory.inference.guard.bar_channels import CHANNELS
 from ml_factory.inference.guard.bar_checks import BarChecks, check_clock
 from ml_factory.inference.guard.drift import BarDrift, RowDrift
+from ml_factory.inference.guard.feature_range import FeatureRange
+from ml_factory.inference.guard.jump_windows import JumpWindows
 from ml_factory.inference.guard.outcomes import OutcomeCheck
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 from ml_factory.inference.stream import PredictionStream
@@ -34,6 +36,9 @@ class BarGuard:
         self._checks = BarChecks(self._market, settings, limits, bundle.off_tick_share)
         self.drift = BarDrift(self._market, reference, settings.drift_scale) if reference else None
         self.alarms = Alarms(settings)
+        warmup, length = bundle.description["warmup_bars"], bundle.spec.features.base
+        known = warmup is not None and isinstance(length, int) and settings.unit != "ok"
+        self.windows = JumpWindows(self._market, length, warmup) if known else None
         self.bars, self.last_end = 0, 0
 
     def check_order(self, chunk: BarChunk) -> None:
@@ -53,16 +58,34 @@ class BarGuard:
     def push(self, chunk: BarChunk) -> list[Event]:
         """Return the events of the next bars, which are not yet in `alarms`."""
         events = self._checks.push(chunk, self.bars)
+        if self.windows:
+            jumps = np.array([event.bar - self.bars for event in events if event.check == "unit"], np.int64)
+            ended = self.windows.push(chunk, jumps, self.last_end)
+            events = [event._replace(state="begun") if event.check == "unit" else event for event in events]
+            ends = chunk.start + self._market.bar_minutes * MINUTE_NS
+            events += _ends_of_jumps(self.bars - 1 + np.searchsorted(ends, ended, side="right"))
         if self.drift:
             events += self.drift.push(chunk, self.bars)
         self.bars += len(chunk.start)
         self.last_end = int(chunk.start[-1]) + self._market.bar_minutes * MINUTE_NS
         return events
 
+    def advance(self, now: pd.Timestamp) -> list[Event]:
+        """Return the events of base bars that are complete by the clock."""
+        if not self.windows:
+            return []
+        now_ns = pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value
+        return _ends_of_jumps(np.full(len(self.windows.advance(now_ns)), self.bars - 1))
+
+    def mixed_rows(self, known_at: np.ndarray) -> np.ndarray:
+        """Return which of the feature rows completed last, by their `known_at` (UTC ns), read bars of two units."""
+        return self.windows.is_mixed(known_at) if self.windows else np.zeros(len(known_at), bool)
+
     def get_state(self) -> dict:
         return {
             "bars": self.bars, "last_end": self.last_end, "checks": self._checks.get_state(),
             "alarms": self.alarms.get_state(), "drift": self.drift and self.drift.get_state(),
+            "windows": self.windows and self.windows.get_state(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
@@ -71,6 +94,12 @@ class BarGuard:
         self.alarms.load_state(state["alarms"])
         if self.drift:
             self.drift.load_state(state["drift"])
+        if self.windows and state.get("windows"):  # older states, and those without a check of units, have none
+            self.windows.load_state(state["windows"])
+
+
+def _ends_of_jumps(bars: np.ndarray) -> list[Event]:
+    return [Event(bar, "unit", "", "ended") for bar in bars.tolist()]
 
 
 class GuardedStream:
@@ -89,6 +118,8 @@ class GuardedStream:
         facts = bundle.description
         names = list(facts["feature_names"])
         self._rows = RowDrift(names, self._reference, settings.drift_scale) if self._reference else None
+        checked = self._reference and settings.range != "ok"
+        self._range = FeatureRange(names, self._reference) if checked else None
         self._outcomes = OutcomeCheck(int(facts["horizon"]), stored_label_classes(facts["spec"]))
         self._clock: list[Finding] = []
 
@@ -116,7 +147,8 @@ class GuardedStream:
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        return self._answer(self._stream.clock_rows(now), [], now, (self._guard.bars, np.empty(0, np.int64)))
+        rows, events = self._stream.clock_rows(now), self._guard.advance(now)
+        return self._answer(rows, events, now, (self._guard.bars, np.empty(0, np.int64)))
 
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> bool:
         """Compare the prediction of a moment with what happened; False where no such prediction is remembered.
@@ -199,11 +231,14 @@ class GuardedStream:
             return frame.assign(guard=_NO_TEXT, reason=_NO_TEXT)
         known_at, p_N3 = frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy()
         bars = first - 1 + np.searchsorted(ends, known_at, side="right")
+        sound, answered = ~self._guard.mixed_rows(rows.known_at), ~self._guard.mixed_rows(known_at)
+        values, newest = rows.values[sound], first - 1 + np.searchsorted(ends, rows.known_at[sound], side="right")
+        if self._range:
+            events = events + self._range.events(values, newest)
         if self._rows:
-            newest = first - 1 + np.searchsorted(ends, rows.known_at, side="right")
-            events = events + self._rows.push_features(rows.values, newest)
-            events += self._rows.push_probabilities(p_N3, bars)
-        self._outcomes.remember(known_at, p_N3)
+            events = events + self._rows.push_features(values, newest)
+            events += self._rows.push_probabilities(p_N3[answered], bars[answered])
+        self._outcomes.remember(known_at[answered], p_N3[answered])
         answers = self._guard.alarms.answers(events, bars.tolist(), self._clock)
         columns = {
             name: pd.array([answer[place] for answer in answers], dtype="str")

@@ -1,5 +1,7 @@
 """Checks of a single request, without the state of a feed: raw bars, or feature rows."""
 
+from operator import itemgetter
+
 import numpy as np
 import pandas as pd
 
@@ -8,8 +10,8 @@ from ml_factory.errors import BarsError, SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import check_bars_on_tick
 from ml_factory.inference.guard.bar_checks import check_clock
+from ml_factory.inference.guard.feature_range import FeatureRange
 from ml_factory.inference.guard.guarded_stream import BarGuard
-from ml_factory.inference.guard.histograms import BINS
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 
 
@@ -28,7 +30,7 @@ def check_predict_bars(
         guard.check_order(chunk)
     except (BarsError, SettingsError) as error:
         return [Finding("schema", "refuse", str(error))]
-    for event in guard.push(chunk):
+    for event in sorted(guard.push(chunk), key=itemgetter(0)):
         guard.alarms.add(event)
     found = [one for one in guard.alarms.findings(guard.bars - 1) if one.action != "ok"]
     clock = [] if now is None else check_clock(guard.last_end, now, bundle.spec.market, settings)
@@ -51,36 +53,8 @@ def check_feature_rows(bundle: Bundle, rows: pd.DataFrame, settings: GuardSettin
     if infinite.any():
         names = ", ".join(np.array(wanted)[infinite][:5])
         return [Finding("schema", "refuse", f"infinite values in the features {names}, wanted finite ones or NaN")]
-    return [*_absent_values(bundle, rows, settings), *_out_of_range(bundle, rows, settings)]
-
-
-def _absent_values(bundle: Bundle, rows: pd.DataFrame, settings: GuardSettings) -> list[Finding]:
-    """Return the finding on NaN in features that always have a value in training."""
     reference = bundle.guard_reference
     if reference is None or settings.range == "ok":
         return []
-    never = reference.rows.bins.shares[: rows.shape[1], BINS] == 0
-    absent = rows.isna().to_numpy().any(axis=0) & never
-    if not absent.any():
-        return []
-    names = rows.columns[absent]
-    message = f"{len(names)} features are NaN that never are in training ({', '.join(names[:5])}), numbers wanted"
-    return [Finding("range", settings.range, message)]
-
-
-def _out_of_range(bundle: Bundle, rows: pd.DataFrame, settings: GuardSettings) -> list[Finding]:
-    """Return the finding on values further outside the range of training than its width."""
-    reference = bundle.guard_reference
-    if reference is None or settings.range == "ok":
-        return []
-    margin = reference.high - reference.low
-    values = rows.to_numpy(np.float64)
-    beyond = np.maximum(reference.low - margin - values, values - reference.high - margin)
-    outside = (beyond > 0).any(axis=0)
-    if not outside.any():
-        return []
-    place = int(np.argmax(outside))
-    row = int(np.nanargmax(beyond[:, place]))
-    message = f"{int(outside.sum())} features are outside the range of training: {rows.columns[place]} is "
-    message += f"{values[row, place]:.4g}, between {reference.low[place]:.4g} and {reference.high[place]:.4g} wanted"
-    return [Finding("range", settings.range, message)]
+    messages = FeatureRange(wanted, reference).messages(rows.to_numpy(np.float64))
+    return [Finding("range", settings.range, message) for message in messages]

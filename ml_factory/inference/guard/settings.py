@@ -6,7 +6,6 @@ from ml_factory.errors import wrong_field_error
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
 KINDS = ("stale", "gap", "unit", "tick", "stuck", "range", "drift", "martingale", "calibration")
-FEED_KINDS = tuple(kind for kind in KINDS if kind != "range")  # a feed's features are compared as drift
 LONG_HELD = ("unit", "calibration")  # kinds that stay for `long_hold_bars`
 
 
@@ -33,7 +32,7 @@ class GuardSettings:
     unit : the price jumps as another unit, contract or adjustment would make it
     tick : prices are off the market's tick, where those of training were on it
     stuck : the feed repeats one price
-    range : feature rows of a single request outside the range of training; of a feed, see drift
+    range : features further outside the range of training than it is wide, or NaN where training never has it
     drift : inputs or probabilities are distributed otherwise than in training (PSI, KS)
     martingale : blocks of bars are stranger than those of training (conformal test martingale)
     calibration : outcomes contradict the predicted probabilities
@@ -43,8 +42,8 @@ class GuardSettings:
     stuck_bars : bars at one price; None: from the reference, else 60
     window_bars : bars over which ticks and stuck prices are counted
     hold_bars : bars for which a finding stays after it was last seen
-    long_hold_bars : the same for a jump of unit, which the features' windows hold longer, and for calibration, whose
-        outcomes come late and rarely
+    long_hold_bars : the same for calibration, whose outcomes come late and rarely, and for a jump of unit where the
+        warm-up of the features is not known; where it is, the jump is a finding as long as their windows hold it
     drift_scale : factor on the thresholds of drift, martingale and calibration; above 1 fewer alarms
     """
 
