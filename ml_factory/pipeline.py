@@ -367,13 +367,23 @@ def stack(
 
 @push_workspace_on_exit
 def evaluate(
-    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
-) -> EvaluateResult:
-    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html`."""
+    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = "",
+    runs: Sequence[str] = (),
+) -> EvaluateResult:  # fmt: skip
+    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html`.
+
+    runs : ids of runs whose models are compared; of the other models the newest run on the current data.
+    """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    compared = compare_finished_models(workspace, data, models)
+    compared = compare_finished_models(workspace, data, models, runs)
+    choices = {
+        name: predict_module.describe_run_choice(
+            workspace, one, one.facts["run_id"] if one.facts["run_id"] in runs else "", data.fingerprint
+        )
+        for name, one in compared.artifacts.items()
+    }
     limited = {
         f"{name} {what}": value
         for name, one in compared.artifacts.items()
@@ -391,6 +401,7 @@ def evaluate(
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
         verdicts=compared.verdicts, chosen=compared.chosen, seconds=time.perf_counter() - started,
+        run_ids={name: one.facts["run_id"] for name, one in compared.artifacts.items()}, choices=choices,
         calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
         draw=lambda: plots.plot_metrics(compared.metrics),
     )  # fmt: skip

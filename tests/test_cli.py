@@ -394,6 +394,12 @@ def test_cli_stack_and_evaluate_json_reports_requested_models_and_report_path(ca
     assert code == 0 and {"linear", "stack", "prior"} <= {row["name"] for row in facts["metrics"]}
     assert "lightgbm" not in {row["name"] for row in facts["metrics"]}
     assert "<h1>Two</h1>" in Path(facts["report_path"]).read_text()
+    runs = facts["run_ids"]
+    assert set(runs) == {"linear", "stack"} and "only finished run" in facts["choices"]["linear"]
+    code, out, _ = call("evaluate", *place, "--model", "linear", "--run", runs["linear"])
+    assert code == 0 and f"linear: run {runs['linear']} (the requested run)" in " ".join(out.split())
+    for run in ("train-linear-h5-s0-none", f"../{runs['linear']}"):
+        assert "No finished run of this id" in one_line(*call("evaluate", *place, "--run", run))
     code, out, _ = call("evaluate", *place)
     assert code == 0 and facts["report_path"] in out
 

@@ -121,12 +121,16 @@ def evaluate(
     horizon: Horizon = 20,
     model: Models = None,
     title: Annotated[str, Option(help="Title of the report.")] = "",
+    run: Annotated[
+        list[str] | None,
+        Option("--run", help="Id of a run to compare; several times. Empty: the newest of each model."),
+    ] = None,
 ) -> None:
     """Compare finished models on the same test rows. Example: `python -m ml_factory evaluate --symbol MES`"""
     place = market.check((horizon,), models=model or ())
     check_data_prepared(place, market.symbol)
     with cli_progress_of_work("evaluating", market.as_json):
-        result = pipeline.evaluate(place, market.symbol, horizon, model, title=title)
+        result = pipeline.evaluate(place, market.symbol, horizon, model, title=title, runs=run or ())
     print_cli_result(result, market.as_json)
 
 

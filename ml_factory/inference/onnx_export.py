@@ -69,7 +69,13 @@ def _probabilities(graph: OnnxGraph, x: str, lookback: int, name: str, model: Tr
     scaled = add_preprocessing(graph, x, preprocessing_from_dict(model.scaler))
     scores = _scores(graph, scaled, name, model)
     classes = _on_classes(graph, graph.softmax(scores), model.classes)
+    classes = graph.named(classes, uncalibrated_output(name))
     return _calibrated(graph, classes, Calibration.from_dict(model.calibration), model.spec)
+
+
+def uncalibrated_output(name: str) -> str:
+    """Return the tensor of a model's probabilities before its calibration, float64 (N, 3)."""
+    return f"{name}/uncalibrated"
 
 
 def _scores(graph: OnnxGraph, x: str, name: str, model: TrainedModel) -> str:

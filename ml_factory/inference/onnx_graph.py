@@ -40,6 +40,11 @@ class OnnxGraph:
         self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, domain=domain, **attributes))
         return name
 
+    def named(self, x: str, name: str) -> str:
+        """Add a copy of a tensor under a name by which it is found again."""
+        self._nodes.append(helper.make_node("Identity", [x], [name], name=name))
+        return name
+
     def cast(self, x: str, to: str) -> str:
         """Cast to "float", "double" or "int64"."""
         return self.add("Cast", x, to=_TYPES[to])

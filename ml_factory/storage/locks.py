@@ -186,8 +186,7 @@ def check_lock_file_free(path: Path, what: str) -> None:
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""
-    if files.is_remote(path):
-        path = local_cache_folder("locks") / f"{fingerprint_json(os.path.abspath(path))[:16]}.lock"
+    path = local_lock_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _LockFile(path)
@@ -197,6 +196,13 @@ def file_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         file.close()
+
+
+def local_lock_path(path: Path) -> Path:
+    """Return the file that `file_lock` locks: that of a path on a mount is on the local disk."""
+    if not files.is_remote(path):
+        return path
+    return local_cache_folder("locks") / f"{fingerprint_json(os.path.abspath(path))[:16]}.lock"
 
 
 def lock_file_identity(file: int | Path) -> str:

@@ -5,6 +5,7 @@ workspace, which may be a shared Drive, nor under a name that another user can o
 this user, and has mode 0700, below folders in which no other user can rename it.
 """
 
+import fcntl
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from pathlib import Path
 from ml_factory.storage.mounts import mount_of
 
 _PRIVATE, _WRITABLE_BY_OTHERS = 0o700, 0o022
+_held: dict[Path, int] = {}  # folders that this process uses, and their descriptors
 
 
 def private_folder(name: str) -> Path:
@@ -30,6 +32,33 @@ def private_folder(name: str) -> Path:
         if mount_of(folder) is None and _make_private(folder):
             return folder
     return temporary_private_folder(name)
+
+
+def hold_folder(folder: Path) -> None:
+    """Mark a folder as in use until this process and its children end, however they end."""
+    if folder in _held:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    _held[folder] = descriptor
+
+
+def is_folder_held(folder: Path) -> bool:
+    """Return whether a process uses the folder; also True where the file system cannot tell."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _make_private(folder: Path) -> bool:

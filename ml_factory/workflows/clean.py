@@ -19,7 +19,8 @@ from ml_factory.errors import CheckpointError, FileError, SettingsError
 from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.private_folder import is_folder_held, private_folder
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.log_merge import merge_log_segments
@@ -28,20 +29,24 @@ from ml_factory.workflows.results import Result
 from ml_factory.workflows.stored_runs import StoredRun, StoredRuns, list_interrupted_removals, read_stored_runs
 from ml_factory.workflows.superseded_data import (
     StoredDataSets,
+    is_preparing,
     read_stored_data_sets,
     remove_data_set,
+    remove_interrupted_data_set,
     remove_unreferenced_parts,
 )
 
 Thing = TypeVar("Thing")
 _NO_ATTEMPT = RunLogAttempt(0)  # attempts are counted from 1
+_LIVELY_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
 class RemovableItem:
     """One thing that nothing needs.
 
-    kind : "checkpoints", "model", "results", "prepared data", "log segments", "compiled kernels" or "leftover".
+    kind : "checkpoints", "model", "results", "prepared data", "log segments", "compiled kernels", "compiled programs"
+        or "leftover".
     path : folder or file.
     size : bytes that its deletion frees.
     why : reason why nothing needs it.
@@ -109,7 +114,8 @@ def clean(
     listed: CleanResult | None = None,
 ) -> CleanResult:  # fmt: skip
     """Delete what nothing needs any more: checkpoints of finished runs, older models and their results, superseded
-    prepared data, many small log segments (merged), and kernels that were compiled from other sources.
+    prepared data, many small log segments (merged), kernels compiled from other sources, programs compiled for
+    accelerators that no process used for a day, and what killed processes left: half-prepared data, temporary copies.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
@@ -151,7 +157,8 @@ def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[
     used = _artifacts_in_use(artifacts, stored.runs, data.current, keep)
     old_models = [one for one in artifacts if one.path not in used and registry.is_persisted(one)]
     old_runs = _superseded_runs(stored.runs, artifacts, used, keep)
-    items = [*_checkpoint_items(workspace), *_leftover_items(workspace, symbol), *_kernel_items()]
+    items = [*_checkpoint_items(workspace), *_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
+    items += [*_interrupted_data_items(data), *_temporary_copy_items()]
     items += [_log_item(workspace, run) for run in stored.runs if run.ended and run not in old_runs]
     kept = tuple(f"kept: models, results and data, since {path} has no readable record" for path in stored.unknown)
     if not kept:
@@ -308,6 +315,45 @@ def _kernel_items() -> Iterator[RemovableItem]:
         why = "compiled from other sources, unused for a day"
         remove = partial(_remove_folder, folder, folder.parent)
         yield RemovableItem("compiled kernels", folder, files.folder_bytes(folder), why, remove)
+
+
+def _program_items() -> Iterator[RemovableItem]:
+    """Yield the caches of programs compiled by XLA, inductor and Triton: they are compiled again when needed."""
+    top = private_folder("programs")
+    for folder in sorted(path for path in top.iterdir() if path.is_dir() and not path.is_symlink()):
+        if _is_abandoned(folder):
+            remove = partial(_remove_abandoned_folder, folder, top)
+            size, why = files.folder_bytes(folder), "used by no process for a day; compiled again when needed"
+            yield RemovableItem("compiled programs", folder, size, why, remove)
+
+
+def _temporary_copy_items() -> Iterator[RemovableItem]:
+    """Yield temporary folders of files on their way to or from a mount."""
+    for top in (local_cache_folder("incoming"), local_cache_folder("outgoing")):
+        for folder in sorted(path for path in top.glob("tmp*") if path.is_dir() and not path.is_symlink()):
+            if _is_abandoned(folder):
+                remove, why = partial(_remove_abandoned_folder, folder, top), "a copy that a killed process left"
+                yield RemovableItem("leftover", folder, files.folder_bytes(folder), why, remove)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Return whether no process holds a local folder, and nothing in it was written for a day."""
+    newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
+    return time.time() - newest > _LIVELY_SECONDS and not is_folder_held(folder)
+
+
+def _remove_abandoned_folder(folder: Path, inside: Path) -> bool:
+    return _is_abandoned(folder) and _remove_folder(folder, inside)
+
+
+def _interrupted_data_items(data: StoredDataSets) -> Iterator[RemovableItem]:
+    if files.is_remote(data.processed) or is_preparing(data.processed):  # another machine may be at it
+        return
+    for name in sorted(data.begun()):
+        folder = data.processed / name
+        size = files.folder_bytes(folder) + sum(sum(files.sizes(path)) for path in data.begun_parts(name))
+        remove = partial(remove_interrupted_data_set, data.processed, name)
+        yield RemovableItem("prepared data", folder, size, "of an interrupted prepare", remove)
 
 
 def _leftover_items(workspace: Workspace, symbol: str) -> Iterator[RemovableItem]:

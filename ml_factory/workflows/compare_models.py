@@ -23,7 +23,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 class ModelComparison:
     """Finished models on N common test rows.
 
-    artifacts : model -> its newest artifact on this data.
+    artifacts : model -> its artifact on this data.
     rows : int64 (N,), positions into the labels.
     test : model -> float64 (N, 3) probabilities.
     metrics : a row per model and baseline, index its name.
@@ -40,10 +40,10 @@ class ModelComparison:
 
 
 def compare_finished_models(
-    workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None = None
+    workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None = None, runs: Sequence[str] = ()
 ) -> ModelComparison:
-    """Compare the newest finished run of each model. Raises NotPreparedError where there is none."""
-    found = predictions.newest_artifact_per_model(workspace, data, models)
+    """Compare the newest finished run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
+    found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
     train_rows, _ = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")

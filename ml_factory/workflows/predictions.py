@@ -19,6 +19,7 @@ from ml_factory.errors import (
     CheckpointError,
     FileError,
     NotPreparedError,
+    SettingsError,
     WorkspaceError,
     refuse_damaged_content,
 )
@@ -239,16 +240,18 @@ def find_artifact_to_predict(
     return artifact
 
 
-def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str) -> str:
-    """Return why `find_artifact_to_predict` took this run's model, and which other it could have taken.
+def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data: str = "") -> str:
+    """Return why this run's model was taken, and which other could have been.
 
-    run : run id that was asked for; "" for none.
+    run : run id that was requested; "" for none.
+    data : fingerprint of the data of the runs that count; "" for all.
     """
     if run:
         return "the requested run"
     runs = [
         one.facts["run_id"] for one in ArtifactRegistry(workspace.models).list(artifact.symbol)
         if (one.name, one.facts.get("horizon")) == (artifact.name, artifact.facts["horizon"])
+        and one.facts.get("data") == (data or one.facts.get("data"))
     ]  # fmt: skip
     others = [one for one in dict.fromkeys(runs) if one != artifact.facts["run_id"]]
     if not others:
@@ -256,15 +259,22 @@ def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str) -> s
     return f"the newest finished run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
 
 
-def newest_artifact_per_model(
-    workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None
+def artifacts_to_compare(
+    workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None, runs: Sequence[str] = ()
 ) -> dict[str, Artifact]:
-    """Return the newest artifact of each model on this data set; all there are, or those requested."""
+    """Return an artifact of each model on this data set; of all models there are, or of those requested.
+
+    runs : ids of runs whose models are taken; of the other models the newest.
+    Raises NotPreparedError where there is none, and for a run of other data: its test rows are others.
+    """
     for name in models or ():
         _check_model_name_to_predict(name)
     registry, found = ArtifactRegistry(workspace.models), {}
-    for name in models or [*available_models(), STACK]:
-        artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
+    named = {one.facts["model"]: one for one in (_artifact_of_run(registry, data, run) for run in runs)}
+    if len(named) < len(runs):
+        raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
+    for name in [*models, *named] if models else [*available_models(), STACK]:
+        artifact = named.get(name) or registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
         if artifact is not None:
             found[name] = artifact
         elif models:
@@ -276,6 +286,28 @@ def newest_artifact_per_model(
             next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
         )  # fmt: skip
     return found
+
+
+def _artifact_of_run(registry: ArtifactRegistry, data: PreparedDataset, run: str) -> Artifact:
+    """Return the finished model of a run on this data set."""
+    of_horizon = [
+        one for one in registry.list(data.symbol) if "run_id" in one.facts and one.facts["horizon"] == data.horizon
+    ]
+    found = [one for one in of_horizon if one.facts["run_id"] == run]
+    here = ", ".join([one.facts["run_id"] for one in of_horizon if one.facts["data"] == data.fingerprint][-5:])
+    if not found:
+        raise NotPreparedError(
+            "No finished run of this id", where=f"{data.symbol}, horizon {data.horizon}", got=run,
+            wanted=f"one of {here}" if here else "a finished run", next_step="name one of these, or train first",
+        )  # fmt: skip
+    if found[-1].facts["data"] != data.fingerprint:
+        raise NotPreparedError(
+            "This run is of other prepared data, whose test rows are others", where=run,
+            got=f"data {found[-1].facts['data'][:12]}",
+            wanted=f"data {data.fingerprint[:12]}, as of {here or 'no run yet'}",
+            next_step="prepare as for that run, or name another run",
+        )  # fmt: skip
+    return found[-1]
 
 
 def predictions_on_common_rows(

@@ -355,12 +355,15 @@ class EvaluateResult(Result):
     verdicts : model -> its verdict on these rows.
     chosen : model with the smallest log loss on validation rows.
     calibration : of every model, as of TrainResult.
+    run_ids, choices : model -> its run, and why that one was taken, in words.
     """
 
     symbol: str
     horizon: int
     metrics: pd.DataFrame
     report_path: Path
+    run_ids: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
     verdicts: dict[str, ModelVerdict] = field(default_factory=dict)
     chosen: str = ""
     calibration: pd.DataFrame | None = None
@@ -374,7 +377,8 @@ class EvaluateResult(Result):
         first = f"{len(self.metrics)} forecasts compared on the test rows, {self.seconds:.1f} s"
         others = [one.sentence for name, one in self.verdicts.items() if name != self.chosen]
         chosen = [f"  chosen on validation rows: {self.chosen}"] if others else []
-        lines = [first, f"  report {self.report_path}", *(f"  {line}" for line in others), *chosen]
+        runs = [f"  {name}: run {run} ({self.choices[name]})" for name, run in self.run_ids.items()]
+        lines = [first, f"  report {self.report_path}", *runs, *(f"  {line}" for line in others), *chosen]
         lines += summary_calibration_lines(self.metrics, self.calibration, self.chosen)
         return "\n".join([*lines, *summary_verdict_lines(self.verdict)])
 

@@ -1,17 +1,18 @@
 """Prepared data sets that nothing reads any more, and the parts that they alone shared."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.datasets.store import PARTS, DatasetStore, read_dataset_manifest
-from ml_factory.errors import NotPreparedError
+from ml_factory.errors import CheckpointError, NotPreparedError
 from ml_factory.storage.files import files
 from ml_factory.storage.folder_removal import REMOVED
-from ml_factory.storage.locks import file_lock
+from ml_factory.storage.locks import check_lock_file_free, file_lock, local_lock_path
 from ml_factory.storage.stored_paths import stored_path
 
-_SHARED = f"../{PARTS}/"
+_SHARED, _DATA_SET = f"../{PARTS}/", re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class StoredDataSets:
             for name in names for file in self.manifests[name]["files"] if file.startswith(_SHARED)
         }  # fmt: skip
 
+    def begun(self) -> set[str]:
+        """Return the folder names of data sets that are not complete: of a `prepare` under way, or interrupted."""
+        names = set(files.names(self.processed)) - set(self.manifests)
+        return {name for name in names if _DATA_SET.fullmatch(name)}
+
+    def begun_parts(self, name: str) -> list[Path]:
+        """List the part files of a data set that is not complete, half-written ones included."""
+        names = files.names(self.processed / PARTS)
+        own = [one for one in names if one.removeprefix(".").startswith(f"{name}-")]
+        return [self.processed / PARTS / one for one in own if one not in self.shared_parts(list(self.manifests))]
+
     def unreferenced_parts(self, without: Collection[str] = ()) -> list[Path]:
         """List the part files that no data set refers to.
 
@@ -49,7 +61,7 @@ class StoredDataSets:
         without : names of data sets that do not count.
         """
         referenced = self.shared_parts([name for name in self.manifests if name not in without])
-        begun = set(files.names(self.processed)) - set(self.manifests)
+        begun = self.begun()
         found = [name for name in files.names(self.processed / PARTS) if name.endswith(".npy")]
         return [
             self.processed / PARTS / name for name in found
@@ -84,6 +96,30 @@ def remove_data_set(processed: Path, name: str) -> bool:
         for path in read_stored_data_sets(processed).unreferenced_parts():
             if path.name in own:
                 files.remove(stored_path(processed, PARTS, path.name, inside=processed.parent))
+    return True
+
+
+def is_preparing(processed: Path) -> bool:
+    """Return whether a process of this machine prepares this symbol now."""
+    try:
+        check_lock_file_free(local_lock_path(processed / "prepare.lock"), "the prepared data")
+    except CheckpointError:
+        return True
+    return False
+
+
+def remove_interrupted_data_set(processed: Path, name: str) -> bool:
+    """Delete what a killed `prepare` left of a data set; return False where it is complete, or a process is at it."""
+    folder = stored_path(processed, name, inside=processed.parent)
+    if is_preparing(processed):
+        return False
+    with file_lock(processed / "prepare.lock"):
+        stored = read_stored_data_sets(processed)
+        if name not in stored.begun():
+            return False
+        for path in stored.begun_parts(name):
+            files.remove(stored_path(processed, PARTS, path.name, inside=processed.parent))
+        files.remove_folder(folder)
     return True
 
 

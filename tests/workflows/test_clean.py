@@ -388,6 +388,71 @@ def test_clean_deletes_kernels_of_other_sources_unused_for_a_day(workspace, tmp_
     assert not pipeline.clean(workspace, "MES").items
 
 
+KILLED_PREPARE = """
+import sys, time
+from types import SimpleNamespace
+import numpy as np
+from ml_factory import Workspace
+from ml_factory.datasets.store_writer import DatasetStoreWriter
+from ml_factory.storage.locks import file_lock
+processed = Workspace(sys.argv[1]).processed("MES")
+with file_lock(processed / "prepare.lock"):
+    store = DatasetStoreWriter.begin(processed, "ab" * 32)
+    cut = {name: np.arange(50) for name in ("known_at", "session", "segment", "close")}
+    store.write_features(SimpleNamespace(values=np.ones((50, 2), np.float32), names=["a", "b"], **cut))
+    (processed / "parts" / f".{'ab' * 6}-50-60-features.npy.0-1-2-3.tmp").write_bytes(b"half")
+    print("written", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_clean_deletes_what_a_killed_prepare_left_and_nothing_of_a_live_one(workspace, spawn):
+    kept = add_data_set(workspace, 1)
+    before = tree(workspace.processed("MES"))
+    process = spawn(KILLED_PREPARE, workspace.root)
+    assert process.stdout.readline() == "written\n"
+    begun = workspace.processed("MES") / ("ab" * 6)
+    assert not pipeline.clean(workspace, "MES", dry_run=True).items and begun.is_dir()
+    process.kill()
+    process.wait()
+    listed = pipeline.clean(workspace, "MES", dry_run=True)
+    parts = (workspace.processed("MES") / "parts").glob(f"*{'ab' * 6}-*")
+    size = sum(path.stat().st_size for path in [*begun.iterdir(), *parts])
+    assert [(item.path, item.size) for item in listed.items] == [(begun, size)] and size > 500
+    assert "interrupted prepare" in listed.summary()
+    process = spawn(KILLED_PREPARE, workspace.root)  # one that begins after the list was shown
+    assert process.stdout.readline() == "written\n"
+    assert "is needed" in " ".join(pipeline.clean(workspace, "MES", listed=listed).skipped) and begun.is_dir()
+    process.kill()
+    process.wait()
+    pipeline.clean(workspace, "MES")
+    assert tree(workspace.processed("MES")) == before and kept.is_intact()
+
+
+def test_clean_deletes_compiled_programs_and_copies_that_no_process_used_for_a_day(workspace, tmp_path, spawn):
+    programs, copies = tmp_path / "cache" / "ml_factory-programs", tmp_path / "cache" / "ml_factory" / "outgoing"
+    for folder in (programs / "xla", programs / "inductor", programs / "triton", copies / "tmpold", copies / "tmpnew"):
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "program").write_bytes(b"p" * 10)
+        for path in (folder / "program", folder):
+            os.utime(path, (0, 0) if folder.name != "tmpnew" else None)
+    programs.chmod(0o700)
+    process = spawn(
+        "import sys, time; from pathlib import Path; from ml_factory.storage.private_folder import hold_folder\n"
+        "hold_folder(Path(sys.argv[1]))\nprint('held', flush=True); time.sleep(300)",
+        programs / "inductor",
+    )
+    assert process.stdout.readline() == "held\n"
+    os.utime(programs / "inductor", (0, 0))  # a process that holds it for days
+    result = pipeline.clean(workspace, "MES")
+    assert {item.path for item in result.items} == {programs / "xla", programs / "triton", copies / "tmpold"}
+    assert {item.size for item in result.items} == {10} and (programs / "inductor" / "program").is_file()
+    process.kill()
+    process.wait()
+    assert [item.path for item in pipeline.clean(workspace, "MES").items] == [programs / "inductor"]
+    assert [path.name for path in copies.iterdir()] == ["tmpnew"] and not list(programs.iterdir())
+
+
 def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(workspace):
     for n in range(3):
         add_model(workspace, n)

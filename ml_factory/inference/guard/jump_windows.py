@@ -25,7 +25,7 @@ class JumpWindows:
 
     @property
     def holds(self) -> bool:
-        """Whether the newest base bar, or the one under way, reads bars of two units."""
+        """Return whether the newest base bar, or the one under way, reads bars of two units."""
         return self._count - 1 <= self._last
 
     def push(self, chunk: BarChunk, jumps: np.ndarray, last_end: int) -> np.ndarray:
