@@ -8,8 +8,8 @@ through `GuardedStream` at its default setting, with their outcomes as they beco
 
 An alarm state: any check is in alarm, from a bar at which it finds something until 60 bars after it last did (1,440
 for calibration; for a jump of unit until the features' windows hold bars of one unit). An onset is the first bar of
-such a state. The drifts of `guard_drifts` begin at --starts places of the first 5,000 test bars; one is found when, within 500 bars, a check begins an alarm that it has
-not without it.
+such a state. The drifts of `guard_drifts` begin at --starts places of the first 5,000 test bars; one is found when,
+within 500 bars, a check begins an alarm that it has not without it.
 
 One JSON line for each file and side (guard, range: a value outside the training's range; z_score: the mean of 240 bars
 more than 4 standard errors of independent bars from that of training):

@@ -123,7 +123,7 @@ def evaluate(
     title: Annotated[str, Option(help="Title of the report.")] = "",
     run: Annotated[
         list[str] | None,
-        Option("--run", help="Id of a run to compare; several times. Empty: the newest of each model."),
+        Option("--run", help="Id of a run to compare; several times. Empty: each model's newest."),
     ] = None,
 ) -> None:
     """Compare finished models on the same test rows. Example: `python -m ml_factory evaluate --symbol MES`"""

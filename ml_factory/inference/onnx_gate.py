@@ -88,7 +88,7 @@ def check_onnx_graph(
 def _compare_without_calibration(
     graph: bytes, fitted: FittedModels, features: pd.DataFrame, given: Mapping
 ) -> None:  # fmt: skip
-    """Compare each model of the graph before its calibration, which may leave the prior alone and hide another model."""
+    """Compare each model of the graph before its calibration, which may leave the prior alone and hide the model."""
     for name, model in fitted.models.items():
         alone = FittedModels({name: replace(model, calibration=Calibration().to_dict())})
         wanted = alone.predict_features(features, **given)

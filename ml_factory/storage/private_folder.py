@@ -47,7 +47,7 @@ def hold_folder(folder: Path) -> None:
 
 
 def is_folder_held(folder: Path) -> bool:
-    """Return whether a process uses the folder; also True where the file system cannot tell."""
+    """Return whether a process uses the folder; also True where the file system has no locks."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
