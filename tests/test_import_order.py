@@ -78,7 +78,8 @@ inference.onnx_threshold_rows inference.onnx_gate
 inference.prediction_spec inference.split_times inference.bundle_checks
 inference.guard.histograms inference.guard.bar_channels inference.guard.block_martingale inference.guard.reference
 inference.model_card inference.bundle inference.stream
-inference.guard.settings inference.guard.alarms inference.guard.bar_checks inference.guard.drift
+inference.guard.settings inference.guard.alarms inference.guard.feature_range inference.guard.jump_windows
+inference.guard.bar_checks inference.guard.drift
 inference.guard.outcomes inference.guard.fit_reference inference.guard.guarded_stream inference.guard.request_checks
 workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results
 workflows.unit_checkpoints

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 import pandas as pd
 
 from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
@@ -18,6 +17,7 @@ from ml_factory.evaluation.calibration import Calibration
 from ml_factory.inference.onnx_content import check_onnx_content
 from ml_factory.inference.onnx_ensemble import OnnxEnsemble
 from ml_factory.inference.onnx_export import has_rounds, uncalibrated_output
+from ml_factory.inference.onnx_graph import graph_with_output
 from ml_factory.inference.onnx_leaves import find_other_leaf
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.onnx_threshold_rows import rows_at_thresholds
@@ -92,16 +92,9 @@ def _compare_without_calibration(
     for name, model in fitted.models.items():
         alone = FittedModels({name: replace(model, calibration=Calibration().to_dict())})
         wanted = alone.predict_features(features, **given)
-        part = OnnxModels(_with_output(graph, uncalibrated_output(name)), fitted.lookback)
+        part = OnnxModels(graph_with_output(graph, uncalibrated_output(name)), fitted.lookback)
         got = part.predict_features(features, **given)
         _compare(got.to_numpy(), wanted.to_numpy(), wanted.index)
-
-
-def _with_output(graph: bytes, tensor: str) -> bytes:
-    """Return the graph with another of its tensors, of the same type and shape, as its output."""
-    model = onnx.load_from_string(graph)
-    model.graph.output[0].name = tensor
-    return model.SerializeToString()
 
 
 def _compare(got_N3: np.ndarray, wanted_N3: np.ndarray, known_at: pd.DatetimeIndex) -> None:

@@ -90,3 +90,10 @@ class OnnxGraph:
     def _name(self, what: str) -> str:
         self._count += 1
         return f"{what}_{self._count}"
+
+
+def graph_with_output(graph: bytes, tensor: str) -> bytes:
+    """Return a written graph with another of its tensors, of the same type and shape, as its output."""
+    model = onnx.load_from_string(graph)
+    model.graph.output[0].name = tensor
+    return model.SerializeToString()
