@@ -42,7 +42,7 @@ class ModelComparison:
 def compare_finished_models(
     workspace: Workspace, data: PreparedDataset, models: Sequence[str] | None = None, runs: Sequence[str] = ()
 ) -> ModelComparison:
-    """Compare the newest finished run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
+    """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
     train_rows, _ = predictions.predictions_on_common_rows(workspace, data, found, "train")
