@@ -312,7 +312,7 @@ def pick_device(spec: TrainSpec) -> Device:
             where="device",
             got=spec.device,
             wanted="cpu or auto",
-            next_step=f"choose a {'TPU' if spec.device == 'xla' else 'GPU'} runtime, or device='auto'",
+            next_step=_next_step_without(spec.device),
         )
     kind = spec.device if spec.device != "auto" else "cuda" if cuda else "xla" if on_tpu else "cpu"
     if kind == "xla" and spec.precision == "fp16":
@@ -335,6 +335,13 @@ def pick_device(spec: TrainSpec) -> Device:
     if spec.compile or kind == "xla":
         device.cache_compiled_programs(private_folder("programs"))
     return device
+
+
+def _next_step_without(kind: str) -> str:
+    """Return what to do where this kind of device is missing."""
+    if kind == "xla" and importlib.util.find_spec("torch_tpu") and not importlib.util.find_spec("torch_xla"):
+        return "torch_tpu is not supported by this version: install torch 2.9.0 with torch_xla[tpu] 2.9.0"
+    return f"choose a {'TPU' if kind == 'xla' else 'GPU'} runtime, or device='auto'"
 
 
 @contextmanager
