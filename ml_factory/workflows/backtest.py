@@ -23,7 +23,17 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results import Result
 
 SHUFFLES = 20
-SHOWN = ("net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks")
+SHOWN = (
+    "net",
+    "net_ticks",
+    "sharpe",
+    "sharpe_error",
+    "sharpe_lo",
+    "drawdown",
+    "trades",
+    "break_even_ticks",
+    "cost_ticks",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,12 @@ import pytest
 from benchmarks.backtest import plain_run, random_forecasts, random_market
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
-from ml_factory.evaluation.backtest.metrics import drawdown, sharpe_ratio, sortino_ratio
+from ml_factory.evaluation.backtest.metrics import (
+    autocorrelated_sharpe_ratio,
+    drawdown,
+    sharpe_ratio,
+    sortino_ratio,
+)
 
 ES = ContractSpec("ES", "cme", 0.25, multiplier=50, commission=1.0, exchange_fee=0.5)
 FREE = replace(ES, commission=0.0, exchange_fee=0.0)
@@ -225,6 +230,42 @@ def test_sharpe_ratio_and_error_equal_lo_and_sampling_deviation():
     spread = found[:, 0].std()
     assert spread > 1.5 / np.sqrt(1_000)  # a plain error is too small here
     assert found[:, 1].mean() == pytest.approx(spread, rel=0.15)
+
+
+def test_autocorrelated_sharpe_ratio_of_first_order_series_equals_lo():
+    rng, rho, q = np.random.default_rng(6), 0.4, 252
+    plain = rng.normal(0.1, 1, (200, 1_500))
+    series = plain.copy()
+    for t in range(1, series.shape[1]):
+        series[:, t] += rho * series[:, t - 1]
+    k = np.arange(1, q)
+    factor = q / np.sqrt(q + 2 * ((q - k) * rho**k).sum())  # Lo (2002), equation 20, with rho_k = rho ** k
+    assert factor < 0.7 * q**0.5
+    for rows, wanted in ((plain, q**0.5), (series[:, 300:], factor)):
+        found = np.array([autocorrelated_sharpe_ratio(row, q) / sharpe_ratio(row)[0] for row in rows])
+        assert np.median(found) == pytest.approx(wanted, rel=0.08)
+    assert np.isnan(autocorrelated_sharpe_ratio(plain[0, :7], q))
+    assert np.isnan(autocorrelated_sharpe_ratio(np.ones(q), q))
+
+
+@pytest.mark.parametrize(("calendar", "sessions"), [("us_equity", 252), ("24h", 366)])
+def test_metrics_of_two_weeks_are_annualised_by_sessions_of_calendar(calendar, sessions):
+    """New York traded on 252 days of 2024; ten sessions in eleven days and a half would make 318 a year."""
+    days = pd.bdate_range("2024-01-02", "2024-01-12", tz="UTC") + pd.Timedelta(hours=15)
+    closes = 100 + np.array([0, 1, 3, 2, 4, 5, 4, 6, 7])
+    index = [moment + pd.Timedelta(minutes=m) for moment in days for m in (0, 5)]
+    prices = np.column_stack([np.repeat(np.append(100, closes[:-1]), 2)] * 4).astype(float)
+    prices[1::2] = closes[:, None]
+    bars = pd.DataFrame(prices, index=pd.DatetimeIndex(index), columns=["open", "high", "low", "close"])
+    known = pd.DataFrame({"side": 1}, index=pd.DatetimeIndex(index[:1]) + pd.Timedelta(minutes=5))
+    spec = replace(FREE, calendar=calendar, multiplier=1.0)
+    carried = TradingRule(flat_at_session_end=False, barriers=False)
+    got = run(bars, known, spec, costs=NO_COST, rule=carried).metrics
+    daily = np.diff(closes, prepend=closes[0]) / closes[0]
+    a_year = sessions * 365.25 / 365
+    assert got["sessions"] == 9 and got["sessions_a_year"] == pytest.approx(a_year, abs=1.1)
+    ratio = daily.mean() / daily.std() * np.sqrt(got["sessions_a_year"])
+    assert got["sharpe"] == pytest.approx(ratio) and got["net"] == pytest.approx(closes[-1] - closes[0])
 
 
 def test_sortino_ratio_and_drawdown_equal_hand_worked_numbers():

@@ -1,7 +1,7 @@
 """Metrics of trades and equity: net result, Sharpe ratio with its error, drawdown, turnover, cost to break even.
 
 Returns are those of exchange days, on the value of the largest position at the first close. Ratios are annualised by
-the sessions a year that the bars really have.
+the sessions that the market's calendar has in a year.
 """
 
 import numpy as np
@@ -9,17 +9,17 @@ import pandas as pd
 
 from ml_factory.evaluation.intervals import FEWEST, newey_west_standard_error
 
-YEAR_NS = 365.25 * 86_400e9
 NAN = float("nan")
 
 
 def backtest_metrics(
-    trades: pd.DataFrame, equity: pd.DataFrame, tick_value: float, notional: float
+    trades: pd.DataFrame, equity: pd.DataFrame, tick_value: float, notional: float, sessions_a_year: float
 ) -> dict[str, float]:
     """Return the metrics of a backtest by name; NaN where one is not defined.
 
     net, gross, cost : currency; net_ticks; net_percent of `notional`
-    sharpe, sharpe_error, sortino : annualised; the error under autocorrelation, `sharpe_ratio`
+    sharpe, sharpe_error, sortino : annualised by the root of time; the error under autocorrelation, `sharpe_ratio`
+    sharpe_lo : annualised with Lo's factor, `autocorrelated_sharpe_ratio`: smaller where gains follow gains
     drawdown, drawdown_sessions : largest fall of the equity below its peak at bars' closes, currency; longest time
         below a peak
     turnover : contracts traded a session; exposure : share of bars with a position
@@ -32,12 +32,11 @@ def backtest_metrics(
     trades, equity : as of `Backtest`
     tick_value : currency of a tick of one contract
     notional : currency that a return is a share of
+    sessions_a_year : of the market's calendar
     """
     by_session = equity.groupby("session")["equity"].last()
     daily = np.diff(by_session.to_numpy(), prepend=0.0)
-    moments = equity.index.as_unit("ns").asi8
-    years = (int(moments[-1]) - int(moments[0])) / YEAR_NS
-    a_year = len(daily) / years if years > 0 else NAN
+    a_year = sessions_a_year
     ratio, error = sharpe_ratio(daily / notional)
     net, count = trades["net"].to_numpy(), len(trades)
     gains, losses = net[net > 0].sum(), -net[net < 0].sum()
@@ -47,7 +46,9 @@ def backtest_metrics(
         "net": float(net.sum()), "gross": float(trades["gross"].sum()), "cost": float(trades["cost"].sum()),
         "net_ticks": float(net.sum() / tick_value), "net_percent": float(100 * net.sum() / notional),
         "sharpe": ratio * np.sqrt(a_year), "sharpe_error": error * np.sqrt(a_year),
-        "sortino": sortino_ratio(daily / notional) * np.sqrt(a_year), "drawdown": fall, "drawdown_sessions": length,
+        "sharpe_lo": autocorrelated_sharpe_ratio(daily / notional, a_year),
+        "sortino": sortino_ratio(daily / notional) * np.sqrt(a_year),
+        "drawdown": fall, "drawdown_sessions": length,
         "trades": count, "turnover": 2 * count / len(daily), "exposure": float((equity["position"] != 0).mean()),
         "hit_rate": float((net > 0).mean()) if count else NAN,
         "profit_factor": float(gains / losses) if losses > 0 else NAN,
@@ -73,6 +74,20 @@ def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
     if len(returns) < FEWEST:
         return ratio, NAN
     return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
+
+
+def autocorrelated_sharpe_ratio(returns: np.ndarray, periods: float) -> float:
+    """Return the Sharpe ratio of the sum of `periods` returns that follow each other; NaN below 8 returns.
+
+    Lo (2002), equation 20: SR q / sqrt(q + 2 sum of (q - k) rho_k). For q far above the lags k that count this is the
+    mean over the root of the long-run variance, times sqrt(q). That variance by Newey and West, on the returns there
+    are: a year's own lags cannot be estimated from a year.
+    """
+    returns = np.asarray(returns, np.float64)
+    if len(returns) < FEWEST or not returns.std() > 0:
+        return NAN
+    error = newey_west_standard_error(returns - returns.mean(), 1)[0]
+    return float(returns.mean() / (error * np.sqrt(len(returns))) * np.sqrt(periods)) if error > 0 else NAN
 
 
 def sortino_ratio(returns: np.ndarray) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import PRICES
-from ml_factory.data.sessions import MINUTE_NS, assign_sessions
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import EXITS, simulate_fills_kernel
@@ -83,7 +83,14 @@ def run(
         index=pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at"),
     )
     notional = float(prices[3][0]) * spec.multiplier * rule.max_contracts
-    return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional))
+    a_year = count_sessions_in_year(spec.calendar, int(start[0]))
+    return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional, a_year))
+
+
+def count_sessions_in_year(calendar: str, start_ns: int) -> float:
+    """Return the sessions that a calendar has in the year from this moment (UTC ns): 365.25 days' share of 365."""
+    first = start_ns // DAY_NS
+    return len(scheduled_session_days(calendar, first, first + 364)[0]) * 365.25 / 365
 
 
 def _checked_bars(bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, ...]]:
