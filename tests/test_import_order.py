@@ -75,7 +75,7 @@ inference.trained_model inference.predict inference.onnx_content inference.onnx_
 inference.onnx_trees inference.onnx_quantiles inference.network_graph
 inference.onnx_export inference.onnx_models inference.onnx_ensemble inference.onnx_leaves
 inference.onnx_threshold_rows inference.onnx_gate
-inference.prediction_spec inference.split_times inference.bundle_checks
+inference.prediction_spec inference.split_times inference.bundle_checks inference.bundle_parts
 inference.guard.histograms inference.guard.bar_channels inference.guard.block_martingale inference.guard.reference
 inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.feature_range inference.guard.jump_windows

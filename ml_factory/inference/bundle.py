@@ -29,6 +29,7 @@ from ml_factory.inference.bundle_checks import (
     check_bundle_market,
     check_fitted_models,
 )
+from ml_factory.inference.bundle_parts import check_bundle_parts
 from ml_factory.inference.guard.reference import GuardReference
 from ml_factory.inference.model_card import model_card
 from ml_factory.inference.onnx_models import OnnxModels
@@ -107,6 +108,7 @@ class Bundle:
                 check_bundle_libraries(self.description, self.where)
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
+            check_bundle_parts(self.description, self.spec, self.trained, self.where)
             if isinstance(self.fitted, OnnxModels):
                 _ = self.fitted.checked(len(self.description["feature_names"]), self.where).session
             else:
@@ -141,8 +143,12 @@ class Bundle:
         """The models, ready to predict feature rows."""
         if self.engine == "onnx":
             return OnnxModels(self.onnx, self.description["lookback"])
-        models = {name: TrainedModel.from_state(deserialize_state(data)) for name, data in self.models.items()}
-        return FittedModels(models, self.description["stack"])
+        return FittedModels(self.trained, self.description["stack"])
+
+    @cached_property
+    def trained(self) -> dict[str, TrainedModel]:
+        """The models as they were registered, of a stack its base models; no library of theirs is needed."""
+        return {name: _read_model(name, data, self.where) for name, data in self.models.items()}
 
     @property
     def card(self) -> str:
@@ -215,6 +221,16 @@ class Bundle:
                     f"A part of this bundle was changed: {name}", where=self.where, got=one[:12] or "nothing",
                     wanted=wanted[:12] or "nothing", next_step=_AGAIN,
                 )  # fmt: skip
+
+
+def _read_model(name: str, data: bytes, where: object) -> TrainedModel:
+    try:
+        state = deserialize_state(data)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"The model {name} in this bundle is damaged", where=where, got=error.got, next_step=_AGAIN
+        ) from error
+    return TrainedModel.from_state(state, where)
 
 
 def _damaged(where: object) -> AbstractContextManager:

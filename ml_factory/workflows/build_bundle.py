@@ -5,12 +5,11 @@ import logging
 import ml_factory
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
-from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform
-from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
 from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, NotPreparedError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
+from ml_factory.inference.bundle_parts import UNCERTIFIED, warmup_bars
 from ml_factory.inference.guard.fit_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
@@ -106,13 +105,13 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
         "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
         "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
         "feature_files": feature_file_hashes(),
-        "lookback": fitted.lookback, "warmup_bars": _warmup_bars(spec, fitted),
+        "lookback": fitted.lookback, "warmup_bars": warmup_bars(spec, fitted.models),
         "custom": custom_feature_modules(spec), "networks": networks,
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
         "off_tick": off_tick / max(report["rows"], 1),
         "certificate": certificate and certificate.to_dict(),
-        "certified": certificate.describe() if certificate else "none: uncertified",
+        "certified": certificate.describe() if certificate else UNCERTIFIED,
         "metrics": metrics[[name for name in _METRICS if name in metrics]].to_dict("records"),
         "verdict": evaluation.verdict.sentence,
         "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},
@@ -122,19 +121,3 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
 def _stack_state(fitted: FittedModels) -> dict | None:
     """Return what a stack predicts with, as JSON values; None for a single model."""
     return None if fitted.stack is None else {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}
-
-
-def _warmup_bars(spec: PredictionSpec, fitted: FittedModels) -> int | None:
-    """Return base bars after which a cold start predicts; None where only the whole history will do."""
-    if not isinstance(spec.features.base, int):
-        return None
-    return spec.features.warmup_bars + max(
-        _rows_before(model.scaler) + model.lookback for model in fitted.models.values()
-    )
-
-
-def _rows_before(scaler: dict) -> int:
-    """Return the rows before its own that the preprocessing of a row reads."""
-    step = preprocessing_from_dict(scaler)
-    steps = step.steps if isinstance(step, Preprocessor) else (step,)
-    return max((one.window for one in steps if isinstance(one, FractionalDifferenceTransform)), default=0)

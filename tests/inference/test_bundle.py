@@ -165,6 +165,92 @@ def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_f
         Bundle.load(tmp_path / "a")
 
 
+# ---- parts of another bundle, with right hashes ----------------------------------------------------------------------
+
+
+def other_model(whole, **facts):
+    state = deserialize_state(whole.models["xgboost"])
+    return Bundle.from_parts(whole.description, {"xgboost": serialize_state(state | facts)}, b"", whole.reference)
+
+
+def other_facts(whole, **facts):
+    return Bundle.from_parts({**whole.description, **facts}, whole.models, b"", whole.reference)
+
+
+def other_spec(spec, **market):
+    return {**spec, "market": {**spec["market"], **market}}
+
+
+def swapped_part(whole, trained):
+    """The file with another model, calibrator or scaler under the old hashes."""
+    state = deserialize_state(whole.to_bytes())
+    model = deserialize_state(whole.models["xgboost"])
+    return serialize_state({**state, "models": {"xgboost": serialize_state({**model, **trained})}})
+
+
+MANIPULATED = {
+    "model of another run": (lambda b: other_model(b, facts={"run_id": "train-xgboost-h5-s0-0"}), "the run of the mod"),
+    "model of another market": (lambda b: other_model(b, spec=other_spec(b.description["spec"], tick=0.1)),
+                                "the settings of market of the model xgboost"),
+    "model under another name": (lambda b: other_facts(b, model="lightgbm"), "the model"),
+    "another scaler": (lambda b: swapped_part(b, {"scaler": {"kind": "none"}}), "changed: xgboost"),
+    "another calibrator": (lambda b: swapped_part(b, {"calibration": {"temperature": 9.0}}), "changed: xgboost"),
+    "other features": (lambda b: other_model(b, feature_names=b.description["feature_names"][::-1]), "the features of"),
+    "another tick": (lambda b: other_facts(b, spec=other_spec(b.description["spec"], tick=0.1)), "tick of DEMO|settings"),
+    "changed feature definition": (
+        lambda b: other_facts(b, feature_sources={**b.description["feature_sources"], "features/momentum.py": "0" * 16},
+                              feature_files={**b.description["feature_files"], "features/momentum.py": "0" * 64}),
+        "other code in features/momentum.py"),
+    "older library": (lambda b: other_facts(b, versions={**b.description["versions"], "xgboost": "99.0"}), "too old"),
+    "no certificate behind the card's words": (lambda b: other_facts(b, certificate=None), "the certificate in words"),
+    "certificate of another symbol": (
+        lambda b: other_facts(b, certificate={**b.description["certificate"], "symbol": "ES"}), "certificate.*changed"),
+    "another warm-up": (lambda b: other_facts(b, warmup_bars=0), "the warm-up"),
+    "another look-back": (lambda b: other_facts(b, lookback=64), "the look-back"),
+    "two classes": (lambda b: other_facts(b, classes=[-1, 1]), "the classes"),
+    "metrics that are none": (lambda b: other_facts(b, metrics=[{"split": "test", "name": "x", "log_loss": "0"}]),
+                              "the metrics"),
+    "an interval upside down": (
+        lambda b: other_facts(b, metrics=[{**row, "gain_best_low": 9.0} for row in b.description["metrics"]]), "metrics"),
+    "times that are none": (lambda b: other_facts(b, split_times=dict.fromkeys(b.description["split_times"], "x")),
+                            "the times of the splits"),
+    "a path as file": (lambda b: other_facts(b, file="/etc/passwd\n# x"), "the name in file"),
+    "a path as model": (lambda b: Bundle.from_parts(b.description, {"../x": b.models["xgboost"]}), r"got '\.\./x'"),
+    "a reference cut short": (lambda b: Bundle.from_parts(b.description, b.models, b"", b.reference[:-9]), "reference"),
+    "a model cut short": (lambda b: Bundle.from_parts(b.description, {"xgboost": b.models["xgboost"][:-9]}), "model xg"),
+    "cut short": (lambda b: b.to_bytes()[:-100], "cut short"),
+    "an enormous size": (lambda b: b"\xff" * 7 + b"\x7f" + b.to_bytes()[8:], "no bundle, or it is cut short"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MANIPULATED)
+def test_bundle_with_a_part_of_another_is_refused_in_one_line(bundle_file, tmp_path, change):
+    make, words = MANIPULATED[change]
+    made = make(Bundle.load(bundle_file("xgboost")))
+    (tmp_path / "b").write_bytes(made if isinstance(made, bytes) else made.to_bytes())
+    with pytest.raises(FactoryError, match=words) as error:
+        Bundle.load(tmp_path / "b")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700
+
+
+def test_card_numbers_are_those_of_the_description(bundle_file):
+    for name in ("xgboost", "stack"):
+        bundle = Bundle.load(bundle_file(name))
+        facts, lines = bundle.description, bundle.card.splitlines()
+        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")][1:]
+        shown = ("log_loss", "gain_best", "gain_best_low", "gain_best_high", "rows", "effective_rows")
+        assert [tuple(row[:2]) for row in cells] == [(row["split"], row["name"]) for row in facts["metrics"]]
+        for row, stored in zip(cells, facts["metrics"], strict=True):
+            for cell, fact in zip(row[2:], shown, strict=True):
+                value = stored.get(fact)
+                wanted = 0.5 if "rows" in fact else 5e-5
+                assert cell == "-" if value is None else abs(float(cell.replace(",", "")) - value) <= wanted, (
+                    cell,
+                    fact,
+                )
+        assert bundle_file(name).with_suffix(".md").read_text(encoding="utf-8") == bundle.card
+
+
 # ---- a file from anywhere --------------------------------------------------------------------------------------------
 
 

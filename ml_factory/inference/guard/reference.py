@@ -97,7 +97,7 @@ class GuardReference:
             CheckpointError, "The guard's reference in this bundle is damaged", where=where, next_step=_AGAIN
         ):
             _require(len(data) <= LARGEST_REFERENCE, "a reference larger than any")
-            return cls._from_state(deserialize_state(data), features)
+            return cls._from_state(_read_state(data, where), features)
 
     @classmethod
     def _from_state(cls, state: Mapping, features: int) -> "GuardReference":
@@ -123,6 +123,15 @@ class GuardReference:
             rows=ColumnReference.from_state(state["rows"], features + 3), low=low, high=high,
             strange_features=_positive(state["strange_features"]), outcomes=_positive(state["outcomes"]),
         )  # fmt: skip
+
+
+def _read_state(data: bytes, where: object) -> Mapping:
+    try:
+        return deserialize_state(data)
+    except CheckpointError as error:
+        raise CheckpointError(
+            "The guard's reference in this bundle is damaged", where=where, got=error.got, next_step=_AGAIN
+        ) from error
 
 
 def _array(value: object, shape: tuple[int, ...], *, least: float = -np.inf, infinite: bool = False) -> np.ndarray:
