@@ -1,4 +1,4 @@
-"""Checks that the parts of a bundle are of one run: its models, and what its description and its card report of them."""
+"""Checks that the parts of a bundle belong together: its models, and what its description and its card report."""
 
 import math
 import re

@@ -49,7 +49,9 @@ def _exported(model: NeuralClassifier, export: Callable[[], Any]) -> Any:
     if model.covariates:
         raise SettingsError(
             "A network with known or static inputs is not exported as a graph", where=model.name,
-            got=", ".join(model.covariates), next_step="export the bundle alone, or train without known= and static=",
+            got=", ".join(model.covariates),
+            wanted="windows of features alone: these inputs are computed from the exchange calendar, outside the graph",
+            next_step="export the bundle alone, or train without known= and static=",
         )  # fmt: skip
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # notes of the exporter on operators that no network here has
