@@ -134,6 +134,10 @@ class PredictionStream:
                     wanted="the columns contract and chain",
                     next_step="push the bars that prepare wrote, or those of one contract",
                 )  # fmt: skip
+            chain = pd.to_numeric(bars["chain"], errors="coerce").to_numpy(float)
+            if not (np.isfinite(chain) & (chain > 0)).all():
+                raise BarsError("The price step of a roll is no number above 0", where=where, got="the column chain",
+                                wanted="ratios of prices", next_step="push the bars that prepare wrote")  # fmt: skip
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
 

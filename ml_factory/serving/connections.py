@@ -11,8 +11,10 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ml_factory.serving.service_settings import ServiceLimits
 
+MOST_HEADER_BYTES = 2**19  # more than one reading of the socket, which may hold the end of a body too
 ACCEPTED_AT_ONCE = 8  # in one turn of the event loop: each has a descriptor before it can be refused
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+_LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _log = logging.getLogger("ml_factory")
 
 
@@ -45,6 +47,7 @@ def limited_http_protocol(limits: ServiceLimits) -> type[HttpToolsProtocol]:
 
     class LimitedHttpProtocol(HttpToolsProtocol):
         _headers_due: asyncio.TimerHandle | None = None
+        _header_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -53,6 +56,14 @@ def limited_http_protocol(limits: ServiceLimits) -> type[HttpToolsProtocol]:
                 transport.close()
             else:
                 self._await_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._headers_due is not None and not self.transport.is_closing():  # they have not ended
+                self._header_bytes += len(data)
+                if self._header_bytes > MOST_HEADER_BYTES:
+                    self.transport.write(_LARGE_HEADERS)
+                    self.transport.close()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -73,7 +84,7 @@ def limited_http_protocol(limits: ServiceLimits) -> type[HttpToolsProtocol]:
         def _cancel(self) -> None:
             if self._headers_due is not None:
                 self._headers_due.cancel()
-                self._headers_due = None
+                self._headers_due, self._header_bytes = None, 0
 
     return LimitedHttpProtocol
 

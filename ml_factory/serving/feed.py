@@ -24,7 +24,7 @@ from ml_factory.serving.recent_answers import (
     bar_keys,
 )
 from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.serving.tables import Columns, frame_to_answers, to_frame
+from ml_factory.serving.tables import Columns, check_symbol_column, frame_to_answers, to_frame
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
@@ -59,6 +59,7 @@ class Feed:
 
         Raises BarsError for bars that cannot be, after which the feed is as before.
         """
+        check_symbol_column(columns, served.symbol, "bars")
         log = self._continue(served)
         keys = bar_keys(columns)
         if not keys:

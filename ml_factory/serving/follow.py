@@ -29,7 +29,7 @@ from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feed import Feed, kept_bars
 from ml_factory.serving.recent_answers import RECENT_BARS, name_answers
 from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.serving.tables import Columns
+from ml_factory.serving.tables import Columns, check_symbol_column
 from ml_factory.storage.files import files
 from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import parse_raw_bars_name
@@ -129,7 +129,8 @@ class FollowedFile:
 
     def _answers(self, table: pd.DataFrame) -> Iterator[list[dict[str, Any]]]:
         """Yield the answers of the rows that are later than those before, part by part; each is on the disk then."""
-        _check_symbol_column(table, self._served.symbol, self._path)
+        texts = {name: table[name].astype(str).tolist() for name in table if str(name).strip().lower() == "symbol"}
+        check_symbol_column(texts, self._served.symbol, self._path)
         bundle, first = self._served.bundle, self.position is None
         spec = bundle.spec.stream_bars
         start_ns, _, _, minutes = validate_bar_columns(table, spec, self._path)
@@ -245,16 +246,6 @@ def _check_name(path: Path, symbol: str) -> None:
     if named and named[0] != symbol:
         raise SettingsError("These are bars of another symbol", where=path, got=named[0], wanted=symbol,
                             next_step=f"follow the bars of {symbol}, or serve a bundle of {named[0]}")  # fmt: skip
-
-
-def _check_symbol_column(table: pd.DataFrame, symbol: str, where: Path) -> None:
-    """Raise BarsError for rows that name another symbol."""
-    for name in table.columns:
-        if str(name).strip().lower() == "symbol":
-            others = [one for one in table[name].astype(str).unique() if one != symbol]
-            if others:
-                raise BarsError("These are bars of another symbol", where=where, got=", ".join(others[:3]),
-                                wanted=symbol, next_step=f"follow a file of {symbol}")  # fmt: skip
 
 
 def _columns(table: pd.DataFrame, spec: RawBarSpec, where: Path) -> Columns:

@@ -21,7 +21,14 @@ from ml_factory.inference.guard.request_checks import check_feature_rows, check_
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.split_times import split_by_times
-from ml_factory.serving.tables import apply_findings, frame_to_answers, refuse_findings, to_columns, to_frame
+from ml_factory.serving.tables import (
+    apply_findings,
+    check_symbol_column,
+    frame_to_answers,
+    refuse_findings,
+    to_columns,
+    to_frame,
+)
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
@@ -95,7 +102,9 @@ class ServedBundle:
         bars : of a request
         now : the clock, to which the newest bar is compared; None: history
         """
-        table = to_frame(to_columns(bars))
+        columns = to_columns(bars)
+        check_symbol_column(columns, self.symbol, "bars")
+        table = to_frame(columns)
         with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send other bars"):
             frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
             findings = check_predict_bars(self.bundle, table, self.guard, now=now)

@@ -22,6 +22,16 @@ def check_bar_count(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: i
                         next_step="send fewer at once")  # fmt: skip
 
 
+def check_symbol_column(columns: Mapping[str, Sequence], symbol: str, where: object) -> None:
+    """Raise BarsError for bars that name another symbol in a column of theirs."""
+    for name, column in columns.items():
+        if str(name).strip().lower() == "symbol":
+            others = [str(one) for one in dict.fromkeys(column) if one is not None and str(one) != symbol]
+            if others:
+                raise BarsError("These are bars of another symbol", where=where, got=", ".join(others[:3]),
+                                wanted=symbol, next_step=f"give bars of {symbol} alone")  # fmt: skip
+
+
 def to_columns(bars: Sequence[Mapping] | Mapping[str, Sequence]) -> Columns:
     """Return the bars of a request as a list for each column. Raises BarsError for columns of unequal lengths."""
     if isinstance(bars, Mapping):

@@ -68,6 +68,20 @@ def test_feed_refuses_empty_columns_and_goes_on(booster, made, tmp_path):
         PredictRequest.model_validate({"bars": {"close": []}})
 
 
+def test_bars_that_name_another_symbol_or_impossible_rolls_are_refused_and_the_feed_goes_on(booster, made, tmp_path):
+    feed, bars = filled_feed(tmp_path, booster, made), made.bars["DEMO"]
+    one = columns_of(bars.iloc[HISTORY : HISTORY + 1])
+    for more, named in (
+        ({"symbol": ["ES"]}, "bars of another symbol"), ({" Symbol": [7]}, "bars of another symbol"),
+        *(({"contract": ["A"], "chain": [chain]}, "price step of a roll") for chain in (0, -1, None, "x", 1e999)),
+    ):  # fmt: skip
+        with pytest.raises(BarsError, match=named):
+            feed.push(booster, one | more, None)
+    with pytest.raises(BarsError, match="bars of another symbol"):
+        booster.predict_bars(one | {"symbol": ["ES"]}, 1, None)
+    assert feed.push(booster, one | {"symbol": ["DEMO"]}, None)["repeated"] == 0
+
+
 class OneMessageSocket:
     """A connection that sends one message and leaves."""
 

@@ -173,6 +173,16 @@ def test_body_beyond_limit_is_refused_with_413(server):
             assert sender.recv(12) == b"HTTP/1.1 413"
 
 
+def test_headers_without_an_end_are_refused_with_431(server):
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    for first, piece in ((b"GET /health HTTP/1.1\r\n", b"X-A: " + b"a" * 99_993 + b"\r\n"), (b"GET /", b"a" * 100_000)):
+        with socket.create_connection(address, timeout=60) as sender:
+            sender.sendall(first)
+            for _ in range(6):
+                sender.sendall(piece)
+            assert sender.recv(12) == b"HTTP/1.1 431"
+
+
 def test_rate_limits_refill_and_separate_clients():
     now = 0.0
     limits = RateLimits(2.0, 3, clock=lambda: now)
