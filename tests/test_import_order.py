@@ -68,7 +68,7 @@ evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics 
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.epoch_plots evaluation.html_report evaluation.flame_graph
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
-evaluation.backtest.metrics evaluation.backtest.simulation
+evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
 inference.trained_model inference.predict inference.onnx_content inference.onnx_graph
@@ -90,12 +90,12 @@ workflows.barriers.found_barriers workflows.warm_kernels workflows.prepare workf
 workflows.run_options workflows.open_run workflows.cross_validation.fold_schemes
 workflows.cross_validation.folds workflows.cross_validation.fold_scores
 workflows.cross_validate workflows.predictions workflows.compare_models workflows.leaderboard
-workflows.backtest workflows.explain workflows.build_bundle
+workflows.stored_runs workflows.backtest workflows.explain workflows.build_bundle
 workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
 workflows.plan workflows.report
-workflows.stored_runs workflows.superseded_data workflows.clean workflows.fit_profile
+workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
 serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
 serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages

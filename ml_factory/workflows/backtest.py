@@ -12,8 +12,10 @@ from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
+from ml_factory.evaluation.backtest.metrics import session_gains
 from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
 from ml_factory.evaluation.backtest.simulation import Backtest, run
+from ml_factory.evaluation.luck import deflated_sharpe, min_track_record, probabilistic_sharpe, sharpe_moments
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
@@ -21,6 +23,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results import Result
+from ml_factory.workflows.stored_runs import read_stored_runs
 
 SHUFFLES = 20
 SHOWN = (
@@ -42,6 +45,9 @@ class BacktestResult(Result):
 
     strategies : a row per strategy, columns of `backtest_metrics`: the model; always_long, flat, last_move, clock, and
         `random`, the mean over shuffles of the model's own sides
+    luck : of the model's sessions: `trials`, the finished runs of the symbol in this workspace; `probabilistic_sharpe`,
+        the probability that the true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without
+        skill; `sessions_needed` for 95 %, `min_track_record`
     frame : trades of the model, as of `Backtest.trades`
     history : its equity, as of `Backtest.equity`
     """
@@ -53,13 +59,29 @@ class BacktestResult(Result):
     split: str
     contract: dict
     strategies: pd.DataFrame
+    luck: dict[str, float]
     frame: pd.DataFrame
     history: pd.DataFrame
 
     def summary(self) -> str:
         first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
         table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
-        return "\n".join([first, *(f"  {line}" for line in table.to_string().splitlines())])
+        return "\n".join([first, *(f"  {line}" for line in table.to_string().splitlines()), f"  {self.luck_sentence}"])
+
+    @property
+    def luck_sentence(self) -> str:
+        """Verdict on the net result after costs and trials, in a sentence."""
+        net, sessions = (self.strategies.set_index("strategy").loc[self.model, name] for name in ("net", "sessions"))
+        trials, deflated = int(self.luck["trials"]), self.luck["deflated_sharpe"]
+        tried = f"{trials} finished run{'s' * (trials != 1)} of this symbol"
+        if not net > 0:
+            return f"No edge found: nothing is left after costs ({tried})."
+        if not deflated > 0.95:
+            needed = self.luck["sessions_needed"]
+            more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if sessions < needed < 1e6 else ""
+            chance = "not known from so few" if np.isnan(deflated) else f"{deflated:.0%} probable"
+            return f"No edge found: a true ratio above 0 is {chance} after {tried}, on {sessions:.0f} sessions{more}."
+        return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {sessions:.0f} sessions."
 
     def __str__(self) -> str:
         return self.summary()  # a table is not wrapped
@@ -100,9 +122,26 @@ def backtest(
     own: Backtest = tested[model]
     return BacktestResult(
         symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
-        contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades, history=own.equity,
+        contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades,
+        luck=_luck_of_sessions(own, _count_finished_runs(workspace, symbol)), history=own.equity,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _count_finished_runs(workspace: Workspace, symbol: str) -> int:
+    """Return the trials whose best may have been chosen: finished runs of models, each once however often resumed."""
+    runs = read_stored_runs(workspace, symbol).runs
+    return max(len({one.base for one in runs if one.ended and one.task in ("train", "stack")}), 1)
+
+
+def _luck_of_sessions(tested: Backtest, trials: int) -> dict[str, float]:
+    ratio, skewness, kurtosis, count = sharpe_moments(session_gains(tested.equity))
+    shape = {"skewness": skewness, "kurtosis": kurtosis}
+    return {
+        "trials": trials, "probabilistic_sharpe": probabilistic_sharpe(ratio, count, **shape),
+        "deflated_sharpe": deflated_sharpe(ratio, count, trials, **shape),
+        "sessions_needed": min_track_record(ratio, **shape),
+    }  # fmt: skip
 
 
 def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.DatetimeIndex) -> pd.DataFrame:

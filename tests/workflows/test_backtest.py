@@ -22,6 +22,9 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     known = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
     test = known[known["split"] == "test"]
     assert (found.frame["entry_time"] >= test.index[0]).all()
+    assert found.luck["trials"] == 1 and "1 finished run of this symbol" in found.luck_sentence
+    assert found.luck["deflated_sharpe"] == pytest.approx(found.luck["probabilistic_sharpe"], nan_ok=True)
+    assert found.luck_sentence.startswith("No edge found") == (not found.luck["deflated_sharpe"] > 0.95)
     code, out, err = call("backtest", "--workspace", prepared.root, "--horizon", 5, "--model", "linear", "--json")
     assert code == 0, err
     facts = json.loads(out)

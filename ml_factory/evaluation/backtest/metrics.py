@@ -34,8 +34,7 @@ def backtest_metrics(
     notional : currency that a return is a share of
     sessions_a_year : of the market's calendar
     """
-    by_session = equity.groupby("session")["equity"].last()
-    daily = np.diff(by_session.to_numpy(), prepend=0.0)
+    daily = session_gains(equity)
     a_year = sessions_a_year
     ratio, error = sharpe_ratio(daily / notional)
     net, count = trades["net"].to_numpy(), len(trades)
@@ -56,6 +55,11 @@ def backtest_metrics(
         "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
         "sessions": len(daily), "sessions_a_year": a_year,
     }  # fmt: skip
+
+
+def session_gains(equity: pd.DataFrame) -> np.ndarray:
+    """Return the gain of each session in currency, after costs; equity as of `Backtest`."""
+    return np.diff(equity.groupby("session")["equity"].last().to_numpy(), prepend=0.0)
 
 
 def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
