@@ -90,15 +90,17 @@ def problem_response(
 
 
 def schema_error(faults: Sequence[Mapping]) -> FactoryError:
-    """Return the error for a body of another form: its first fault."""
-    fault = faults[0] if faults else {"loc": (), "msg": "not of the schema"}
+    """Return the error for a body of another form: its first fault, of the form of bars that it comes nearest to."""
+    fault = max(faults, key=lambda one: len(one["loc"]), default={"loc": (), "msg": "not of the schema"})
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
                             wanted="application/json", next_step="send it as such")  # fmt: skip
     if fault.get("type") == "json_invalid" and fault["loc"]:
         return BodyIsNotJsonError("The body is not JSON", where=f"character {fault['loc'][-1]}",
                                   got=fault.get("ctx", {}).get("error"), next_step="send one JSON object")  # fmt: skip
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    where = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"] if "[" not in str(part)
+    ).lstrip(".")  # without names of types
     got = repr(fault["input"])[:100] if "input" in fault and fault["type"] != "missing" else None
     return FactoryError(
         "The request is not of the form that is read", where=where[:200] or "body", got=got,

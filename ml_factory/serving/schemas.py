@@ -8,7 +8,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, S
 MOST_COLUMNS = 4096
 FIRST_MOMENT, LAST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
-Cell = FiniteFloat | Annotated[str, StringConstraints(max_length=100)] | None
+LARGEST = 3e38  # of 32 bits: features are, and squares of larger numbers overflow
+Cell = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)] | Annotated[str, StringConstraints(max_length=100)] | None
 Symbol = Annotated[str, StringConstraints(max_length=40)]
 FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Bar = Annotated[dict[ColumnName, Cell], Field(max_length=32)]

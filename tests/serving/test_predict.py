@@ -78,6 +78,8 @@ def test_concurrent_feature_rows_are_batched_and_each_gets_its_own_answer(server
         ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1]]}}, "the columns are not the model's: got no"),
         ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1, 2]]}}, "row 0 has 2 values for 1 columns"),
         ({"symbol": "MES"}, "give either bars or rows"),
+        ({"symbol": "MES", "bars": {"high": [1e308]}}, "wanted Input should be less than or equal to 300000"),
+        ({"symbol": "MES", "bars": {"high": [1, 1e308]}}, "[body.bars.high[1]"),
         ({"symbol": "\ud800", "bars": "B"}, "wanted Input should be a valid string"),
         ({"symbol": "MES", "bars": "B", "other": 1}, "The request is not of the form that is read [body.other]"),
     ],
