@@ -25,7 +25,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results import Result
 from ml_factory.workflows.stored_runs import read_stored_runs
 
-SHUFFLES = 20
+SHIFTS = 20
 SHOWN = (
     "net",
     "net_ticks",
@@ -44,7 +44,7 @@ class BacktestResult(Result):
     """Result of `backtest`.
 
     strategies : a row per strategy, columns of `backtest_metrics`: the model; always_long, flat, last_move, clock, and
-        `random`, the mean over shuffles of the model's own sides
+        `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover, no skill
     luck : of the model's sessions: `trials`, the finished runs of the symbol in this workspace; `probabilistic_sharpe`,
         the probability that the true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without
         skill; `sessions_needed` for 95 %, `min_track_record`
@@ -118,7 +118,7 @@ def backtest(
         for frame in [_with_barriers(data, frame)]
     }
     rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
-    rows.append({"strategy": "random", **_shuffled_metrics(bars, _with_barriers(data, known), spec, costs, rule)})
+    rows.append({"strategy": "random", **_shifted_metrics(bars, _with_barriers(data, known), spec, costs, rule)})
     own: Backtest = tested[model]
     return BacktestResult(
         symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
@@ -181,13 +181,15 @@ def _baseline_sides(data: PreparedDataset, index: pd.DatetimeIndex) -> dict[str,
     }
 
 
-def _shuffled_metrics(
+def _shifted_metrics(
     bars: pd.DataFrame, known: pd.DataFrame, spec: ContractSpec, costs: CostSpec | None, rule: TradingRule
 ) -> dict[str, float]:
-    """Return the mean metrics over shuffles of the forecasts among their rows: the same sides, as often."""
-    found, rng = [], np.random.default_rng(0)
-    for _ in range(SHUFFLES):
-        order = rng.permutation(len(known))
-        shuffled = known.assign(**{name: known[name].to_numpy()[order] for name in ("p_short", "p_long")})
-        found.append(run(bars, shuffled, spec, costs=costs, rule=rule).metrics)
+    """Return the mean metrics over circular shifts of the forecasts by a random number of rows.
+
+    The same sides follow each other, so the turnover stays, which a shuffle of single rows would multiply.
+    """
+    found, rng, names = [], np.random.default_rng(0), ["p_short", "p_long"]
+    for shift in rng.integers(1, max(len(known), 2), SHIFTS):
+        shifted = known.assign(**{name: np.roll(known[name].to_numpy(), shift) for name in names})
+        found.append(run(bars, shifted, spec, costs=costs, rule=rule).metrics)
     return pd.DataFrame(found).mean().to_dict()

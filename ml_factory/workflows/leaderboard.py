@@ -39,12 +39,14 @@ class LeaderboardResult(Result):
     skipped: list[str]
 
     def summary(self) -> str:
-        table = self.frame[SHOWN].rename(columns={"gain_best": "gain"}).round({"fit_seconds": 1, "predict_seconds": 3})
+        table = self.frame[SHOWN].rename(columns={"gain_best": "gain"})
+        digits = {"gain": "{:+.4f}", "log_loss": "{:.4f}", "fit_seconds": "{:.1f}", "predict_seconds": "{:.3f}"}
+        text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()})
         beats = int((self.frame["status"] == "beats").sum())
         lines = [
-            *table.to_string(index=False, float_format="{:.4f}".format).splitlines(),
-            f"{beats} of {len(self.frame)} models beat every baseline of their test rows. Each row of a table that is "
-            "read for its best row is one more trial: a single winner of many may be luck.",
+            text,
+            f"{beats} of {len(self.frame)} models beat every baseline on their test rows.",
+            "Each model tried is one more trial: the best of many may be the best by luck.",
         ]
         return "\n".join([*lines, *(f"  no finished model: {name}" for name in self.skipped)])
 

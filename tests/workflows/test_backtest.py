@@ -19,6 +19,8 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     table = found.strategies.set_index("strategy")
     assert list(table.index) == STRATEGIES and "linear" in str(found)
     assert table.loc["flat", "net"] == 0 and table.loc["flat", "trades"] == 0 < table.loc["linear", "trades"]
+    assert table.loc["random", "trades"] == pytest.approx(table.loc["linear", "trades"], rel=0.2)  # the same turnover
+    assert table.loc["random", "exposure"] == pytest.approx(table.loc["linear", "exposure"], rel=0.2)
     known = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
     test = known[known["split"] == "test"]
     assert (found.frame["entry_time"] >= test.index[0]).all()
