@@ -69,13 +69,15 @@ def test_worker_script_trains_with_its_own_number_reports_and_stops(workers):
 
 
 def test_worker_script_stop_waits_for_last_checkpoint_of_training(workers):
-    save = "trap 'sleep 0.7; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
+    # the command itself ends at once, a process that it started saves
+    save = "(trap 'sleep 0.7; echo saved; exit 0' TERM; echo begun; while :; do sleep 0.05; done) & wait"
     one = workers(COMMAND=shlex.join(["bash", "-c", save]))
     slice_ = one.open()
     slice_.setup()
     assert until(lambda: all(logs(slice_, worker) == ["begun"] for worker in (0, 1)))
     slice_.stop()
-    assert [logs(slice_, worker)[-1] for worker in (0, 1)] == ["saved", "saved"]
+    written = [one.folder / "homes" / worker / "ml_factory_tpu" / "train.log" for worker in "10"]
+    assert [path.read_text().splitlines()[-1] for path in written] == ["saved"] * 2  # read at once, the last one first
 
 
 def test_worker_without_a_number_does_not_train_next_to_another(workers):
