@@ -209,20 +209,35 @@ def test_import_map_lists_every_library_file_once():
     assert sorted(files()) == sorted(MAP)
 
 
-@pytest.mark.parametrize("name", sorted(files()))
+LIBRARY = files()
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARY))
 def test_module_imports_follow_map_order_and_dependency_homes(name):
     if name not in MAP:
         pytest.fail(f"{name} has no place on the map")
-    assert not list(complaints(name, files()[name]))
+    assert not list(complaints(name, LIBRARY[name]))
 
 
 def test_library_files_are_used_by_library_notebooks_or_utils():
     """A file that only tests or benchmarks import is not what a user runs."""
-    used = {module.removeprefix("ml_factory.") for name, path in files().items() for _, module in imports(path)}
+    used = {module.removeprefix("ml_factory.") for path in LIBRARY.values() for _, module in imports(path)}
     others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").rglob("*.ipynb")]
     texts = "".join(path.read_text(encoding="utf-8") for path in others)
-    named = {name for name in MAP if re.search(rf"\bml_factory\.{re.escape(name)}\b", texts)}
+    dotted = {tuple(found.split(".")[1:]) for found in set(re.findall(r"\bml_factory(?:\.\w+)+", texts))}
+    named = {".".join(words[:length]) for words in dotted for length in range(1, len(words) + 1)}
     assert [name for name in MAP if name not in used | named | {"__main__"}] == []
+
+
+@pytest.fixture(scope="module")
+def empty_library(tmp_path_factory) -> Path:
+    """The root of a tree in which every file of the map is empty."""
+    root = tmp_path_factory.mktemp("library")
+    for module in MAP:
+        path = root.joinpath("ml_factory", *module.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root
 
 
 @pytest.mark.parametrize(
@@ -249,16 +264,14 @@ def test_library_files_are_used_by_library_notebooks_or_utils():
         ("recipes.shard_writer", "import torch_xla"),
     ],
 )
-def test_import_check_with_broken_rule_reports_one_complaint(name, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "ml_factory")
-    for module in MAP:
-        path = tmp_path.joinpath("ml_factory", *module.split(".")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    broken = tmp_path.joinpath("ml_factory", *name.split(".")).with_suffix(".py")
+def test_import_check_with_broken_rule_reports_one_complaint(name, source, empty_library, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", empty_library)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", empty_library / "ml_factory")
+    broken = empty_library.joinpath("ml_factory", *name.split(".")).with_suffix(".py")
     broken.write_text(source)
-    assert len(list(complaints(name, broken))) == 1
+    found = list(complaints(name, broken))
+    broken.write_text("")
+    assert len(found) == 1
 
 
 def test_import_ml_factory_loads_no_heavy_package():
