@@ -149,7 +149,8 @@ class Feed:
         if kind == "advance":
             return self._stream.advance(pd.Timestamp(content["until"], tz="UTC"))
         now = None if content["now"] is None else pd.Timestamp(content["now"], tz="UTC")
-        return self._stream.push(to_frame(content["columns"]), now=now)
+        with np.errstate(over="ignore", invalid="ignore"):  # a price of 1e308 is off the tick, and no failure
+            return self._stream.push(to_frame(content["columns"]), now=now)
 
     def _apply_and_log(self, log: FeedLog, kind: str, bars: int, content: Mapping[str, Any]) -> pd.DataFrame:
         """Give one record to the stream, and write it to the disk; return its predictions.

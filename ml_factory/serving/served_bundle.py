@@ -105,7 +105,8 @@ class ServedBundle:
         columns = to_columns(bars)
         check_symbol_column(columns, self.symbol, "bars")
         table = to_frame(columns)
-        with refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send other bars"):
+        refused = refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send others")
+        with refused, np.errstate(over="ignore", invalid="ignore"):  # a price of 1e308 is no failure
             frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
             findings = check_predict_bars(self.bundle, table, self.guard, now=now)
         return self.named(frame_to_answers(apply_findings(frame, findings, "bars")))
