@@ -96,6 +96,7 @@ def test_prepare_es_with_cut_or_absurd_future_keeps_past_rows(shared_data, tmp_p
 @pytest.mark.slow
 def test_prepare_gold_with_volume_with_changed_future_keeps_past_rows(shared_data, tmp_path):
     bars = pd.read_parquet(shared_data / "bars" / "XAUUSD_1m.parquet").set_index("timestamp")
+    bars = bars.iloc[:45_000]  # half of the file
     assert bars["volume"].notna().all()
     check(tmp_path, bars, "XAUUSD", int(len(bars) * 0.6))
 

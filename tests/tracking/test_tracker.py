@@ -472,7 +472,7 @@ def test_tracker_with_real_wandb_and_closed_port_warns_once(tmp_path, monkeypatc
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 8.0)
+    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 4.0)
     tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l")
     assert run_once(tracker) < 1
     assert not tracker.wait_mirror(60)
