@@ -89,9 +89,10 @@ class BarChecks:
 def off_tick_bars(chunk: BarChunk, tick: float) -> np.ndarray:
     """Return which bars hold a price that is no multiple of the tick, bool (N,)."""
     off = np.zeros(len(chunk.start), bool)
-    for column in chunk.columns[:4]:
-        steps = column / tick
-        off |= np.abs(steps - np.round(steps)) > TICK_ERROR
+    with np.errstate(over="ignore", invalid="ignore"):  # prices of a damaged state, beyond any number of ticks
+        for column in chunk.columns[:4]:
+            steps = column / tick
+            off |= ~(np.abs(steps - np.round(steps)) <= TICK_ERROR)
     return off
 
 

@@ -36,9 +36,9 @@ class BarGuard:
         self._checks = BarChecks(self._market, settings, limits, bundle.off_tick_share)
         self.drift = BarDrift(self._market, reference, settings.drift_scale) if reference else None
         self.alarms = Alarms(settings)
-        warmup, length = bundle.description["warmup_bars"], bundle.spec.features.base
-        known = warmup is not None and isinstance(length, int) and settings.unit != "ok"
-        self.windows = JumpWindows(self._market, length, warmup) if known else None
+        warmup = bundle.description.get("warmup_bars")
+        known = warmup is not None and settings.unit != "ok"
+        self.windows = JumpWindows(self._market, bundle.spec.features.base, warmup) if known else None
         self.bars, self.last_end = 0, 0
 
     def check_order(self, chunk: BarChunk) -> None:
