@@ -4,10 +4,13 @@
     python -m benchmarks.backtest --rows 1000000 --repeats 1
 
 The plain loop holds one object a position and one method a step; the compiled side is timed with everything around its
-kernel: orders, tables and metrics.
+kernel: orders, tables and metrics. Where vectorbt is installed (`make bench`), the orders that it can express too, one
+contract that each forecast reverses at the next open for a share of the value, are compared bar by bar and timed with
+its table of trades, equity, Sharpe ratio and drawdown.
 """
 
 import argparse
+import importlib.util
 from dataclasses import dataclass
 from functools import partial
 
@@ -167,6 +170,50 @@ def random_forecasts(seed: int, bars: pd.DataFrame, share: float = 0.5) -> pd.Da
     return frame.assign(up=rng.uniform(2e-4, 3e-3, len(chosen)), down=rng.uniform(2e-4, 3e-3, len(chosen)))
 
 
+HELD_OVERNIGHT = TradingRule(barriers=False, flat_at_session_end=False, longest_wait_minutes=1e9)
+FEE_RATE = 1e-4
+
+
+def market_without_rolls(rows: int) -> tuple[pd.DataFrame, pd.DataFrame, ContractSpec]:
+    """Bars, forecasts and contract of the case that vectorbt expresses too."""
+    bars = random_market(1, rows).drop(columns="contract")
+    coin = ContractSpec("COIN", "24h", 0.25, fee_rate=FEE_RATE)
+    return bars, random_forecasts(1, bars)[["p_short", "p_neutral", "p_long"]], coin
+
+
+def vectorbt_run(bars: pd.DataFrame, predictions: pd.DataFrame) -> tuple[np.ndarray, pd.DataFrame, tuple[float, float]]:
+    """Trade the same forecasts by vectorbt: (gain after costs at each close, trades, (Sharpe ratio, drawdown))."""
+    vectorbt = importlib.import_module("vectorbt")
+    side, place = np.zeros(len(bars) + 1), bars.index.searchsorted(predictions.index)
+    side[place] = np.sign(predictions["p_long"] - predictions["p_short"])  # of several for one bar the newest
+    side = side[:-1]
+    capital = 1e9
+    portfolio = vectorbt.Portfolio.from_signals(
+        bars["close"], entries=side > 0, short_entries=side < 0, price=bars["open"], size=1.0, size_type="amount",
+        fees=FEE_RATE, upon_opposite_entry="reverse", init_cash=capital, freq="5min",
+    )  # fmt: skip
+    metrics = float(portfolio.sharpe_ratio()), float(portfolio.max_drawdown())
+    return portfolio.value().to_numpy() - capital, portfolio.trades.records_readable, metrics
+
+
+def compare_with_vectorbt(rows: int, repeats: int) -> None:
+    """Print the largest difference of equity, and the times of both in turns."""
+    bars, forecasts, coin = market_without_rolls(rows)
+    free = CostSpec(0, 0)
+    sides = {
+        "compiled": partial(run, bars, forecasts, coin, costs=free, rule=HELD_OVERNIGHT),
+        "vectorbt": partial(vectorbt_run, bars, forecasts),
+    }
+    ours, (equity, trades, _) = sides["compiled"](), sides["vectorbt"]()
+    apart = float(np.abs(ours.equity["equity"].to_numpy() - equity)[:-1].max())  # ours pays for leaving at the end
+    facts = {"trades": len(ours.trades), "trades_of_vectorbt": len(trades), "largest_difference": apart}
+    print_json(bench="backtest vectorbt", rows=rows, **facts)
+    runs = in_turns(sides, repeats)
+    for name, taken in runs.items():
+        print_json(bench="backtest vectorbt", side=name, **rated(taken, rows))
+    print_json(bench="backtest vectorbt", side="vectorbt / compiled", **times(runs["vectorbt"], runs["compiled"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
@@ -186,6 +233,8 @@ def main() -> None:
     for name, taken in runs.items():
         print_json(bench="backtest", side=name, **rated(taken, given.rows))
     print_json(bench="backtest", side="plain loop / compiled", **times(runs["plain loop"], runs["compiled"]))
+    if importlib.util.find_spec("vectorbt"):
+        compare_with_vectorbt(given.rows, given.repeats)
 
 
 if __name__ == "__main__":

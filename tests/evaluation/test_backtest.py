@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.backtest import plain_run, random_forecasts, random_market
+from benchmarks.backtest import (
+    HELD_OVERNIGHT,
+    market_without_rolls,
+    plain_run,
+    random_forecasts,
+    random_market,
+    vectorbt_run,
+)
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
 from ml_factory.evaluation.backtest.metrics import (
@@ -167,6 +174,17 @@ def test_run_equals_plain_loop_on_random_scripts():
 @pytest.mark.soak
 def test_run_equals_plain_loop_on_ten_thousand_random_scripts():
     assert sum(assert_equals_plain_loop(seed) for seed in range(1_000, 11_000)) > 100_000
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")  # vectorbt's, not ours
+def test_run_of_reversed_positions_equals_vectorbt():
+    pytest.importorskip("vectorbt", reason="vectorbt is installed by make bench")
+    bars, known, coin = market_without_rolls(20_000)
+    ours, (equity, trades, _) = run(bars, known, coin, costs=NO_COST, rule=HELD_OVERNIGHT), vectorbt_run(bars, known)
+    # Ours pays for leaving at the end; theirs has lost digits to a capital of 1e9.
+    np.testing.assert_allclose(ours.equity["equity"][:-1], equity[:-1], rtol=0, atol=1e-5)
+    assert len(ours.trades) == len(trades) > 1_000
 
 
 @pytest.mark.parametrize("seed", range(10))
