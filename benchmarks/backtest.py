@@ -50,7 +50,8 @@ class PlainBacktest:
     def worse(self, price: float, side: int, hour: int) -> float:
         """Price after spread and slippage of an order of this side."""
         spread = self.costs.spread_by_hour[hour] if self.costs.spread_by_hour else self.costs.spread_ticks
-        return price + side * (spread / 2 + self.costs.slippage_ticks) * self.contract.tick
+        slippage = self.costs.slippage_by_hour[hour] if self.costs.slippage_by_hour else self.costs.slippage_ticks
+        return price + side * (spread / 2 + slippage) * self.contract.tick
 
     def leave(self, position: Position, bar: int, price: float, hour: int, reason: str) -> None:
         fill = self.worse(price, -position.side, hour)

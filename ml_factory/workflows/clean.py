@@ -38,7 +38,7 @@ from ml_factory.workflows.superseded_data import (
 
 Thing = TypeVar("Thing")
 _NO_ATTEMPT = RunLogAttempt(0)  # attempts are counted from 1
-_LIVELY_SECONDS = 24 * 3600
+_ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def _temporary_copy_items() -> Iterator[RemovableItem]:
 def _is_abandoned(folder: Path) -> bool:
     """Return whether no process holds a local folder, and nothing in it was written for a day."""
     newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
-    return time.time() - newest > _LIVELY_SECONDS and not is_folder_held(folder)
+    return time.time() - newest > _ABANDONED_SECONDS and not is_folder_held(folder)
 
 
 def _remove_abandoned_folder(folder: Path, inside: Path) -> bool:

@@ -133,11 +133,16 @@ def test_run_daily_loss_limit_closes_at_next_open_and_blocks_the_session():
     assert len(unblocked) == 1 and unblocked["exit"].to_list() == ["end"]
 
 
-def test_run_spread_by_hour_applies_to_the_hour_of_the_fill():
+def test_run_costs_by_hour_apply_to_the_hour_of_the_fill():
     bars = bars_of(FLAT, FLAT, FLAT, start="2024-01-03 15:50")
     spread = tuple(8.0 if hour == 15 else 2.0 for hour in range(24))
     (trade,) = run(bars, forecasts(("15:55", 1)), FREE, costs=CostSpec(0, 0, spread)).trades.to_dict("records")
     assert trade["entry_fill"] == 101 and trade["exit_fill"] == 99.75
+    slippage = tuple(4.0 if hour == 15 else 1.0 for hour in range(24))  # of a fill: without the half of a spread
+    same = run(bars, forecasts(("15:55", 1)), FREE, costs=CostSpec(0, 9, slippage_by_hour=slippage)).trades
+    assert same[["entry_fill", "exit_fill"]].to_numpy().tolist() == [[101, 99.75]]
+    with pytest.raises(SettingsError, match="one per UTC hour"):
+        CostSpec(slippage_by_hour=(1.0,) * 23)
 
 
 def random_rule(rng: np.random.Generator) -> tuple[CostSpec, TradingRule, ContractSpec]:
@@ -148,7 +153,8 @@ def random_rule(rng: np.random.Generator) -> tuple[CostSpec, TradingRule, Contra
         max_contracts=int(rng.integers(1, 4)), reverse=bool(rng.random() < 0.5), barriers=bool(rng.random() < 0.8),
         flat_at_session_end=bool(rng.random() < 0.5), daily_loss_limit=limit if rng.random() < 0.5 else None,
     )  # fmt: skip
-    costs = CostSpec(float(rng.integers(0, 3)), float(rng.random()), by_hour)
+    slippage_by_hour = tuple(map(float, rng.random(24))) if by_hour else ()
+    costs = CostSpec(float(rng.integers(0, 3)), float(rng.random()), by_hour, slippage_by_hour)
     return costs, rule, replace(ES, fee_rate=float(rng.choice([0, 1e-4])))
 
 

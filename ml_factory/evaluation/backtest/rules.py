@@ -17,32 +17,39 @@ class CostSpec:
 
     spread_ticks : distance of bid and ask, in ticks; each fill pays half of it
     slippage_ticks : further ticks that each fill pays
-    spread_by_hour : 24 spreads in ticks, by the UTC hour in which the bar of the fill starts; they replace
-        `spread_ticks`
+    spread_by_hour, slippage_by_hour : 24 numbers of ticks, by the UTC hour in which the bar of the fill starts; they
+        replace `spread_ticks` and `slippage_ticks`
     """
 
     spread_ticks: float = 1.0
     slippage_ticks: float = 0.5
     spread_by_hour: tuple[float, ...] = ()
+    slippage_by_hour: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("spread_ticks", "slippage_ticks"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise wrong_field_error(self, name, "Ticks of a cost are 0 or more", wanted="a number of 0 or more")
-        hours = self.spread_by_hour
-        if len(hours) not in (0, HOURS) or not all(0 <= ticks < math.inf for ticks in hours):
-            raise wrong_field_error(
-                self, "spread_by_hour", "Spreads by hour are one per UTC hour", wanted="24 numbers of 0 or more"
-            )
+        for name in ("spread_by_hour", "slippage_by_hour"):
+            hours = getattr(self, name)
+            if len(hours) not in (0, HOURS) or not all(0 <= ticks < math.inf for ticks in hours):
+                raise wrong_field_error(
+                    self, name, "Costs by hour are one per UTC hour", wanted="24 numbers of 0 or more"
+                )
 
     def ticks_of_fill(self, start_ns: np.ndarray) -> np.ndarray:
         """Return the ticks that a fill in each bar pays, float64 (N,).
 
         start_ns : starts of the bars, int64 ns UTC
         """
-        if not self.spread_by_hour:
-            return np.full(len(start_ns), self.spread_ticks / 2 + self.slippage_ticks)
-        return np.asarray(self.spread_by_hour, float)[start_ns // HOUR_NS % HOURS] / 2 + self.slippage_ticks
+        hour = start_ns // HOUR_NS % HOURS
+        spread, slippage = (
+            np.asarray(by_hour, float)[hour] if by_hour else np.full(len(start_ns), ticks)
+            for by_hour, ticks in (
+                (self.spread_by_hour, self.spread_ticks), (self.slippage_by_hour, self.slippage_ticks),
+            )
+        )  # fmt: skip
+        return spread / 2 + slippage
 
 
 @dataclass(frozen=True)
