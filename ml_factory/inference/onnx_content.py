@@ -185,7 +185,7 @@ def _check_trees(attributes: Mapping[str, Any], features: int, where: object) ->
         sound = np.array_equal(np.sort(reached), np.arange(inner)) and np.array_equal(np.sort(ends), np.arange(leaves))
         sound = sound and 0 <= columns.min(initial=0) <= columns.max(initial=0) < features
         sound = sound and 0 <= targets.min(initial=0) <= targets.max(initial=0) < outputs <= _MOST_PARTS
-    except (KeyError, ValueError, OverflowError):
+    except (KeyError, ValueError, IndexError, OverflowError):  # lists of unequal lengths, values out of range
         sound = False
     if not sound:
         raise _refused("trees whose nodes are missing, or reached twice", where, "", "each node once")

@@ -6,7 +6,7 @@ from ml_factory import pipeline, run_folder
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import report
+from ml_factory.workflows import compare_models, report
 from ml_factory.workflows.cross_validation import folds
 
 SMALL = {"rounds": 10, "depth": 3}
@@ -53,7 +53,7 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monk
         "report_headline_cards",
         lambda assessed, **how: asked.append(assessed.chosen) or reported(assessed, **how),
     )
-    means = pipeline.dataset_metrics_with_baselines
+    means = compare_models.dataset_metrics_with_baselines
     calls = []
 
     def disturbed(data, training_rows, rows, forecasts, best):
@@ -65,6 +65,6 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monk
             table.loc["xgboost", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
         return table
 
-    monkeypatch.setattr(pipeline, "dataset_metrics_with_baselines", disturbed)
+    monkeypatch.setattr(compare_models, "dataset_metrics_with_baselines", disturbed)
     pipeline.evaluate(workspace, "MES", 10)
     assert asked == ["lightgbm"] and sorted(calls) == [False, True]
