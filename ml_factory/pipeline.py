@@ -14,11 +14,7 @@ from typing import Unpack, cast
 
 import pandas as pd
 
-from ml_factory.argument_checks import BASE_MODELS, check_horizon
-from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.store import DatasetStore
-from ml_factory.evaluation.metrics_table import MetricsTable
-from ml_factory.inference.split_times import add_prediction_splits
+from ml_factory.argument_checks import BASE_MODELS
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import ModelBase
@@ -26,7 +22,6 @@ from ml_factory.models.registry import available_models, build_model, find_model
 from ml_factory.process_identity import process_rank
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
@@ -35,7 +30,6 @@ from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
-from ml_factory.workflows.compare_models import compare_finished_models
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
     check_nested_search_scheme,
@@ -45,7 +39,7 @@ from ml_factory.workflows.cross_validate import (
 )
 from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel
-from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
+from ml_factory.workflows.evaluate import evaluate
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
@@ -69,7 +63,18 @@ from ml_factory.workflows.load_prepared import (
     load_labels,
     load_splits,
 )
-from ml_factory.workflows.open_run import (
+from ml_factory.workflows.plan import PlanResult, plan_models
+from ml_factory.workflows.predict import predict
+from ml_factory.workflows.predictions import load_predictions
+from ml_factory.workflows.prepare import prepare
+from ml_factory.workflows.prepared_dataset import resolve_dataset_settings
+from ml_factory.workflows.results.data import AuditResult, SearchBarriersResult
+from ml_factory.workflows.results.models import (
+    CrossValidateResult,
+    StackResult,
+    TrainResult,
+)
+from ml_factory.workflows.runs.open_run import (
     check_model_settings_for_run,
     find_or_open_run,
     load_training_setup,
@@ -78,20 +83,7 @@ from ml_factory.workflows.open_run import (
     settings_per_model,
     weight_settings_for_record,
 )
-from ml_factory.workflows.plan import PlanResult, plan_models
-from ml_factory.workflows.predictions import load_predictions
-from ml_factory.workflows.prepare import prepare
-from ml_factory.workflows.prepared_dataset import resolve_dataset_settings
-from ml_factory.workflows.results import (
-    AuditResult,
-    CrossValidateResult,
-    EvaluateResult,
-    PredictResult,
-    SearchBarriersResult,
-    StackResult,
-    TrainResult,
-)
-from ml_factory.workflows.run_options import RunOptionFields, build_run_options
+from ml_factory.workflows.runs.run_options import RunOptionFields, build_run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import check_stack_base_models, fit_stack, stack_run_spec
 from ml_factory.workflows.train import (
@@ -109,6 +101,7 @@ __all__ = [
     "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
 
+evaluate, predict = push_workspace_on_exit(evaluate), push_workspace_on_exit(predict)
 prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
 clean, leaderboard = push_workspace_on_exit(clean), push_workspace_on_exit(leaderboard)
 
@@ -362,76 +355,4 @@ def stack(
         ),
         seconds=time.perf_counter() - started,
         draw=lambda: plots.plot_stack_weights(weights),
-    )  # fmt: skip
-
-
-@push_workspace_on_exit
-def evaluate(
-    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = "",
-    runs: Sequence[str] = (),
-) -> EvaluateResult:  # fmt: skip
-    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html`.
-
-    runs : ids of runs whose models are compared; of the other models the newest run on the current data.
-    """
-    started = time.perf_counter()
-    workspace = Workspace(workspace)
-    data = load_dataset(workspace, symbol, horizon)
-    compared = compare_finished_models(workspace, data, models, runs)
-    choices = {
-        name: predict_module.describe_run_choice(
-            workspace, one, one.facts["run_id"] if one.facts["run_id"] in runs else "", data.fingerprint
-        )
-        for name, one in compared.artifacts.items()
-    }
-    limited = {
-        f"{name} {what}": value
-        for name, one in compared.artifacts.items()
-        for what, value in one.facts["limited"].items()
-    }
-    path = report.write_evaluation_report(
-        workspace.results / "report.html", title or f"{symbol}: evaluation", data,
-        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
-            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen
-        ),
-        quick_limits=limited, extra_sections=[report.compared_runs_section(compared.artifacts)],
-    )  # fmt: skip
-    shown = compared.metrics.reset_index()
-    shown.insert(0, "split", "test")
-    return EvaluateResult(
-        symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
-        verdicts=compared.verdicts, chosen=compared.chosen, seconds=time.perf_counter() - started,
-        run_ids={name: one.facts["run_id"] for name, one in compared.artifacts.items()}, choices=choices,
-        calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
-        draw=lambda: plots.plot_metrics(compared.metrics),
-    )  # fmt: skip
-
-
-@push_workspace_on_exit
-def predict(
-    workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
-    bars: RawBarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
-) -> PredictResult:  # fmt: skip
-    """Predict out of sample with the newest finished model, as Parquet under `results/`; newest bars included.
-
-    The column `split` is "test", or "new" behind the last labelled row; with all_rows also "train" and "validation",
-    the rows of fitting and selection. `run_id` names the run.
-
-    data : bars to predict instead of the symbol's own, checked and turned into features with the settings of training.
-    bars : format of that file: stamp, zone and decimal mark.
-    run : run id of the model; "" for the newest.
-    """
-    started, workspace = time.perf_counter(), Workspace(workspace)
-    artifact = predict_module.find_artifact_to_predict(
-        workspace, check_symbol(symbol), check_horizon(horizon), model, run
-    )
-    frame, close = predict_module.predict_bars(workspace, artifact, data, bars)
-    frame = add_prediction_splits(frame, artifact.facts, all_rows, artifact.path)
-    path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
-    predict_module.write_prediction_frame(path, frame)
-    return PredictResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
-        path=path, frame=frame, frame_hash=files.sha256(path), seconds=time.perf_counter() - started,
-        choice=predict_module.describe_run_choice(workspace, artifact, run),
-        draw=lambda: plots.plot_probabilities(frame, close),
     )  # fmt: skip

@@ -32,7 +32,8 @@ tracking.wandb_sync tracking.tracker tracking.wandb_restore
 argument_checks code_fingerprint limited_fork
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.price_anomalies data.gaps
 data.time_zone_check
-data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
+data.level_shifts data.quality data.contract_codes data.rolls data.bar_columns data.validation
+data.bad_rows data.append_check
 data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
 data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
 data.databases.export_parts data.databases.exported_file data.databases.postgres_session data.databases.postgres
@@ -52,7 +53,8 @@ datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check
 leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
-leakage.custom_feature_check leakage.proof_spec leakage.progress_file leakage.proof leakage.certificate
+leakage.custom_feature_check leakage.proof_spec leakage.progress_file leakage.proof_result leakage.proof
+leakage.certificate
 models.base models.session_clock_offset models.tabular_data models.tabular_spec models.lightgbm_trees
 models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
@@ -81,20 +83,23 @@ inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.feature_range inference.guard.jump_windows
 inference.guard.bar_checks inference.guard.drift
 inference.guard.outcomes inference.guard.fit_reference inference.guard.guarded_stream inference.guard.request_checks
-workflows.prepared_dataset workflows.dataset_evaluation workflows.result_summaries workflows.results
+workflows.prepared_dataset workflows.dataset_evaluation workflows.results.summaries
+workflows.results.base workflows.results.data workflows.results.models
 workflows.unit_checkpoints
-workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data
+workflows.runs.run_status workflows.runs.restore_run workflows.append workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audits.audit_artifacts workflows.barriers.barrier_trials
 workflows.search_barriers
-workflows.barriers.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks
-workflows.run_options workflows.open_run workflows.cross_validation.fold_schemes
+workflows.barriers.found_barriers workflows.warm_kernels workflows.previous_settings workflows.prepare
+workflows.train workflows.train_ranks
+workflows.runs.run_options workflows.runs.open_run workflows.cross_validation.fold_schemes
 workflows.cross_validation.folds workflows.cross_validation.fold_scores
 workflows.cross_validate workflows.predictions workflows.compare_models workflows.leaderboard
-workflows.stored_runs workflows.backtest workflows.explain workflows.build_bundle
+workflows.runs.stored_runs workflows.backtest workflows.explain workflows.build_bundle
 workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
 workflows.plan workflows.report
+workflows.evaluate workflows.predict
 workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
 serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market

@@ -8,10 +8,11 @@ scale of the file, so the two may name other bars. Only the report uses these fi
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_columns import PRICES
 from ml_factory.data.bar_report import BarFinding, BarReport, format_row_ranges, pluralize_count
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import FEW_BARS, PRICES, RawBarSpec, validate_bars
+from ml_factory.data.validation import FEW_BARS, RawBarSpec, validate_bars
 from ml_factory.errors import BarsError
 
 LOOK_BACK = 20_000  # bars; detectors use 720 on each side, and the typical behaviour of days

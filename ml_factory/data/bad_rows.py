@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_columns import PRICES, match_bar_columns
 from ml_factory.data.bar_report import BarFinding, pluralize_count
 from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_number_text, infer_decimal_mark
-from ml_factory.data.validation import PRICES, RawBarSpec, match_bar_columns
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError
 from ml_factory.storage.files import files
 

@@ -4,13 +4,12 @@ Other spellings of the same bars are mapped. Impossible bars (unparsable or impo
 other, another spacing) are refused. Unusual bars are reported and the run continues.
 """
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_columns import PRICES, SPELLINGS, match_bar_columns, normalize_column_name
 from ml_factory.data.bar_report import (
     SEVERITIES,
     BarFinding,
@@ -19,28 +18,17 @@ from ml_factory.data.bar_report import (
     pluralize_count,
     raise_on_bar_findings,
 )
-from ml_factory.data.parsing import LEAST_STEPS, combine_date_and_time, parse_numbers, parse_time_zone, parse_timestamps
+from ml_factory.data.parsing import LEAST_STEPS, parse_numbers, parse_time_zone, parse_timestamps
 from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.price_anomalies import expand_runs_to_rows
 from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
-from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import BAR_MINUTES
 
 FEW_BARS = 300
-PRICES = ("open", "high", "low", "close")
 _NO_ROWS = np.empty(0, np.int64)
-
-# column -> other spellings, the first found wins
-SPELLINGS = {
-    "timestamp": ("datetime", "date_time", "open_time", "ts", "ts_event", "time", "date", "unix", "unix_timestamp"),
-    "open": ("o", "open_price", "opening"),
-    "high": ("h", "high_price", "max"),
-    "low": ("l", "low_price", "min"),
-    "close": ("c", "close_price", "last", "closing"),
-    "volume": ("vol", "v", "tick_volume", "tickvol", "trade_volume", "base_volume"),
-}
 
 
 @dataclass(frozen=True)
@@ -117,7 +105,7 @@ def validate_bars(
         spec = replace(spec, minutes=market.bar_minutes)
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
-    contract = next((raw[name] for name in raw.columns if _normalize_name(name) == "contract"), None)
+    contract = next((raw[name] for name in raw.columns if normalize_column_name(name) == "contract"), None)
     start_ns, values, rows, findings, minutes = _ordered_rows(raw, spec, contract, where)
     known_volume = values.get("volume")
     values, found = _clean_volume(values, rows, market)
@@ -218,70 +206,6 @@ def _too_few(count: int) -> list[BarFinding]:
     return [BarFinding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
 
 
-def _normalize_name(name: object) -> str:
-    return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
-
-
-def match_bar_columns(
-    raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
-) -> tuple[dict[str, pd.Series], list[BarFinding]]:
-    """Return our column names with the columns of `raw` that carry them, and the findings on mapped names.
-
-    given : (ours, theirs) as the user declares; theirs must exist
-    """
-    for ours, theirs in given:
-        if theirs not in raw.columns:
-            raise BarsError(
-                "There is no such column", where=where or "bars", got=f"{ours}={theirs}",
-                wanted="one of " + ", ".join(map(repr, raw.columns.tolist())),
-                next_step=did_you_mean(theirs, [str(name) for name in raw.columns]),
-            )  # fmt: skip
-    if given:
-        taken = dict(given)
-        others = raw.drop(
-            columns=[name for name in raw if _normalize_name(name) in taken and name not in taken.values()]
-        )
-        raw = others.rename(columns={theirs: ours for ours, theirs in taken.items()})
-        raw.attrs = {}
-    named: dict[str, list] = {}
-    for column in raw.columns:
-        named.setdefault(_normalize_name(column), []).append(column)
-    found, mapped = {}, []
-    for target, others in SPELLINGS.items():
-        spelling = next((name for name in (target, *others) if name in named), None)
-        if spelling is None:
-            continue
-        if len(named[spelling]) > 1:
-            got = ", ".join(map(repr, named[spelling]))
-            raise BarsError("Two columns of one name", where=where or "bars", got=got, next_step="keep one of them")
-        found[target] = raw[named[spelling][0]]
-        if named[spelling][0] != target:
-            mapped.append(f"{named[spelling][0]!r} as {target}")
-    if "date" in named and "time" in named and not {"timestamp", "datetime"} & set(named):
-        found["timestamp"] = combine_date_and_time(raw, named["date"][0], named["time"][0])
-        mapped = [text for text in mapped if not text.endswith("as timestamp")] + ["date and time as timestamp"]
-    elif "timestamp" not in found and _is_time_index(raw.index):
-        found["timestamp"] = raw.index.to_series(index=range(len(raw)))
-        mapped.append("the index as timestamp")
-    absent = [name for name in ("timestamp", *PRICES) if name not in found]
-    if absent:
-        raise BarsError(
-            f"Missing column {', '.join(map(repr, absent))}",
-            where=where or "bars",
-            got="columns " + ", ".join(map(repr, raw.columns.tolist())),
-            wanted="timestamp, open, high, low, close and perhaps volume",
-            next_step="name them: --columns close=Schluss, or rename the columns in the first line",
-        )
-    mapped += [f"{theirs!r} as {ours}" for ours, theirs in given if ours != theirs]
-    message = "columns read: " + ", ".join(mapped)
-    return found, [BarFinding("columns", "mapped", _NO_ROWS, message)] if mapped else []
-
-
-def _is_time_index(index: pd.Index) -> bool:
-    names = ("timestamp", *SPELLINGS["timestamp"])
-    return isinstance(index, pd.DatetimeIndex) or (index.name is not None and _normalize_name(index.name) in names)
-
-
 def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[BarFinding]:
     """Return findings on prices that are not finite, not positive, or outside their own bar."""
     faults = []
@@ -340,7 +264,7 @@ def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame)
         message = f"{format_rows_with_times(rows, shown)} contradict another row of the same minute"
         step = "keep the right one of them"
         contract = next(
-            (c for c in raw.columns if _normalize_name(c) in ("contract", "symbol", "expiry", "instrument")), None
+            (c for c in raw.columns if normalize_column_name(c) in ("contract", "symbol", "expiry", "instrument")), None
         )
         if contract is not None:
             step = f"the file holds several values of {contract!r}: join them into one series (--roll volume), or "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ml_factory.data.prefix_hash import PrefixHasher, hash_block_edges
 from ml_factory.errors import NotPreparedError
-from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files

@@ -7,7 +7,7 @@ from its first bar as well, and the facts of the market are derived from every s
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_futur
 from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
 from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
 from ml_factory.leakage.progress_file import ProofProgressFile
+from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.leakage.split_and_fit_check import (
     check_fitted_for_leaks,
@@ -32,34 +33,6 @@ from ml_factory.targets.label_table import usable_label_rows
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
-
-
-@dataclass(frozen=True)
-class Proof:
-    """Result of a proof.
-
-    form : "full" or "quick"
-    cuts : the moments tested
-    disturbances : the perturbations tested
-    compared : part -> rows compared, over all cuts and perturbations
-    leaks : empty when none was found
-    builds : number of runs of the pipeline
-    history : bars before a cut that a window needs
-    seconds : elapsed time
-    """
-
-    form: str
-    cuts: tuple[CutPoint, ...]
-    disturbances: tuple[str, ...]
-    compared: Mapping[str, int]
-    leaks: tuple[Leak, ...]
-    builds: int
-    history: int
-    seconds: float
-
-    @property
-    def passed(self) -> bool:
-        return not self.leaks
 
 
 def prove_no_look_ahead(

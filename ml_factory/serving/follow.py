@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_columns import match_bar_columns
 from ml_factory.data.bar_files import read_bars_table, read_copied_bars_table
-from ml_factory.data.validation import RawBarSpec, match_bar_columns, validate_bar_columns
+from ml_factory.data.validation import RawBarSpec, validate_bar_columns
 from ml_factory.errors import (
     BarsError,
     CheckpointError,

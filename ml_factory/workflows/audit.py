@@ -18,7 +18,7 @@ from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, SplitUnderTest
 from ml_factory.leakage.progress_file import ProofProgressFile
-from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import FULL_CUTS, ProofSpec
 from ml_factory.leakage.split_and_fit_check import check_fitted_for_leaks
 from ml_factory.leakage.timed_tables import Leak
@@ -49,7 +49,7 @@ from ml_factory.workflows.load_prepared import load_certified_dataset, load_data
 from ml_factory.workflows.predictions import predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
-from ml_factory.workflows.results import AuditResult
+from ml_factory.workflows.results.data import AuditResult
 from ml_factory.workflows.train import train_with_holdout
 
 MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are

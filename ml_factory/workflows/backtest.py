@@ -22,8 +22,8 @@ from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.results import Result
-from ml_factory.workflows.stored_runs import read_stored_runs
+from ml_factory.workflows.results.base import Result
+from ml_factory.workflows.runs.stored_runs import read_stored_runs
 
 SHIFTS = 20
 SHOWN = (

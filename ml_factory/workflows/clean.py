@@ -25,8 +25,8 @@ from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.log_merge import merge_log_segments
 from ml_factory.tracking.run_log import RunLogAttempt, list_log_files
-from ml_factory.workflows.results import Result
-from ml_factory.workflows.stored_runs import StoredRun, StoredRuns, list_interrupted_removals, read_stored_runs
+from ml_factory.workflows.results.base import Result
+from ml_factory.workflows.runs.stored_runs import StoredRun, StoredRuns, list_interrupted_removals, read_stored_runs
 from ml_factory.workflows.superseded_data import (
     StoredDataSets,
     is_preparing,

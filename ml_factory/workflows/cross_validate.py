@@ -49,7 +49,7 @@ from ml_factory.workflows.cross_validation.folds import (
     fit_and_forecast_folds_or_raise,
 )
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.restore_run import restorable_snapshot, tracked_run
+from ml_factory.workflows.runs.restore_run import restorable_snapshot, tracked_run
 from ml_factory.workflows.unit_checkpoints import (
     fold_forecasts_path,
     fold_trials_path,

@@ -19,7 +19,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
 from ml_factory.workflows.build_bundle import build_bundle
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.results import Result
+from ml_factory.workflows.results.base import Result
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "onnx": "onnx", "pt2": "pt2"}

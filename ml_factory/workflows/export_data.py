@@ -24,7 +24,7 @@ from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
-from ml_factory.workflows.results import Result
+from ml_factory.workflows.results.base import Result
 
 RECORD_SUFFIX = ".json"  # behind the file's own name
 _WAITING_TABLES = 2  # that are read and not yet written

@@ -17,7 +17,7 @@ from ml_factory.workflows.compare_models import ModelComparison, compare_finishe
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_fitted_models
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.results import Result
+from ml_factory.workflows.results.base import Result
 
 TIMED_ROWS = 4_096  # newest test rows that are predicted again for the time
 SHOWN = ["symbol", "horizon", "model", "status", "gain_best", "log_loss", "fit_seconds", "predict_seconds"]

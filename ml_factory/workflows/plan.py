@@ -34,7 +34,7 @@ from ml_factory.workflows.fit_cost_model import (
     full_fit_size,
 )
 from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
-from ml_factory.workflows.results import Result
+from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.stack import stack_run_spec
 from ml_factory.workflows.unit_checkpoints import folds_phase_name, parse_fit_progress
 

@@ -23,7 +23,7 @@ from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
+from ml_factory.features.build import build_features, feature_column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.settings import DATA_PACKAGES, DataSpec
@@ -36,7 +36,7 @@ from ml_factory.targets.label_sufficiency import (
     longest_session_bars,
 )
 from ml_factory.targets.label_table import usable_label_rows
-from ml_factory.targets.labels import LabelSpec, expected_label_classes, label_classes
+from ml_factory.targets.labels import expected_label_classes, label_classes
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
@@ -61,6 +61,7 @@ from ml_factory.workflows.barriers.found_barriers import (
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
+from ml_factory.workflows.previous_settings import add_given_market_facts, previous_data_settings
 from ml_factory.workflows.prove import (
     build_prefixes_to_prove,
     describe_proof_of_store,
@@ -69,7 +70,8 @@ from ml_factory.workflows.prove import (
     require_proved_data,
     stored_data_settings,
 )
-from ml_factory.workflows.results import PrepareResult, result_phase_table
+from ml_factory.workflows.results.base import result_phase_table
+from ml_factory.workflows.results.data import PrepareResult
 from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
@@ -108,13 +110,13 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings or _previous_settings(workspace.processed(symbol))
+    settings = settings or previous_data_settings(workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record_progress() as phases:
         settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
-        settings = _with_given_facts(settings, workspace.processed(symbol))
+        settings = add_given_market_facts(settings, workspace.processed(symbol))
         raw = files.sha256(require_raw_bars(workspace, symbol))
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
@@ -188,36 +190,6 @@ def _certify(
         proved = prove_store(store, prefixes, uncertified, also=found.leaks, compared=found.compared, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
-
-
-def _previous_settings(processed: Path) -> DataSpec:
-    """Return labels and `spans` of the symbol's current data set; defaults without one, or after a search."""
-    try:
-        store = DatasetStore.current(processed)
-    except NotPreparedError:
-        return DataSpec()
-    labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
-    return DataSpec(features=FeatureSpec(spans=_features_of(store).spans), labels=labels)
-
-
-def _features_of(store: DatasetStore) -> FeatureSpec:
-    """Return the feature settings of a data set of any release; settings of later releases have their defaults."""
-    return FeatureSpec(**store.facts["settings"]["features"])
-
-
-def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """Return the settings with calendar, tick and kind of bars as given before, where none is given now."""
-    try:
-        store = DatasetStore.current(processed)
-    except NotPreparedError:
-        return settings
-    market, before = store.facts["market"], _features_of(store)
-    if settings.features.bars is None:
-        features = replace(settings.features, bars=before.bars, bar_size=before.bar_size)
-        settings = replace(settings, features=features)
-    given = {name for name, how in market["source"].items() if how == "given"}
-    kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
-    return replace(settings, **kept)
 
 
 def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedRawBars:

@@ -30,7 +30,8 @@ from ml_factory.leakage.custom_feature_check import check_custom_features
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
 from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_pipeline_on_prefixes
 from ml_factory.leakage.progress_file import ProofProgressFile, unfinished_proof_horizons
-from ml_factory.leakage.proof import Proof, prove_no_look_ahead
+from ml_factory.leakage.proof import prove_no_look_ahead
+from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import QUICK, ProofSpec
 from ml_factory.leakage.split_and_fit_check import check_splits_are_purged
 from ml_factory.leakage.timed_tables import (

@@ -38,8 +38,8 @@ from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import try_restore_from_wandb
 from ml_factory.workflows.barriers.barrier_trials import load_barrier_trial_frames, run_barrier_trials
 from ml_factory.workflows.prove import stored_data_settings
-from ml_factory.workflows.restore_run import tracked_run
-from ml_factory.workflows.results import SearchBarriersResult
+from ml_factory.workflows.results.data import SearchBarriersResult
+from ml_factory.workflows.runs.restore_run import tracked_run
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 

@@ -25,7 +25,7 @@ from ml_factory.workflows.cross_validation.fold_schemes import plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds_or_raise
 from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
-from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
+from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.train import training_log_summary
 from ml_factory.workflows.unit_checkpoints import fold_forecasts_path, folds_phase_name
 

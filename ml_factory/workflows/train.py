@@ -31,7 +31,7 @@ from ml_factory.workflows.prepared_dataset import (
     limit_quick_training_rows,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.restore_run import open_run_tracker, restorable_snapshot
+from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name, history_log_steps
 
 Callback = Callable[[int, dict], None]

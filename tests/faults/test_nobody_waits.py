@@ -17,8 +17,8 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.run_log import count_run_log_steps
 from ml_factory.workflows.plan import plan_models
-from ml_factory.workflows.restore_run import restore_run_from_wandb
-from ml_factory.workflows.run_status import format_run_status
+from ml_factory.workflows.runs.restore_run import restore_run_from_wandb
+from ml_factory.workflows.runs.run_status import format_run_status
 from tests.tracking.metrics_table import read_log
 
 SPEC = RunSettings("DEMO", 5, "xgboost", "train", 0, False, "data")

@@ -289,8 +289,8 @@ def read_run_records(root: Path) -> object:
     from ml_factory.storage.files import files
     from ml_factory.storage.workspace import Workspace
     from ml_factory.tracking.log_upload import is_log_complete
-    from ml_factory.workflows.run_status import _mismatch, _read_run_machine, _run_records
-    from ml_factory.workflows.stored_runs import read_stored_runs
+    from ml_factory.workflows.runs.run_status import _mismatch, _read_run_machine, _run_records
+    from ml_factory.workflows.runs.stored_runs import read_stored_runs
 
     found = []
     for path in _run_records(root / "results" / "DEMO"):

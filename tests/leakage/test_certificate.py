@@ -20,7 +20,7 @@ from ml_factory.leakage.certificate import (
     write_certificate,
 )
 from ml_factory.leakage.cut_points import CutPoint
-from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.timed_tables import Leak
 
 BOUND = {"symbol": "DEMO", "horizon": 20, "subject": "a" * 64, "code": "c", "settings": "s"}

@@ -26,7 +26,7 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.tracking.run_log import list_log_files, read_log_segments
-from ml_factory.workflows.stored_runs import read_stored_runs
+from ml_factory.workflows.runs.stored_runs import read_stored_runs
 
 DATA = fingerprint_json("data")
 

@@ -7,7 +7,7 @@ from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import RunSettings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import restore_run
+from ml_factory.workflows.runs import restore_run
 from ml_factory.workflows.train import complete_train_log
 from ml_factory.workflows.unit_checkpoints import fit_phase_name
 

@@ -8,8 +8,8 @@ import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, verdict_gains_of_rows
-from ml_factory.workflows.result_summaries import summary_verdict_lines, wrap_summary_line
-from ml_factory.workflows.results import EvaluateResult, TrainResult
+from ml_factory.workflows.results.models import EvaluateResult, TrainResult
+from ml_factory.workflows.results.summaries import summary_verdict_lines, wrap_summary_line
 
 RNG = np.random.default_rng(1)
 

@@ -4,7 +4,7 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
-from ml_factory.workflows.run_options import RunOptions, build_run_options
+from ml_factory.workflows.runs.run_options import RunOptions, build_run_options
 
 
 def test_run_options_of_known_names_keep_values():

@@ -11,7 +11,7 @@ from ml_factory import code_fingerprint, run_folder
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import RunSettings
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.run_status import format_run_status
+from ml_factory.workflows.runs.run_status import format_run_status
 
 FOLDS = RunSettings("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
 TRAIN = replace(FOLDS, task="train", settings=(("rounds", 20),))

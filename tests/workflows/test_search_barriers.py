@@ -28,7 +28,7 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import search_barriers
 from ml_factory.workflows.barriers import found_barriers
-from ml_factory.workflows.results import PrepareResult, SearchBarriersResult
+from ml_factory.workflows.results.data import PrepareResult, SearchBarriersResult
 from tests.targets.markets import gappy
 
 SPEC = BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)

@@ -14,7 +14,7 @@ from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import restore_wandb_artifact, try_restore_from_wandb
-from ml_factory.workflows.run_status import unfinished_run_progress
+from ml_factory.workflows.runs.run_status import unfinished_run_progress
 from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_fold_run
 
 

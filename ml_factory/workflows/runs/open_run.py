@@ -17,9 +17,9 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.restore_run import restore_run_from_wandb
-from ml_factory.workflows.run_options import RunOptionFields, RunOptions, build_run_options
-from ml_factory.workflows.run_status import check_run_matches, check_run_unlocked, format_run_status
+from ml_factory.workflows.runs.restore_run import restore_run_from_wandb
+from ml_factory.workflows.runs.run_options import RunOptionFields, RunOptions, build_run_options
+from ml_factory.workflows.runs.run_status import check_run_matches, check_run_unlocked, format_run_status
 from ml_factory.workflows.train import build_untrained_model
 
 

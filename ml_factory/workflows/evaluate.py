@@ -1,0 +1,59 @@
+"""Evaluate the finished models of a symbol and horizon on the same test rows."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ml_factory.datasets.store import DatasetStore
+from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.lazy_module import LazyModule
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import report
+from ml_factory.workflows.compare_models import compare_finished_models
+from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
+from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.predictions import describe_run_choice
+from ml_factory.workflows.results.models import EvaluateResult
+
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
+
+
+def evaluate(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, models: Sequence[str] | None = None, *,
+    title: str = "", runs: Sequence[str] = (),
+) -> EvaluateResult:  # fmt: skip
+    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html`.
+
+    runs : ids of runs whose models are compared; of the other models the newest run on the current data.
+    """
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    data = load_dataset(workspace, symbol, horizon)
+    compared = compare_finished_models(workspace, data, models, runs)
+    choices = {
+        name: describe_run_choice(
+            workspace, one, one.facts["run_id"] if one.facts["run_id"] in runs else "", data.fingerprint
+        )
+        for name, one in compared.artifacts.items()
+    }
+    limited = {
+        f"{name} {what}": value
+        for name, one in compared.artifacts.items()
+        for what, value in one.facts["limited"].items()
+    }
+    path = report.write_evaluation_report(
+        workspace.results / "report.html", title or f"{symbol}: evaluation", data,
+        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
+            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen
+        ),
+        quick_limits=limited, extra_sections=[report.compared_runs_section(compared.artifacts)],
+    )  # fmt: skip
+    shown = compared.metrics.reset_index()
+    shown.insert(0, "split", "test")
+    return EvaluateResult(
+        symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
+        verdicts=compared.verdicts, chosen=compared.chosen, seconds=time.perf_counter() - started,
+        run_ids={name: one.facts["run_id"] for name, one in compared.artifacts.items()}, choices=choices,
+        calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
+        draw=lambda: plots.plot_metrics(compared.metrics),
+    )  # fmt: skip

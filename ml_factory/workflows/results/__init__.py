@@ -1,0 +1,1 @@
+"""Results of the pipeline: facts, a summary to read, a figure."""

@@ -1,0 +1,1 @@
+"""Runs of a workflow: options, status, stored runs, opening, restoring from W&B."""
