@@ -9,12 +9,11 @@ import ast
 import dis
 import hashlib
 import inspect
-import io
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
@@ -34,19 +33,27 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 COMPUTES_NOTHING = (
     "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "process_identity", "code_fingerprint",
     "settings", "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
-    "evaluation/html_report", "models/registry", "workflows/results", "workflows/result_summaries",
-    "workflows/inspect_data", "workflows/report", "workflows/unit_checkpoints", "workflows/run_status",
+    "evaluation/html_report", "models/registry", "workflows/results", "workflows/runs/run_status",
+    "workflows/inspect_data", "workflows/report", "workflows/unit_checkpoints",
     "workflows/warm_kernels", "leakage",
 )  # fmt: skip
 
 
+# Strings, which may hold a "#", or a comment. Python 3.11 has no f-string with its own quotes inside; a newer release
+# may write one in these files only when the library asks for 3.12.
+_STRING_OR_COMMENT = re.compile(
+    r"""(?s:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^\\"\n])*"|'(?:\\.|[^\\'\n])*')|(#[^\n]*)"""
+)
+
+
+def _without_comments(source: str) -> str:
+    """Return the source without comments. `tokenize` finds the same ones, in seven times the time."""
+    return _STRING_OR_COMMENT.sub(lambda found: "" if found[1] is not None else found[0], source)
+
+
 def _code_of(source: str) -> str:
     """Return the source without comments, docstrings, blank lines and trailing spaces; the same on every Python."""
-    lines = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
+    lines = _without_comments(source).splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]

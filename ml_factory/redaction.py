@@ -49,6 +49,11 @@ _ASSIGNED = re.compile(  # ?access_token=…, password=… of a connection strin
     |(\bauthorization["']?\s{{0,3}}[=:]\s{{0,3}}["']?(?:bearer|basic|token)\s{{1,3}}
       |\bbearer\s{{1,3}}(?=[\w.~+/=-]{{0,200}}\d))[\w.~+/=-]{{8,}}""", re.IGNORECASE | re.VERBOSE
 )  # fmt: skip
+# Each match of _ASSIGNED holds one of these words; most texts hold none, and looking for them is quicker.
+_ASSIGNED_WORDS = (
+    "password", "passwd", "pwd", "secret", "token", "key", "signature", "credential", "authorization", "bearer",
+    "sig=", "pass=", "auth=",
+)  # fmt: skip
 _TOKEN = re.compile(  # tokens that a service marks by their beginning, JSON web tokens, private keys
     r"""(?:(?<![\w-])|(?<=\\[nrtbf])|(?<=\[\dm)|(?<=\[\d\dm))
     (?:gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}
@@ -85,7 +90,9 @@ def _redacted(text: str, secrets: list[str]) -> str:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", HIDDEN, text)
     if "://" in text:
         text = _URL_USER.sub(_without_password, text)
-    text = _ASSIGNED.sub(lambda found: f"{found[1] or found[2] or found[3]}{HIDDEN}", text)
+    folded = text.casefold().replace("ı", "i")  # as re.IGNORECASE compares
+    if any(word in folded for word in _ASSIGNED_WORDS):
+        text = _ASSIGNED.sub(lambda found: f"{found[1] or found[2] or found[3]}{HIDDEN}", text)
     return _TOKEN.sub(HIDDEN, text)
 
 

@@ -6,7 +6,8 @@ variables, so that one drawing serves a light and a dark page, and can lay it ou
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import dates as mdates
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
@@ -146,13 +148,31 @@ def figure_to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
     try:
         if narrow:
             _stand_upright(figure)
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _laid_out(figure):
             figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     finally:
         figure.set_size_inches(size)
         for ax, spec in zip(figure.axes, specs, strict=True):
             ax.set_subplotspec(spec)
     return _for_html(buffer.getvalue(), name)
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Lay the figure out now, without a layout engine inside the block: `savefig` would draw all of it once more for
+    that.
+    """
+    engine, canvas = figure.get_layout_engine(), figure.canvas
+    FigureCanvasSVG(figure)  # measures text as the page does
+    for ax in figure.axes:
+        ax.apply_aspect()
+    engine.execute(figure)
+    figure.set_layout_engine(None)
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+        figure.set_canvas(canvas)
 
 
 def _stand_upright(figure: Figure) -> None:

@@ -1,16 +1,19 @@
 """The page asks for nothing, escapes everything, and fits a phone and the dark."""
 
+import io
 import re
 from functools import cache
 from html.parser import HTMLParser
 from itertools import combinations
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
 from ml_factory.data.resample import ResampledBars
@@ -20,7 +23,7 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
 from ml_factory.evaluation.metrics import compute_forecast_metrics
-from ml_factory.evaluation.plot_style import COLOURS, _stand_upright, downsample_line, figure_to_svg
+from ml_factory.evaluation.plot_style import COLOURS, _for_html, _stand_upright, downsample_line, figure_to_svg
 
 RNG = np.random.default_rng(0)
 N = 6000
@@ -106,6 +109,17 @@ def page_of_everything() -> str:
     return render_html_report(
         "Title", [*parts, HtmlSection("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567}
     )
+
+
+def test_figure_to_svg_draws_once_what_savefig_lays_out_and_draws(monkeypatch):
+    figure, plain, drawn = plots.plot_metrics(TABLE), io.StringIO(), []
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda *given: drawn.append(1) or draw(*given))
+    svg = figure_to_svg(figure, "x")
+    assert len(drawn) == 1 and figure.get_layout_engine() is not None
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "x"}):
+        figure.savefig(plain, format="svg", metadata={"Date": None, "Creator": None})
+    assert svg == _for_html(plain.getvalue(), "x")
 
 
 def test_html_report_page_loads_no_external_resource():

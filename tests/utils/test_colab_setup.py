@@ -20,9 +20,11 @@ from utils import colab_setup, runtime
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "0123456789abcdef0123456789abcdef01234567"
 COLAB = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {project!r})
+from ml_factory.checkpoints import compute_session
+compute_session.runtime_start_time = lambda started=time.time(): started  # not that of the machine that runs the tests
 from utils.google_colab_shim import install_colab_shim
 assert install_colab_shim()
 os.environ["COLAB_RELEASE_TAG"] = "release-colab-20260801"
