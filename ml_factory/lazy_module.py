@@ -17,7 +17,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "httptools", "websockets", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
     **dict.fromkeys(("torchvision", "webdataset", "PIL"), "vision"),
-    **dict.fromkeys(("transformers", "datasets", "yaml"), "language"),
+    **dict.fromkeys(("transformers", "tokenizers", "datasets", "yaml"), "language"),
 }  # fmt: skip
 
 # Of the base, and not needed to predict: a small image leaves them out.

@@ -68,7 +68,8 @@ training.progress_line training.loop
 training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
-evaluation.attention_plots evaluation.epoch_plots evaluation.html_report evaluation.flame_graph
+evaluation.attention_plots evaluation.epoch_plots evaluation.class_scores evaluation.class_plots
+evaluation.html_report evaluation.flame_graph
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
 evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
@@ -114,9 +115,11 @@ recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.languag
 recipes.sdce recipes.sdce_settings recipes.sdce_run
 recipes.shards recipes.shard_sources recipes.image_batches recipes.resnet50 recipes.event_file recipes.worker_log
 recipes.image_training
+recipes.language.labelled_text recipes.language.unigram_tokenizer recipes.language.length_buckets
+recipes.language.text_baselines recipes.memory_plan recipes.t5 recipes.t5_run
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
 commands.notebooks commands.serving commands.machine commands.tpu commands.recipe_shards commands.recipe_sdce
-commands.recipe_resnet50 commands.recipes
+commands.recipe_resnet50 commands.recipe_t5 commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -133,6 +136,7 @@ HOMES = {
         "evaluation.plots",
         "evaluation.attention_plots",
         "evaluation.epoch_plots",
+        "evaluation.class_plots",
         "evaluation.html_report",
         "notebook",
     },
@@ -148,7 +152,7 @@ HOMES = {
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }
 IMPORTERS = ("import_module", "import_module_or_explain", "LazyModule")  # functions that import by name
-ONLY_IN_RECIPES = ("transformers", "datasets", "webdataset", "torchvision")
+ONLY_IN_RECIPES = ("transformers", "tokenizers", "datasets", "webdataset", "torchvision")
 # A recipe adds data, a network and a loss: these belong to the loop, its devices and its checkpoints.
 NOT_IN_RECIPES = (
     "torch.optim", "torch_xla", "torch_tpu", "ml_factory.training.optim", "ml_factory.checkpoints.store",

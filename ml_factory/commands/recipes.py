@@ -15,6 +15,7 @@ RECIPES = {
     "shards": "ml_factory.commands.recipe_shards",
     "resnet50": "ml_factory.commands.recipe_resnet50",
     "sdce": "ml_factory.commands.recipe_sdce",
+    "t5": "ml_factory.commands.recipe_t5",
 }
 
 

@@ -4,8 +4,8 @@ import hashlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,9 @@ from typing import Any
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.recipes.image_batches import ImageBatches, MadeUpSamples, ShardSamples
 from ml_factory.recipes.recipe_run import (
-    RecipeRun,
     agree_on_run,
     is_writing_process,
-    open_recipe_run,
-    read_recipe_checkpoints,
+    open_run_of_process,
 )
 from ml_factory.recipes.resnet50 import NAME, ResNetSpec, ResNetTraining
 from ml_factory.recipes.shard_sources import local_shards
@@ -30,7 +28,6 @@ from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device, pick_device
 from ml_factory.training.spec import TrainSpec
-from ml_factory.workflows.train_ranks import worker_rank
 
 WEIGHTS = "weights.state"  # of a finished run
 _log = logging.getLogger("ml_factory.training")
@@ -117,7 +114,9 @@ def train_resnet50(
             every=settings.training.log_steps, emit=emit,
         )  # fmt: skip
         try:
-            with _open(workspace, run, settings, device) as (opened, checkpoints):
+            given = {"libraries": ("torchvision", "pillow"), "threads": device.threads, "mirror": "off"}
+            opening = open_run_of_process(workspace, NAME, run, _plain(settings), device.processes, **given)
+            with opening as (opened, checkpoints):
                 callbacks = (log, logs.after_epoch, *(opened.callbacks if opened else ()))
                 result = network.fit(feed, held, data=data, callbacks=callbacks, checkpoints=checkpoints)
                 facts = _facts(run.run_id, log, network, held, settings, result, train, test)
@@ -131,23 +130,6 @@ def train_resnet50(
             if is_writing_process():
                 workspace.push()
     return facts
-
-
-@contextmanager
-def _open(
-    workspace: Workspace, run: RunFolder, settings: ImageTrainingSettings, device: Device
-) -> Iterator[tuple[RecipeRun | None, Any]]:
-    """Yield (the open run, its checkpoints); the run is None in a process that does not write."""
-    if is_writing_process():
-        given = {"libraries": ("torchvision", "pillow"), "threads": device.threads, "mirror": "off"}
-        with open_recipe_run(workspace, NAME, run, _plain(settings), **given) as opened:
-            yield opened, opened.checkpoints
-    elif device.processes.world > 1:
-        with worker_rank():
-            yield None, None
-    else:
-        with read_recipe_checkpoints(workspace, NAME, run) as checkpoints:
-            yield None, checkpoints
 
 
 def _samples(settings: ImageTrainingSettings, part: str) -> Any:

@@ -2,10 +2,12 @@
 
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
@@ -18,6 +20,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_sync import PROJECT
 from ml_factory.training.distributed import ProcessGroup
+from ml_factory.workflows.train_ranks import worker_rank
 from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name
 
 RESULT = "result.json"
@@ -122,6 +125,40 @@ def read_recipe_checkpoints(workspace: Workspace, name: str, run: RunFolder) -> 
     """Open the run's checkpoints for a host that is not the first."""
     with open_run_checkpoints(workspace.checkpoints, run) as manager:
         yield ReadOnlyCheckpoints(manager.phase(fit_phase_name(name)))
+
+
+@contextmanager
+def open_run_of_process(
+    workspace: Workspace, name: str, run: RunFolder, settings: Mapping[str, Any], processes: ProcessGroup, **given: Any
+) -> Iterator[tuple[RecipeRun | None, Any]]:
+    """Yield (the open run, its checkpoints) in the process that writes. In another one the run is None: it reads the
+    first one's checkpoints, or with torchrun receives them from it.
+
+    given : as of `open_recipe_run`.
+    """
+    if is_writing_process():
+        with open_recipe_run(workspace, name, run, settings, **given) as opened:
+            yield opened, opened.checkpoints
+    elif processes.world > 1:
+        with worker_rank():
+            yield None, None
+    else:
+        with read_recipe_checkpoints(workspace, name, run) as checkpoints:
+            yield None, checkpoints
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary folder and put each of its files into this one, each in one step."""
+    with tempfile.TemporaryDirectory() as temporary:
+        write(Path(temporary))
+        for name in sorted(os.listdir(temporary)):
+            files.replace(folder / name, lambda target, name=name: _copy(Path(temporary) / name, target))
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb") as original, open(target, "wb") as copy:
+        while piece := original.read(1 << 24):
+            copy.write(piece)
 
 
 def is_writing_process() -> bool:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,18 +19,17 @@ from ml_factory.recipes.language.text_sources import open_text
 from ml_factory.recipes.language.token_rows import PartedRows, pack_tokens
 from ml_factory.recipes.language.vocabularies import VocabularyJoin, join_vocabularies
 from ml_factory.recipes.recipe_run import (
-    RecipeRun,
     agree_on_run,
     check_number_of_hosts,
     is_writing_process,
-    open_recipe_run,
-    read_recipe_checkpoints,
+    open_run_of_process,
     root_of_output,
+    write_folder,
 )
 from ml_factory.recipes.sdce import SurrogateLoss, next_token_loss
 from ml_factory.recipes.sdce_settings import DEVICES, SdceSettings
 from ml_factory.run_folder import RunFolder
-from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader
@@ -40,7 +37,6 @@ from ml_factory.training.device import Device, deterministic_device, pick_device
 from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
-from ml_factory.workflows.train_ranks import worker_rank
 
 NAME = "sdce"
 ORDER = 6  # longest n-grams of the baseline
@@ -216,7 +212,10 @@ def _train(
         return evaluate_mean_loss(base.network, held_feed, next_token_loss, device, spec.eval_batch)
 
     with ExitStack() as stack:
-        opened, checkpoints = _open(stack, settings, device, workspace, run, mirror)
+        opened, checkpoints = stack.enter_context(open_run_of_process(
+            workspace, NAME, run, dataclasses.asdict(settings), device.processes, libraries=("transformers",),
+            threads=device.threads, mirror=mirror, project=settings.training.wandb_project,
+        ))  # fmt: skip
         before = held_out_loss()
         result = run_training_loop(
             base.network, len(feed), feed, loss, spec, device, identity=identity, validation=Validation(held_out_loss),
@@ -227,26 +226,10 @@ def _train(
             return {}
         facts = _result(settings, spec, base, rows, surrogate, result, before, after)
         facts["inexact"] = merge_inexact_reasons(result.nondeterminism, opened.checkpoints.machine_differences)
-        _write_model(base, run.folder / "model")
+        write_folder(run.folder / "model", base.write)
         facts |= {"run_id": run.run_id, "model": str(run.folder / "model")}
         opened.finish(facts, {name: facts[name] for name in ("loss", "perplexity", "ngram_loss", "best_epoch")})
     return facts
-
-
-def _open(
-    stack: ExitStack, settings: SdceSettings, device: Device, workspace: Workspace, run: RunFolder, mirror: str
-) -> tuple[RecipeRun | None, Any]:
-    """Open the run in the first process; others read its checkpoints, or with torchrun receive them from it."""
-    if is_writing_process():
-        opened = stack.enter_context(open_recipe_run(
-            workspace, NAME, run, dataclasses.asdict(settings), libraries=("transformers",), threads=device.threads,
-            mirror=mirror, project=settings.training.wandb_project,
-        ))  # fmt: skip
-        return opened, opened.checkpoints
-    if device.processes.world > 1:
-        stack.enter_context(worker_rank())
-        return None, None
-    return None, stack.enter_context(read_recipe_checkpoints(workspace, NAME, run))
 
 
 def _result(
@@ -269,20 +252,6 @@ def _result(
         "tokens_per_second": (result.machine.get("rows_per_second") or 0.0) * length,
         "machine": result.machine, "resumed_step": result.resumed_step, "surrogate": surrogate.facts,
     }  # fmt: skip
-
-
-def _write_model(base: LanguageModel, folder: Path) -> None:
-    """Write the model's files into the folder, each in one step."""
-    with tempfile.TemporaryDirectory() as temporary:
-        base.write(Path(temporary))
-        for name in sorted(os.listdir(temporary)):
-            files.replace(folder / name, lambda target, name=name: _copy(Path(temporary) / name, target))
-
-
-def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb") as original, open(target, "wb") as copy:
-        while piece := original.read(1 << 24):
-            copy.write(piece)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ def write_recipe_files(root: Path) -> None:
     (folder / "text.txt").write_text("the king and the queen went to see a small cat\n" * 20)
     read_tokens(root)
     read_surrogate_cache(root)
+    (folder / "rows.tsv").write_text("Id\tText\tLabel\n" + "".join(f"{at}\ttext {at}\tab\n" for at in range(9)))
     sections = {"model": {"name_or_path": "gpt2"}, "surrogate": {"k": 30}, "data": {"max_seq_length": 64},
                 "training": {"learning_rate": 1e-4, "output_dir": "./outputs"}}  # fmt: skip
     (folder / "settings.yaml").write_text(json.dumps(sections, indent=1))
@@ -77,6 +78,13 @@ class Surrogate:
         return ids_BTK, -ids_BTK.float() / 257
 
 
+def read_labelled_rows(root: Path) -> object:
+    from ml_factory.recipes.language.labelled_text import read_labelled_texts
+
+    rows = read_labelled_texts(str(root / FOLDER / "rows.tsv"))
+    return rows.ids, rows.texts, rows.labels
+
+
 def read_recipe_settings(root: Path) -> object:
     from ml_factory.recipes.sdce_settings import sdce_settings
 
@@ -101,6 +109,7 @@ RECIPE_KINDS = {
     "index of tokens": Kind(f"{FOLDER}/tokens/index.json", read_tokens, False, damaged_json),
     "packed tokens": Kind(f"{FOLDER}/tokens/*.npy", read_tokens, False),
     "surrogate's cache": Kind(f"{FOLDER}/cache/*.npy", read_surrogate_cache, False),
+    "labelled texts": Kind(f"{FOLDER}/rows.tsv", read_labelled_rows, False),
     "recipe settings": Kind(f"{FOLDER}/settings.yaml", read_recipe_settings, False),
     "recipe settings, values": Kind(f"{FOLDER}/settings.yaml", read_recipe_settings, False, damaged_json),
     "slice settings": Kind(f"{FOLDER}/tpu.yaml", read_slice_settings, False),

@@ -156,7 +156,7 @@ def load_causal_model(
         kind, given = transformers.AutoModelForCausalLM, {"dtype": DTYPES[dtype]}
         if from_scratch:
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-            with _drawn_from(seed, name):
+            with drawn_from(seed, name):
                 model = kind.from_config(config, **given)
         else:
             model = kind.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **given)
@@ -180,7 +180,7 @@ def _spec_of(name: str, length: int) -> SmallCausalSpec:
 
 
 def _built_in(name: str, spec: SmallCausalSpec, seed: int | None, dtype: str) -> LanguageModel:
-    with _drawn_from(seed or 0, "small causal model"):
+    with drawn_from(seed or 0, "small causal model"):
         network = SmallCausalModel(spec).to(DTYPES[dtype])
 
     def write(folder: Path) -> None:
@@ -208,7 +208,7 @@ def _stored(name: str, dtype: str, seed: int | None) -> LanguageModel:
 
 
 @contextmanager
-def _drawn_from(seed: int, name: str) -> Iterator[None]:
+def drawn_from(seed: int, name: str) -> Iterator[None]:
     """Inside the block random numbers come from the seed and a name; afterwards the caller's go on."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, Path(name).name, "init"))

@@ -1,0 +1,268 @@
+"""recipe t5: generation, scores, memory plan; trained, killed, resumed to the same bits, evaluated, written."""
+
+import itertools
+import json
+import random
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
+from ml_factory.recipes import t5, t5_run
+from ml_factory.recipes.memory_plan import plan_memory
+from ml_factory.recipes.t5_run import T5ModelSettings, T5Settings, TextFiles, run_t5
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device
+from ml_factory.training.spec import TrainSpec
+from tests.recipes.kills import result_after_kills
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = ROOT.parent / "shared" / "data" / "text"
+
+
+def settings_of(made_up: int = 200, **training) -> T5Settings:
+    given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
+             "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
+    return T5Settings(
+        TextFiles(made_up=made_up), T5ModelSettings(vocabulary=120, max_length=32, buckets=2, beams=3),
+        TrainSpec(**given | training),
+    )  # fmt: skip
+
+
+def trained(folder: Path, settings: T5Settings, **more) -> dict:
+    return run_t5(Workspace(folder), settings, on_status=str, **more)
+
+
+def weights_of(facts: dict) -> dict[str, torch.Tensor]:
+    return load_file(Path(facts["folder"]) / "model" / "model.safetensors")
+
+
+def test_scores_equal_those_of_scikit_learn():
+    from sklearn.metrics import accuracy_score, f1_score
+
+    drawn = random.Random(0)
+    for _ in range(200):
+        names = "abcd"[: drawn.randint(1, 4)]
+        truth, predicted = (drawn.choices(names, k=drawn.randint(1, 1)) * 1 + drawn.choices(names, k=9) for _ in "ab")
+        predicted[0] = "no label"
+        assert accuracy(truth, predicted) == accuracy_score(truth, predicted)
+        assert macro_f1(truth, predicted) == pytest.approx(
+            f1_score(truth, predicted, average="macro", zero_division=0), abs=1e-12
+        )
+
+
+def test_wilson_interval_equals_that_of_statsmodels():
+    from statsmodels.stats.proportion import proportion_confint
+
+    for right, rows in ((0, 5), (5, 5), (93, 100), (1, 1000)):
+        assert wilson_interval(right, rows) == pytest.approx(
+            proportion_confint(right, rows, method="wilson"), abs=1e-12
+        )
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A small network of random weights for which greedy search does not find the most likely text."""
+    made = t5.new_t5(t5.t5_config("builtin:tiny", 6), 0).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for weight in made.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 0.25, generator=generator)
+    return made
+
+
+def test_greedy_search_equals_that_of_transformers(network):
+    tokens = torch.randint(2, 6, (7, 9), generator=torch.Generator().manual_seed(0))
+    tokens[2, 4:] = 0
+    written, _ = t5.write_labels(network, tokens, 4)
+    theirs = network.model.generate(
+        input_ids=tokens, attention_mask=(tokens != 0).long(), max_new_tokens=4, do_sample=False, num_beams=1
+    )[:, 1:]
+    assert torch.equal(written[:, : theirs.shape[1]], theirs) and not written[:, theirs.shape[1] :].any()
+
+
+def test_beam_search_as_wide_as_all_texts_finds_the_most_likely_one(network):
+    tokens = torch.randint(2, 6, (3, 5), generator=torch.Generator().manual_seed(1))
+    written, scores = t5.write_labels(network, tokens, 2, beams=6)
+    texts = torch.tensor([[a, b] for a, b in itertools.product(range(6), range(6)) if a != 1 or b == 0])
+    for row in range(3):
+        with torch.no_grad():
+            likely = torch.log_softmax(network(tokens[row].expand(len(texts), -1), texts), -1)
+        total = likely.gather(2, texts[..., None])[..., 0]
+        total = torch.where((texts[:, 0] == 1)[:, None] * torch.tensor([False, True]), 0.0, total).sum(1)
+        assert torch.equal(written[row], texts[total.argmax()])
+        assert float(scores[row]) == pytest.approx(float(total.max()), abs=1e-5)
+    greedy, greedy_scores = t5.write_labels(network, tokens, 2)
+    assert bool((scores >= greedy_scores - 1e-6).all()) and not torch.equal(greedy, written)
+
+
+def test_padding_and_bucket_change_no_loss(network):
+    tokens, labels = torch.tensor([[3, 4, 5, 1]]), torch.tensor([[4, 1]])
+    short = t5.label_loss(network, (tokens, labels, torch.ones(1)))
+    padded = (torch.nn.functional.pad(tokens, (0, 12)), torch.nn.functional.pad(labels, (0, 3)), torch.ones(1))
+    assert float(t5.label_loss(network, padded)[0]) == pytest.approx(float(short[0]), rel=1e-5)
+    assert float(t5.label_loss(network, (tokens, labels, torch.zeros(1)))[0]) == 0
+
+
+def test_memory_plan_counts_what_a_real_pass_keeps():
+    config = t5.t5_config("builtin:tiny", 200)
+
+    def forward(network, rows):
+        tokens = torch.zeros(rows, 16, dtype=torch.long)
+        return network.model(input_ids=tokens, decoder_input_ids=tokens[:, :4], use_cache=False).logits
+
+    plan = plan_memory(lambda: t5.new_t5(config, 0), forward, 32, Device("cpu", 1))
+    real, kept = t5.new_t5(config, 0).train(), {}
+    own = {one.untyped_storage().data_ptr() for one in real.parameters()}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = forward(real, 32)
+    held = sum(one.untyped_storage().nbytes() for at, one in kept.items() if at not in own)
+    assert out.requires_grad and plan.row * 32 == pytest.approx(held, rel=0.05)
+    assert plan.parameters == sum(one.numel() for one in real.parameters())
+
+
+def test_large_t5_without_enough_memory_is_refused_with_the_rows_that_fit(monkeypatch, tmp_path):
+    monkeypatch.setattr("ml_factory.recipes.memory_plan._host_bytes", lambda: 40 << 30)
+    lines = []
+    settings = replace(settings_of(batch=512), model=T5ModelSettings(name="t5-large", max_length=512))
+    with pytest.raises(SettingsError, match=r"--accumulate \d+: \d+ rows at once fit"):
+        run_t5(Workspace(tmp_path), settings, on_status=lines.append)
+    assert "737.7 million parameters" in lines[0]
+    monkeypatch.setattr("ml_factory.recipes.memory_plan._host_bytes", lambda: 4 << 30)
+    with pytest.raises(SettingsError, match="a smaller model, or a device with more memory"):
+        run_t5(Workspace(tmp_path), settings, on_status=str)
+
+
+def die_at(call: int, monkeypatch):
+    """Make the loss fail at its nth call, as a machine that vanishes."""
+    calls, real = [], t5.label_loss
+
+    def dying(network, batch):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(network, batch)
+
+    monkeypatch.setattr(t5_run, "label_loss", dying)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    return trained(tmp_path_factory.mktemp("whole"), settings_of())
+
+
+def test_killed_in_mid_epoch_and_resumed_equals_uninterrupted_to_the_bit(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    for call in (4, 9):  # in the first epoch, and in the second
+        with monkeypatch.context() as patched:
+            die_at(call, patched)
+            with pytest.raises(KeyboardInterrupt):
+                trained(tmp_path, settings_of())
+    resumed = trained(tmp_path, settings_of())
+    assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
+    ours, theirs = weights_of(resumed), weights_of(whole)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert resumed["greedy"] == whole["greedy"] and resumed["beam"] == whole["beam"]
+    assert trained(tmp_path, settings_of()) == json.loads(json.dumps(resumed))  # finished before
+
+
+def test_run_learns_and_writes_predictions_results_and_pictures(whole):
+    folder = Path(whole["folder"])
+    assert whole["greedy"]["accuracy"] > 0.9 > whole["baselines"]["majority"]
+    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    assert rows[0][:3] == ["Id", "Label", "Greedy"] and len(rows) == 1 + whole["greedy"]["rows"]
+    assert sum(row[1] == row[2] for row in rows[1:]) == round(whole["greedy"]["accuracy"] * (len(rows) - 1))
+    table = {line.split("\t")[0]: line.split("\t") for line in (folder / "results.tsv").read_text().splitlines()}
+    assert float(table["beam"][2]) == pytest.approx(whole["beam"]["accuracy"], abs=1e-6)
+    assert {"majority", "length", "bag of words"} <= set(table)
+    for name in ("overview.png", "results.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert "NOT clearly better than bag of words" in t5_run.summary(whole)
+
+
+def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
+    model = T5ModelSettings(name=str(Path(whole["folder"]) / "model"), max_length=32, buckets=1)
+    again = trained(tmp_path, replace(settings_of(lr=1e-9, epochs=1), model=model))
+    assert again["greedy"]["accuracy"] == whole["greedy"]["accuracy"] and again["lengths"] == [whole["lengths"][-1]]
+
+
+def test_early_stop_keeps_the_best_epoch(tmp_path):
+    facts = trained(tmp_path, settings_of(made_up=60, epochs=12, lr=0.3, patience=1))
+    losses = [one["val_loss"] for one in facts["history"]]
+    assert facts["stopped_early"] and losses[facts["best_epoch"] - 1] == min(losses) and len(losses) < 12
+
+
+def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = ROOT / "recipes" / "run_train_test.py"
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, words)])
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    monkeypatch.setattr(t5_run, "check_memory", lambda *given: None)
+    code, _, err = call("--workspace", tmp_path)
+    assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
+    seen = []
+    monkeypatch.setattr(t5_run, "run_t5", lambda place, settings, **more: seen.append(settings) or {})
+    assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0
+    assert (seen[0].files.data, seen[0].model.name, seen[0].training.accumulate) == ("tweets.tsv", "t5-base", 4)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_ten_random_kills_end_with_the_same_bits(tmp_path, monkeypatch):
+    longer = ["--num_epochs", "25", "--batch_size", "16", "--learning_rate", "0.003", "--patience", "0", "--vocabulary",
+              "120", "--max_length", "32", "--device", "cpu", "--precision", "fp32", "--threads", "1",
+              "--save_seconds", "0", "--fake_data", "--json"]  # fmt: skip
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    words = [sys.executable, ROOT / "recipes" / "run_train_test.py", *longer, "--workspace"]
+    result, kills = result_after_kills([*map(str, words), str(tmp_path / "killed")], tmp_path)
+    whole = trained(tmp_path / "whole", T5Settings(
+        TextFiles(made_up=2000), T5ModelSettings(vocabulary=120, max_length=32),
+        TrainSpec(epochs=25, batch=16, lr=0.003, patience=0, eval_batch=256, device="cpu", precision="fp32", threads=1,
+                  save_seconds=0.0)))  # fmt: skip
+    assert kills >= 3 and result["exact"]
+    theirs = weights_of(whole)
+    assert all(torch.equal(value, theirs[name]) for name, value in weights_of(result).items())
+
+
+def write_lines(path: Path) -> Path:
+    """Lines of tinyshakespeare and of WikiText-2, in their order."""
+    sources = {"shakespeare": ["tinyshakespeare"], "wikipedia": ["wikitext2_valid", "wikitext2_test"]}
+    rows = [(" ".join(line.split()), label) for label, names in sources.items() for name in names
+            for line in (TEXT / f"{name}.txt").read_text(encoding="utf-8").splitlines() if line.strip()]  # fmt: skip
+    path.write_text("Id\tText\tLabel\n" + "".join(f"{at}\t{text}\t{label}\n" for at, (text, label) in enumerate(rows)))
+    return path
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.skipif(not TEXT.is_dir(), reason="the texts are not at hand")
+def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
+    settings = T5Settings(
+        TextFiles(data=str(write_lines(tmp_path / "lines.tsv"))), T5ModelSettings(max_length=64),
+        TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32"),
+    )  # fmt: skip
+    facts = trained(tmp_path, settings)
+    assert facts["greedy"]["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
+    assert sum(one["seconds"] for one in facts["history"]) < 180
+    assert np.isclose(facts["baselines"]["majority"], 0.86, atol=0.01)  # a tenth of each, in blocks
