@@ -34,7 +34,7 @@ COMPUTES_NOTHING = (
     "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "process_identity", "code_fingerprint",
     "settings", "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
     "evaluation/html_report", "models/registry", "workflows/results", "workflows/runs/run_status",
-    "workflows/inspect_data", "workflows/report", "workflows/unit_checkpoints",
+    "workflows/inspect_data", "workflows/report", "workflows/run_report_sections", "workflows/unit_checkpoints",
     "workflows/warm_kernels", "leakage",
 )  # fmt: skip
 

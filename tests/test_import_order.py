@@ -69,7 +69,7 @@ training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.epoch_plots evaluation.class_scores evaluation.class_plots
-evaluation.html_report evaluation.flame_graph
+evaluation.html_report evaluation.findings evaluation.flame_graph
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
 evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
@@ -84,7 +84,8 @@ inference.model_card inference.bundle inference.stream
 inference.guard.settings inference.guard.alarms inference.guard.feature_range inference.guard.jump_windows
 inference.guard.bar_checks inference.guard.drift
 inference.guard.outcomes inference.guard.fit_reference inference.guard.guarded_stream inference.guard.request_checks
-workflows.prepared_dataset workflows.dataset_evaluation workflows.results.summaries
+workflows.prepared_dataset workflows.dataset_evaluation workflows.model_findings
+workflows.results.summaries
 workflows.results.base workflows.results.data workflows.results.models
 workflows.unit_checkpoints
 workflows.runs.run_status workflows.runs.restore_run workflows.append workflows.prove workflows.inspect_data
@@ -94,12 +95,12 @@ workflows.barriers.found_barriers workflows.warm_kernels workflows.previous_sett
 workflows.train workflows.train_ranks
 workflows.runs.run_options workflows.runs.open_run workflows.cross_validation.fold_schemes
 workflows.cross_validation.folds workflows.cross_validation.fold_scores
-workflows.cross_validate workflows.predictions workflows.compare_models workflows.leaderboard
-workflows.runs.stored_runs workflows.backtest workflows.explain workflows.build_bundle
+workflows.cross_validate workflows.runs.stored_runs workflows.predictions workflows.compare_models workflows.leaderboard
+workflows.backtest workflows.explain workflows.build_bundle
 workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
-workflows.plan workflows.report
+workflows.plan workflows.run_report_sections workflows.report
 workflows.evaluate workflows.predict
 workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables

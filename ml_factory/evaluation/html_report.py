@@ -43,6 +43,7 @@ def write_html_report(
     sections: Sequence[HtmlSection],
     *,
     subtitle: str = "",
+    answer: str = "",
     facts: Mapping[str, object] | None = None,
     notice: str = "",
     footer: str = "",
@@ -51,15 +52,17 @@ def write_html_report(
 
     Parameters
     ----------
+    answer : what the page says, in two sentences, under the title.
     facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the title.
     notice : text at the top, such as limits of QUICK.
     """
-    page = render_html_report(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
+    shown = {"subtitle": subtitle, "answer": answer, "facts": facts or {}, "notice": notice, "footer": footer}
+    page = render_html_report(title, sections, **shown)
     files.write(path, redact_secrets(page).encode("utf-8"))
     return Path(path)
 
 
-def render_html_report(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
+def render_html_report(title, sections, *, subtitle="", answer="", facts=None, notice="", footer="") -> str:
     """Return the page as text."""
     facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
@@ -68,6 +71,7 @@ def render_html_report(title, sections, *, subtitle="", facts=None, notice="", f
     body = [
         "<header>",
         f"<h1>{_safe(title)}</h1>",
+        f"<p class=answer>{_inline(answer)}</p>" if answer else "",
         f"<p class=subtitle>{_safe(subtitle)}</p>" if subtitle else "",
         f'<dl class=tiles style="--columns:{_columns(len(facts))}">{summary_cards}</dl>' if summary_cards else "",
         _notice(notice),
@@ -212,6 +216,7 @@ header,main,footer{max-width:1000px;margin:0 auto;padding:0 1.5rem}
 header{padding-top:3.25rem;padding-bottom:1.5rem}
 h1{font-size:2.15rem;line-height:1.18;letter-spacing:-.022em;margin:0;font-weight:700;overflow-wrap:anywhere}
 .subtitle{margin:.55rem 0 0;color:var(--muted);font-size:1.06rem;overflow-wrap:anywhere}
+.answer{margin:.8rem 0 0;font-size:1.12rem;max-width:46rem}
 .tiles{display:grid;grid-template-columns:repeat(var(--columns),minmax(0,1fr));gap:.75rem;margin:1.75rem 0 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem .85rem}
 .tile dt{color:var(--muted);font-size:.78rem}

@@ -15,6 +15,7 @@ from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
 from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
 from ml_factory.evaluation.backtest.simulation import Backtest, run
+from ml_factory.evaluation.findings import Finding, cost_finding, finding_lines, sort_findings
 from ml_factory.evaluation.luck import deflated_sharpe, min_track_record, probabilistic_sharpe, sharpe_moments
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.storage.workspace import Workspace, require_raw_bars
@@ -23,7 +24,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import read_stored_runs
+from ml_factory.workflows.runs.stored_runs import count_finished_runs
 
 SHIFTS = 20
 SHOWN = (
@@ -66,7 +67,14 @@ class BacktestResult(Result):
     def summary(self) -> str:
         first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
         table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
-        return "\n".join([first, *(f"  {line}" for line in table.to_string().splitlines()), f"  {self.luck_sentence}"])
+        lines = [*table.to_string().splitlines(), self.luck_sentence]
+        return "\n".join([first, *(f"  {line}" for line in lines), *finding_lines(self.findings)])
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings on the costs of the model's trades."""
+        own = self.strategies.set_index("strategy").loc[self.model]
+        return sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])])
 
     @property
     def luck_sentence(self) -> str:
@@ -123,15 +131,9 @@ def backtest(
     return BacktestResult(
         symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
         contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades,
-        luck=_luck_of_sessions(own, _count_finished_runs(workspace, symbol)), history=own.equity,
+        luck=_luck_of_sessions(own, count_finished_runs(workspace, symbol)), history=own.equity,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
-
-
-def _count_finished_runs(workspace: Workspace, symbol: str) -> int:
-    """Return the trials whose best may have been chosen: finished runs of models, each once however often resumed."""
-    runs = read_stored_runs(workspace, symbol).runs
-    return max(len({one.base for one in runs if one.ended and one.task in ("train", "stack")}), 1)
 
 
 def _luck_of_sessions(tested: Backtest, trials: int) -> dict[str, float]:

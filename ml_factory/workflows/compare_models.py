@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
@@ -16,7 +17,9 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_missing_classes,
     prepared_dataset_verdict,
 )
+from ml_factory.workflows.model_findings import find_model_issues
 from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.runs.stored_runs import count_finished_runs
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class ModelComparison:
     metrics : a row per model and baseline, index its name.
     verdicts : model -> its verdict on these rows.
     chosen : the model with the smallest log loss on validation rows.
+    findings : on the chosen model, the most severe first.
     """
 
     artifacts: Mapping[str, Artifact]
@@ -37,6 +41,7 @@ class ModelComparison:
     metrics: pd.DataFrame
     verdicts: dict[str, ModelVerdict]
     chosen: str
+    findings: tuple[Finding, ...]
 
 
 def compare_finished_models(
@@ -45,7 +50,7 @@ def compare_finished_models(
     """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows, _ = predictions.predictions_on_common_rows(workspace, data, found, "train")
+    train_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")
     best = dataset_best_baseline(data, train_rows, validation_rows)
     metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
@@ -54,4 +59,10 @@ def compare_finished_models(
     verdicts = {
         name: prepared_dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()
     }
-    return ModelComparison(found, rows, test, metrics, verdicts, str(choosing.loc[list(found), "log_loss"].idxmin()))
+    chosen = str(choosing.loc[list(found), "log_loss"].idxmin())
+    predicted = {"train": (train_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
+    findings = find_model_issues(
+        data, verdicts[chosen], metrics, predicted | {"test": (rows, test[chosen])},
+        count_finished_runs(workspace, data.symbol),
+    )  # fmt: skip
+    return ModelComparison(found, rows, test, metrics, verdicts, chosen, findings)

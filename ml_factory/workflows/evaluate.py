@@ -14,6 +14,7 @@ from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import describe_run_choice
 from ml_factory.workflows.results.models import EvaluateResult
+from ml_factory.workflows.run_report_sections import compared_runs_section
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
@@ -44,15 +45,17 @@ def evaluate(
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: evaluation", data,
         DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
-            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen
+            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen,
+            findings=compared.findings,
         ),
-        quick_limits=limited, extra_sections=[report.compared_runs_section(compared.artifacts)],
+        quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
     )  # fmt: skip
     shown = compared.metrics.reset_index()
     shown.insert(0, "split", "test")
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
-        verdicts=compared.verdicts, chosen=compared.chosen, seconds=time.perf_counter() - started,
+        verdicts=compared.verdicts, chosen=compared.chosen, findings=compared.findings,
+        seconds=time.perf_counter() - started,
         run_ids={name: one.facts["run_id"] for name, one in compared.artifacts.items()}, choices=choices,
         calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
         draw=lambda: plots.plot_metrics(compared.metrics),

@@ -3,7 +3,7 @@
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from ml_factory.errors import (
     refuse_damaged_content,
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
+from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.inference.predict import FittedModels, common_prediction_index, predict_features, stacked_predictions
@@ -44,7 +45,9 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_weighted_prior_loss,
     prepared_dataset_verdict,
 )
+from ml_factory.workflows.model_findings import find_model_issues
 from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.runs.stored_runs import count_finished_runs
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte
@@ -62,6 +65,7 @@ class PredictionEvaluation:
     reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     verdict : on test rows, over every baseline; the best one was chosen on validation rows.
     calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
+    findings : on the model, the most severe first.
     """
 
     path: Path
@@ -72,6 +76,7 @@ class PredictionEvaluation:
     reference_gains: dict[str, tuple[float, float, float]]
     verdict: ModelVerdict
     calibration: pd.DataFrame
+    findings: tuple[Finding, ...] = ()
 
     @property
     def test_metrics(self) -> pd.DataFrame:
@@ -107,9 +112,12 @@ def predict_and_evaluate_artifact(
     name = artifact.facts["model"]
     found = prepared_dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
     by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
-    return PredictionEvaluation(
+    evaluated = PredictionEvaluation(
         path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
     )
+    predicted = {part: (at, p_N3[(frame["split"] == part).to_numpy()]) for part, at in parts.items()}
+    trials = count_finished_runs(workspace, data.symbol)
+    return replace(evaluated, findings=find_model_issues(data, found, evaluated.test_metrics, predicted, trials))
 
 
 def _reference_predictions(

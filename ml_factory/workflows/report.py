@@ -12,6 +12,7 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
+from ml_factory.evaluation.findings import Finding, answer_sentences, findings_section
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import ModelVerdict
@@ -20,12 +21,14 @@ from ml_factory.models.base import CLASSES
 from ml_factory.run_folder import RunFolder
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
 from ml_factory.workflows.inspect_data import bar_findings_table
 from ml_factory.workflows.predictions import PredictionEvaluation
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
+from ml_factory.workflows.run_report_sections import run_report_sections
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
 SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
@@ -44,6 +47,7 @@ class ReportPredictions:
     verdicts : model -> its verdict on these rows.
     chosen : the model of the headline; of several the best one on validation rows.
     reference_gains : as of `predict.PredictionEvaluation`.
+    findings : on the chosen model, the most severe first.
     """
 
     rows: np.ndarray
@@ -52,6 +56,7 @@ class ReportPredictions:
     verdicts: Mapping[str, ModelVerdict]
     chosen: str
     reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     @property
     def chosen_verdict(self) -> ModelVerdict:
@@ -69,14 +74,16 @@ def write_evaluation_report(
     extra_sections : sections between the verdict and the data, such as learning curves.
     """
     sections = [
+        findings_section(evaluated.findings),
         report_verdict_section(evaluated, len(data.splits["test"]), two_sided=_report_has_directional_part(data)),
         decile_returns_section(data, evaluated),
         report_calibration_section(data, evaluated),
         *extra_sections,
         *_data_sections(data, store),
     ]
+    _write_report_facts(path.with_suffix(".json"), data, evaluated)
     return write_html_report(
-        path, title, sections,
+        path, title, sections, answer=answer_sentences(evaluated.chosen_verdict, evaluated.findings),
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {report_test_period(data, evaluated)}",
         facts=report_headline_cards(evaluated,
         two_sided=_report_has_directional_part(data)) | {"proof": describe_proof_of_store(store, data.horizon)},
@@ -84,6 +91,17 @@ def write_evaluation_report(
         footer=f"data {data.fingerprint[:12]}. Past results do not guarantee future results; a gain whose interval "
         "includes 0 is no gain.",
     )  # fmt: skip
+
+
+def _write_report_facts(path: Path, data: PreparedDataset, evaluated: ReportPredictions) -> None:
+    """Write the numbers of a report next to its page: answer, findings, verdicts and metrics of the test rows."""
+    files.write_json(path, to_json_value({
+        "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
+        "answer": answer_sentences(evaluated.chosen_verdict, evaluated.findings),
+        "findings": [one.to_dict() for one in evaluated.findings],
+        "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
+        "metrics": evaluated.metrics.reset_index().to_dict("records"),
+    }))  # fmt: skip
 
 
 def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> str:
@@ -103,12 +121,13 @@ def _write_run_report(
     facts, name = artifact.facts, artifact.facts["model"]
     evaluated = ReportPredictions(
         verdict.test_rows, {name: verdict.test_p}, verdict.test_metrics, {name: verdict.verdict}, name,
-        verdict.reference_gains,
+        verdict.reference_gains, verdict.findings,
     )  # fmt: skip
     return write_evaluation_report(
         folder / "report.html", f"{name} on {data.symbol}", data,
         DatasetStore.current(workspace.processed(data.symbol)),
-        evaluated, quick_limits=facts["limited"], extra_sections=_run_sections(facts, verdict.priors["validation"]),
+        evaluated, quick_limits=facts["limited"],
+        extra_sections=run_report_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 
@@ -129,7 +148,7 @@ def write_model_report(
         "inexact_because": facts["inexact"], "limited": facts["limited"], "metrics": MetricsTable(verdict.metrics),
         "artifact": artifact.path, "predictions_path": verdict.path, "predictions_hash": files.sha256(verdict.path),
         "report_path": _write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
-        "calibration": verdict.calibration,
+        "calibration": verdict.calibration, "findings": verdict.findings,
     }  # fmt: skip
 
 
@@ -261,67 +280,6 @@ def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictio
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", dataset_calibration_by_class(data, rows, test).set_index("name"))],
     )  # fmt: skip
-
-
-def _learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
-    """Return the section of training and validation loss by epoch or booster block."""
-    text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
-    curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
-    caption = (
-        "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
-        "as in training, in the dashed line too; the verdict counts each row once."
-    )
-    return HtmlSection("Learning", text=text, figures=[(caption, curves)])
-
-
-def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
-    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
-    run.
-    """
-    if "history" in facts:
-        first = _learning_section(
-            pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss
-        )
-    else:
-        weights = pd.DataFrame(facts["weights"]).set_index("model")
-        first = HtmlSection(
-            "The stack",
-            text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
-            figures=[("Weight of each model.", plots.plot_stack_weights(weights))],
-        )
-    settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
-    made = HtmlSection(
-        "The run",
-        notice="Continued, not bit-exact: " + ", ".join(facts["inexact"]) if facts.get("inexact") else "",
-        tables=[
-            ("Settings", pd.DataFrame({"value": settings}).rename_axis("setting")),
-            ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
-        ],
-    )
-    worth = _importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
-    return [first, *worth, made]
-
-
-def _importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
-    """Return the section of feature importances; table: as of `feature_importance_table`."""
-    table = table.set_index("feature")
-    return [
-        HtmlSection(
-            "Features",
-            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
-            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
-            figures=[("Permutation importance and gain of each feature.", plots.plot_importances(table))],
-        )
-    ]
-
-
-def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
-    """Return the section that lists the compared runs."""
-    rows = {
-        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
-        for name, one in found.items()
-    }
-    return HtmlSection("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
 def report_headline_cards(evaluated: ReportPredictions, *, two_sided: bool = True) -> dict[str, object]:

@@ -10,7 +10,7 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import compute_forecast_metrics, debiased_calibration_error
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
-from ml_factory.workflows import report
+from ml_factory.workflows import report, run_report_sections
 from ml_factory.workflows.dataset_evaluation import dataset_gain_over_forecast
 
 ROWS = 600
@@ -183,5 +183,5 @@ def test_left_out_sentence_separates_purged_and_inferred_rows():
 
 def test_report_runs_table_shows_seconds_with_one_decimal():
     facts = {"run_id": "train-lstm", "seconds": 1.94}
-    section = report.compared_runs_section({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
+    section = run_report_sections.compared_runs_section({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
     assert section.tables[0][1].loc["lstm"].tolist() == ["train-lstm", "0123456789ab", "1.9"]

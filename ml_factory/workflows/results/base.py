@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from ml_factory.evaluation.findings import Finding, finding_lines
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.progress import ProgressPhase
 from ml_factory.storage.json_values import to_json_value
@@ -19,8 +20,10 @@ from ml_factory.workflows.results.summaries import (
 
 def _facts(value: Any) -> Any:
     """Convert a field to JSON values; a table to its records, with the index where it has a name."""
-    if isinstance(value, ModelVerdict):
+    if isinstance(value, ModelVerdict | Finding):
         return to_json_value(value.to_dict())
+    if isinstance(value, tuple) and value and isinstance(value[0], Finding):
+        return [_facts(one) for one in value]
     if isinstance(value, dict):
         return {str(name): _facts(one) for name, one in value.items()}
     if not isinstance(value, pd.DataFrame):
@@ -103,6 +106,7 @@ class ModelResult(RunResult):
     metrics : a row per split (validation, test) and forecast, the baselines among them.
     verdict : on the test rows, over every baseline.
     calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
+    findings : on the model, the most severe first.
     """
 
     metrics: pd.DataFrame
@@ -112,10 +116,13 @@ class ModelResult(RunResult):
     report_path: Path
     verdict: ModelVerdict | None = None
     calibration: pd.DataFrame | None = None
+    findings: tuple[Finding, ...] = ()
 
     def _lines_after(self, first: list[str], name: str) -> str:
         """Return the summary: these lines, the files, calibration and verdict of the forecast `name`."""
         files = {"model": self.artifact, "predictions": self.predictions_path, "report": self.report_path}
         written = [f"  {what} {path}" for what, path in files.items()]
         calibration = summary_calibration_lines(self.metrics, self.calibration, name)
-        return "\n".join([*first, *written, *calibration, *summary_verdict_lines(self.verdict)])
+        return "\n".join(
+            [*first, *written, *calibration, *summary_verdict_lines(self.verdict), *finding_lines(self.findings)]
+        )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ml_factory.evaluation.findings import Finding, finding_lines, fold_finding, sort_findings
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import find_model_spec
 from ml_factory.workflows.results.base import ModelResult, Result, RunResult
@@ -107,7 +108,13 @@ class CrossValidateResult(RunResult):
             f"{self.seconds:.1f} s"
         )
         lines = [*self._path_lines(), *self._untaught_lines(), *summary_warning_lines(self), f"  folds {self.path}"]
-        return "\n".join([first, *lines, *summary_verdict_lines(self.verdict)])
+        return "\n".join([first, *lines, *summary_verdict_lines(self.verdict), *finding_lines(self.findings)])
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings on the gains of the blocks over the class prior, the mean of a block that several folds test."""
+        own = self.folds[self.folds["name"] == self.model]
+        return sort_findings([fold_finding(own.groupby("block")["log_loss_gain"].mean().to_numpy())])
 
     def _path_lines(self) -> list[str]:
         if self.paths is None:
@@ -150,6 +157,7 @@ class EvaluateResult(Result):
     chosen : model with the smallest log loss on validation rows.
     calibration : of every model, as of TrainResult.
     run_ids, choices : model -> its run, and why that one was taken, in words.
+    findings : on the chosen model, the most severe first.
     """
 
     symbol: str
@@ -161,6 +169,7 @@ class EvaluateResult(Result):
     verdicts: dict[str, ModelVerdict] = field(default_factory=dict)
     chosen: str = ""
     calibration: pd.DataFrame | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def verdict(self) -> ModelVerdict | None:
@@ -174,7 +183,7 @@ class EvaluateResult(Result):
         runs = [f"  {name}: run {run} ({self.choices[name]})" for name, run in self.run_ids.items()]
         lines = [first, f"  report {self.report_path}", *runs, *(f"  {line}" for line in others), *chosen]
         lines += summary_calibration_lines(self.metrics, self.calibration, self.chosen)
-        return "\n".join([*lines, *summary_verdict_lines(self.verdict)])
+        return "\n".join([*lines, *summary_verdict_lines(self.verdict), *finding_lines(self.findings)])
 
 
 @dataclass(frozen=True, kw_only=True)

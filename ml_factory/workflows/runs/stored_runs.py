@@ -74,6 +74,12 @@ class StoredRuns:
     unknown: tuple[Path, ...]
 
 
+def count_finished_runs(workspace: Workspace, symbol: str) -> int:
+    """Return the trials whose best may have been chosen: finished runs of models, each once however often resumed."""
+    runs = read_stored_runs(workspace, symbol).runs
+    return max(len({one.base for one in runs if one.ended and one.task in ("train", "stack")}), 1)
+
+
 def read_stored_runs(workspace: Workspace, symbol: str) -> StoredRuns:
     """Read the record of every run of a symbol. Raises UnresponsiveMountError."""
     parent, runs, searched, unknown = workspace.results / symbol, [], set(), []

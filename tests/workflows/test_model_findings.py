@@ -1,0 +1,65 @@
+"""Findings of a finished model reach its result, its report and the JSON next to it."""
+
+import html
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.evaluation.metrics import row_log_loss
+from ml_factory.storage.json_values import parse_json
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import model_findings
+from ml_factory.workflows.load_prepared import load_dataset
+
+SETTINGS = {"rounds": 150, "min_leaf": 1.0}
+
+
+@pytest.fixture(scope="module")
+def trained(prepared_template, tmp_path_factory):
+    place = tmp_path_factory.mktemp("found") / "workspace"
+    shutil.copytree(prepared_template, place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ML_FACTORY_WANDB", "off")
+        result = pipeline.train(place, "DEMO", 5, "xgboost", uncertified=True, model_settings=SETTINGS)
+        compared = pipeline.evaluate(place, "DEMO", 5)
+    return Workspace(place), result, compared
+
+
+def test_findings_of_run_are_in_result_summary_page_and_json(trained):
+    _, result, compared = trained
+    assert "few_rows" in {one.code for one in result.findings}, "a week of bars"
+    assert compared.findings == result.findings
+    page = html.unescape(result.report_path.read_text())
+    facts = parse_json(result.report_path.with_suffix(".json").read_text())
+    assert facts["answer"] in page and facts["findings"] == [one.to_dict() for one in result.findings]
+    for number, one in enumerate(result.findings, 1):
+        assert f"{number}. {one.severity.capitalize()}: {one.sentence} {one.advice}" in page.replace("<code>", "`")
+        assert f"finding {number}, {one.severity}: {one.sentence}" in result.summary()
+    verdict = facts["verdicts"]["xgboost"]
+    assert verdict["sentence"] == result.verdict.sentence and f"{verdict['gain_best']:+.4f}" in page
+    losses = {row["name"]: row["log_loss"] for row in facts["metrics"]}
+    assert losses == pytest.approx(result.metrics.query("split == 'test'").set_index("name")["log_loss"].to_dict())
+    assert all(f"{loss:.4f}" in page for loss in losses.values())
+    assert json.loads(json.dumps(result.to_dict()))["findings"] == facts["findings"]
+
+
+def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(trained, monkeypatch):
+    workspace, result, _ = trained
+    seen = {}
+    monkeypatch.setattr(model_findings, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
+    monkeypatch.setattr(model_findings, "month_finding", lambda gain, times: seen.update(gain=gain, times=times))
+    pipeline.train(workspace, "DEMO", 5, "xgboost", uncertified=True, model_settings={"rounds": 150, "min_leaf": 1.0})
+    data, stored = load_dataset(workspace, "DEMO", 5), pipeline.load_predictions(workspace, "DEMO", 5, "xgboost")
+    rows = {part: data.labels.index.get_indexer(stored.index[stored["split"] == part]) for part in ("train", "test")}
+    p = stored.loc[stored["split"] == "train", ["p_short", "p_neutral", "p_long"]].to_numpy()
+    clear = data.unambiguous_mask[rows["train"]]
+    y = data.y[rows["train"]][clear]
+    shares = np.array([(y == label).mean() for label in (-1, 0, 1)])
+    by_hand = -np.log(shares[y + 1]).mean() - row_log_loss(y, p[clear]).mean()
+    assert seen["train"] == pytest.approx(by_hand) and seen["train"] > seen["valid"]
+    test = data.unambiguous_mask[rows["test"]]
+    assert len(seen["gain"]) == test.sum() and list(seen["times"]) == list(data.labels.index[rows["test"]][test])
+    assert seen["gain"].mean() == pytest.approx(result.verdict.gain_best)
