@@ -17,6 +17,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "httptools", "websockets", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
     **dict.fromkeys(("torchvision", "webdataset", "PIL"), "vision"),
+    "torchao": "compress",
     **dict.fromkeys(("transformers", "tokenizers", "datasets", "yaml"), "language"),
 }  # fmt: skip
 

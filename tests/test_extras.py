@@ -140,7 +140,10 @@ def test_requirements_version_ranges_have_lower_and_upper_bound():
     for path in [
         ROOT / "requirements.txt",
         ROOT / "requirements" / "gs.txt",
-        *(ROOT / "requirements" / f"{name}.txt" for name in ("database", "onnx", "serve", "vision", "language")),
+        *(
+            ROOT / "requirements" / f"{name}.txt"
+            for name in ("database", "onnx", "serve", "vision", "language", "compress")
+        ),
     ]:
         for line in read_requirement_lines(path):
             assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line

@@ -69,6 +69,7 @@ training.estimator_base training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.epoch_plots evaluation.class_scores evaluation.class_plots
+evaluation.compression_plots
 evaluation.html_report evaluation.findings evaluation.flame_graph
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
 evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
@@ -118,9 +119,12 @@ recipes.shards recipes.shard_sources recipes.image_batches recipes.resnet50 reci
 recipes.image_training
 recipes.language.labelled_text recipes.language.unigram_tokenizer recipes.language.length_buckets
 recipes.language.text_baselines recipes.memory_plan recipes.t5 recipes.t5_run
+recipes.compression.variant_file recipes.compression.subject recipes.compression.pruning
+recipes.compression.t5_subject recipes.compression.resnet_subject recipes.compression.market_subject
+recipes.compress_run
 commands.dataclass_options commands.own_modules commands.options commands.data commands.training
 commands.notebooks commands.serving commands.machine commands.tpu commands.recipe_shards commands.recipe_sdce
-commands.recipe_resnet50 commands.recipe_t5 commands.recipes
+commands.recipe_resnet50 commands.recipe_t5 commands.recipe_compress commands.recipes
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -138,6 +142,7 @@ HOMES = {
         "evaluation.attention_plots",
         "evaluation.epoch_plots",
         "evaluation.class_plots",
+        "evaluation.compression_plots",
         "evaluation.html_report",
         "notebook",
     },

@@ -16,6 +16,7 @@ RECIPES = {
     "resnet50": "ml_factory.commands.recipe_resnet50",
     "sdce": "ml_factory.commands.recipe_sdce",
     "t5": "ml_factory.commands.recipe_t5",
+    "compress": "ml_factory.commands.recipe_compress",
 }
 
 

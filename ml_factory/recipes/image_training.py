@@ -93,10 +93,10 @@ def train_resnet50(
     outputs, sources = settings.outputs, settings.sources
     weights = _initial_weights(outputs)
     device = pick_device(settings.training)
-    train, test = _samples(settings, "train"), _samples(settings, "test")
+    train, test = open_samples(settings, "train"), open_samples(settings, "test")
     with (
-        closing(_batches(train, settings, device, True)) as feed,
-        closing(_batches(test, settings, device, False)) as held,
+        closing(image_batches(train, settings, device, True)) as feed,
+        closing(image_batches(test, settings, device, False)) as held,
     ):
         network = ResNetTraining(settings.network, settings.training, device, weights)
         data = {"train": _data_identity(train), "test": _data_identity(test), "image_size": sources.image_size}
@@ -132,7 +132,7 @@ def train_resnet50(
     return facts
 
 
-def _samples(settings: ImageTrainingSettings, part: str) -> Any:
+def open_samples(settings: ImageTrainingSettings, part: str) -> Any:
     """Open the training or test samples."""
     sources, seed, classes = settings.sources, settings.training.seed, settings.network.classes
     expected = getattr(sources, f"{part}_size")
@@ -148,7 +148,7 @@ def _samples(settings: ImageTrainingSettings, part: str) -> Any:
     return samples
 
 
-def _batches(samples: Any, settings: ImageTrainingSettings, device: Device, training: bool) -> ImageBatches:
+def image_batches(samples: Any, settings: ImageTrainingSettings, device: Device, training: bool) -> ImageBatches:
     return ImageBatches(
         samples, device, training=training, workers=settings.sources.workers, seed=settings.training.seed
     )

@@ -122,7 +122,7 @@ class ResNetTraining:
     def loss(self, network: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return (sum of w * cross-entropy with smoothed labels, sum of w)."""
         images_BHWC, target_B, weight_B = batch
-        logits_BC = network(self._scaled(images_BHWC)).float()
+        logits_BC = network(self.normalise(images_BHWC)).float()
         loss_B = F.cross_entropy(logits_BC, target_B, reduction="none", label_smoothing=self.spec.label_smoothing)
         return (weight_B * loss_B).sum(), weight_B.sum()
 
@@ -131,7 +131,7 @@ class ResNetTraining:
 
         def forward(network: nn.Module, batch: Sequence[Tensor]) -> Tensor:
             images_BHWC, target_B, weight_B = batch
-            logits_BC = network(self._scaled(images_BHWC)).float()
+            logits_BC = network(self.normalise(images_BHWC)).float()
             loss_B = F.cross_entropy(logits_BC, target_B, reduction="none")
             right_B = (logits_BC.argmax(1) == target_B).float()
             return torch.stack([loss_B * weight_B, right_B * weight_B, weight_B], 1)
@@ -167,7 +167,7 @@ class ResNetTraining:
                 callbacks=(past, *callbacks), checkpoints=checkpoints,
             )  # fmt: skip
 
-    def _scaled(self, images_BHWC: Tensor) -> Tensor:
+    def normalise(self, images_BHWC: Tensor) -> Tensor:
         """Return images (B, 3, H, W) with channels of mean 0 and deviation 1."""
         return (images_BHWC.permute(0, 3, 1, 2).float() - self._mean) / self._std
 

@@ -258,6 +258,7 @@ def _train(
         facts = _result(settings, data, plan, result, predicted)
         facts["inexact"] = merge_inexact_reasons(result.nondeterminism, opened.checkpoints.machine_differences)
         facts |= {"run_id": run.run_id, "folder": str(run.folder), "settings": asdict(settings)}
+        facts["data"] = data.fingerprint
         write_folder(run.folder / "model", lambda folder: save_t5(network, data.tokenizer, folder))
         write_results(run.folder, facts, data, predicted)
         opened.finish(facts, {"accuracy": facts["greedy"]["accuracy"], "macro_f1": facts["greedy"]["macro_f1"]})

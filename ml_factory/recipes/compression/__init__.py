@@ -1,0 +1,1 @@
+"""Smaller networks from trained ones: pruned, quantized, distilled."""
