@@ -52,7 +52,7 @@ def write_html_report(
 
     Parameters
     ----------
-    answer : what the page says, in two sentences, under the title.
+    answer : result of the page in two sentences, under the title.
     facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the title.
     notice : text at the top, such as limits of QUICK.
     """
