@@ -62,6 +62,7 @@ def test_migration_notebook_goes_from_database_to_bundle_on_cpu(database, tmp_pa
     ("name", "line"),
     [
         ("resnet50", "accuracies between 0 and 1: True"),
+        ("t5", "accuracy between 0 and 1: True"),
         ("sdce", "share of the vocabulary that the surrogate knows: 1.0"),
     ],
 )
