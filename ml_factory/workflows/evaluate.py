@@ -23,7 +23,9 @@ def evaluate(
     workspace: Workspace | str | Path, symbol: str, horizon: int, models: Sequence[str] | None = None, *,
     title: str = "", runs: Sequence[str] = (),
 ) -> EvaluateResult:  # fmt: skip
-    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html` and `report.json`.
+    """Evaluate every finished model of this symbol and horizon on the same test rows.
+
+    Writes `results/report.html`, and `results/report.json` with its numbers.
 
     runs : ids of runs whose models are compared; of the other models the newest run on the current data.
     """

@@ -18,8 +18,8 @@ SEARCH = "barriers"  # a search of barriers is no run of a model: its folder hol
 _ATTEMPT = re.compile(r"(.*-[0-9a-f]{10})(?:-\d+)?")
 # What runs themselves write into their folders.
 _OWN = (
-    "run.json", "done.json", "log", "predictions.parquet", "predictions.json", "report.html", "report.json", "folds.parquet",
-    "paths.parquet", "barriers-*.json", "profile", "*.lock", ".*", *FINISHED_PARTS,
+    "run.json", "done.json", "log", "predictions.parquet", "predictions.json", "report.html", "report.json",
+    "folds.parquet", "paths.parquet", "barriers-*.json", "profile", "*.lock", ".*", *FINISHED_PARTS,
 )  # fmt: skip
 
 
