@@ -45,7 +45,7 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_weighted_prior_loss,
     prepared_dataset_verdict,
 )
-from ml_factory.workflows.model_findings import find_model_issues
+from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.runs.stored_runs import count_finished_runs
 
@@ -65,6 +65,7 @@ class PredictionEvaluation:
     reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     verdict : on test rows, over every baseline; the best one was chosen on validation rows.
     calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
+    months : of the test rows, `gain_by_month` over the best baseline.
     findings : on the model, the most severe first.
     """
 
@@ -76,6 +77,7 @@ class PredictionEvaluation:
     reference_gains: dict[str, tuple[float, float, float]]
     verdict: ModelVerdict
     calibration: pd.DataFrame
+    months: pd.DataFrame
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -112,12 +114,13 @@ def predict_and_evaluate_artifact(
     name = artifact.facts["model"]
     found = prepared_dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
     by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
+    months = gain_by_month(data, train_rows, rows, p_N3[test], best)
     evaluated = PredictionEvaluation(
-        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
+        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class, months
     )
     predicted = {part: (at, p_N3[(frame["split"] == part).to_numpy()]) for part, at in parts.items()}
     trials = count_finished_runs(workspace, data.symbol)
-    return replace(evaluated, findings=find_model_issues(data, found, evaluated.test_metrics, predicted, trials))
+    return replace(evaluated, findings=find_model_issues(data, found, predicted, months, trials))
 
 
 def _reference_predictions(
