@@ -190,7 +190,7 @@ def _cell(value: object, form: str) -> str:
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, float | np.floating):
-        text = format(float(value), form)
+        text = format(float(value), form if abs(value) >= 1e-12 else form.replace("1e", "0f"))
         return text.replace("-", "−", 1) if value < 0 and re.search("[1-9i]", text) else text.removeprefix("-")
     if isinstance(value, int | np.integer):
         return f"{value:,}".replace("-", "−")

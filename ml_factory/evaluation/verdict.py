@@ -80,7 +80,7 @@ class ModelVerdict:
 
     @property
     def answer(self) -> str:
-        """Whether there is an edge, in one sentence: the headline of a report."""
+        """Headline of a report: edge or not, in one sentence."""
         if self.status == BEATS:
             return f"Edge found: {self.model} {self._parts_sentence()}."
         if self.status == NOT_ENOUGH and not self.gain_best_high < 0:

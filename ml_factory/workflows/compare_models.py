@@ -19,7 +19,7 @@ from ml_factory.workflows.dataset_evaluation import (
 )
 from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ def compare_finished_models(
     months = gain_by_month(data, train_rows, rows, test[chosen], best)
     findings = find_model_issues(
         data, verdicts[chosen], predicted | {"test": (rows, test[chosen])}, months,
-        count_finished_runs(workspace, data.symbol),
+        count_trials(workspace, data.symbol),
     )  # fmt: skip
     return ModelComparison(found, rows, test, metrics, verdicts, chosen, months, findings)
