@@ -104,6 +104,7 @@ __all__ = [
 evaluate, predict = push_workspace_on_exit(evaluate), push_workspace_on_exit(predict)
 prepare, export = push_workspace_on_exit(prepare), push_workspace_on_exit(export)
 clean, leaderboard = push_workspace_on_exit(clean), push_workspace_on_exit(leaderboard)
+backtest = push_workspace_on_exit(backtest)
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 Folder = Workspace | str | Path

@@ -27,6 +27,8 @@ from ml_factory.evaluation.plot_style import (
     set_axis_labels,
     set_horizontal_bar_rows,
     set_price_ticks,
+    set_time_axis,
+    to_matplotlib_dates,
 )
 
 REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
@@ -165,6 +167,29 @@ def plot_calibration(
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     set_axis_labels(ax, "predicted", "observed")
     add_legend_row(ax, len(classes))
+    return figure
+
+
+def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after costs, and drawdown") -> Figure:
+    """Plot the equity of a model beside always long, the clock and its shifted forecasts, and its drawdown below.
+
+    curves : as of `workflows.backtest.BacktestResult`.
+    """
+    figure, (top, bottom) = new_styled_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 1))
+    x = to_matplotlib_dates(curves.index)
+    top.fill_between(x, curves["shifted_low"], curves["shifted_high"], color=INK["neutral"], alpha=0.25, linewidth=0)
+    colours = {"always_long": INK["fourth"], "clock": INK["clock"], "shifted": INK["muted"], model: INK["accent"]}
+    names = {"always_long": "always long", "shifted": "shifted in time"}
+    for name, colour in colours.items():
+        top.plot(x, curves[name], color=colour, linewidth=2.0 if name == model else 1.2, label=names.get(name, name))
+    top.axhline(0, color=INK["muted"], linewidth=0.8)
+    fall = curves[model] - np.maximum.accumulate(np.maximum(curves[model].to_numpy(), 0.0))
+    bottom.fill_between(x, fall, 0, color=INK["short"], alpha=0.6, linewidth=0)
+    for ax, steps in ((top, 5), (bottom, 2)):
+        set_price_ticks(ax, steps)
+    set_time_axis(bottom)
+    set_axis_labels(top, "", "currency")
+    add_legend_row(top, 2)
     return figure
 
 

@@ -1,8 +1,8 @@
 """Backtest of a finished model: its stored out-of-sample predictions as trades, against simple strategies."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.resample import ResampledBars
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
@@ -24,15 +25,22 @@ from ml_factory.evaluation.luck import (
     sharpe_moments,
 )
 from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.storage.workspace import Workspace, require_raw_bars
+from ml_factory.lazy_module import LazyModule
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.predictions import load_predictions
+from ml_factory.workflows.predictions import find_artifact_to_predict, load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.runs.stored_runs import count_trials
 
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 SHIFTS = 20
+LEAST_EDGES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+FEWEST_TRADES = 30  # on validation rows, for a least edge to be chosen
 SHOWN = (
     "net",
     "net_ticks",
@@ -52,12 +60,19 @@ class BacktestResult(Result):
 
     strategies : a row per strategy, columns of `backtest_metrics`: the model; always_long, flat, last_move, clock, and
         `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover, no skill
-    luck : of the model's sessions: `trials`, the finished runs of the symbol in this workspace; `probabilistic_sharpe`,
+    least_edges : of the model on validation rows, a row per least edge: trades, net, break_even_ticks, cost_ticks, and
+        chosen, where the rule was not given
+    luck : of the model's sessions: `trials`, as of `count_trials`; `probabilistic_sharpe`,
         the probability that the true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without
         skill; `sessions_needed` for 95 %, `min_track_record`. NaN where sessions are too few for it
     lacking : what the sessions lack for a probability, as of `luck.describe_lacking_sessions`; "" for nothing
+    costs, rule, by_hand : what was traded; by_hand where the rule was given, not chosen on validation rows
+    first, last, quick : period of the rows; True for the model of a QUICK run
+    trades_path, path : the trades as CSV, and these facts as JSON, in the run's folder
     frame : trades of the model, as of `Backtest.trades`
     history : its equity, as of `Backtest.equity`
+    curves : equity at the end of each session of the model, always_long, clock and shifted (the mean of the shifts,
+        between shifted_low and shifted_high)
     """
 
     symbol: str
@@ -69,30 +84,55 @@ class BacktestResult(Result):
     strategies: pd.DataFrame
     luck: dict[str, float]
     lacking: str
+    least_edges: pd.DataFrame
+    costs: dict
+    rule: dict
+    by_hand: bool
+    first: str
+    last: str
+    quick: bool
+    trades_path: Path
+    path: Path
     frame: pd.DataFrame
     history: pd.DataFrame
+    curves: pd.DataFrame
 
     def summary(self) -> str:
         first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
         table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
-        own = self.strategies.set_index("strategy").loc[self.model]
-        holes, rolls, trades = (int(own[name]) for name in ("hole_exits", "roll_exits", "trades"))
+        holes, rolls, trades = (int(self.own[name]) for name in ("hole_exits", "roll_exits", "trades"))
         left = f"{holes:,} of {trades:,} trades ended at the last bar before missing ones, {rolls:,} before a roll."
         lines = [*table.to_string().splitlines(), *[left] * (holes + rolls > 0), self.luck_sentence]
+        lines += [self.rule_sentence, f"trades {self.trades_path}", f"facts {self.path}"]
         return "\n".join([first, *(f"  {line}" for line in lines), *finding_lines(self.findings)])
+
+    @property
+    def own(self) -> pd.Series:
+        """Metrics of the model's trades."""
+        return self.strategies.set_index("strategy").loc[self.model]
+
+    @property
+    def rule_sentence(self) -> str:
+        """Least edge and costs, and how they were chosen, in a sentence."""
+        how = "a rule chosen by hand" if self.by_hand else "chosen on validation rows"
+        fill = self.costs["spread_ticks"] / 2 + self.costs["slippage_ticks"]
+        return (
+            f"Trades open where |p_long - p_short| is {self.rule['least_edge']:g} or more ({how}); each fill pays "
+            f"{fill:g} ticks, commission and fees."
+        )
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the costs of the model's trades."""
-        own = self.strategies.set_index("strategy").loc[self.model]
+        own = self.own
         return sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])])
 
     @property
     def luck_sentence(self) -> str:
         """Verdict on the net result after costs and trials, in a sentence."""
-        net, sessions = (self.strategies.set_index("strategy").loc[self.model, name] for name in ("net", "sessions"))
+        net, sessions = self.own["net"], self.own["sessions"]
         trials, deflated = int(self.luck["trials"]), self.luck["deflated_sharpe"]
-        tried = f"{trials} finished run{'s' * (trials != 1)} of this symbol"
+        tried = f"{trials} trial{'s' * (trials != 1)} on this symbol"
         if not net > 0:
             return f"No edge found: nothing is left after costs ({tried})."
         if self.lacking:
@@ -117,8 +157,10 @@ def backtest(
 
     split : "test", or "validation", whose figures flatter since the model was chosen on it.
     contract : money facts; default: those of the symbol, with the tick of the prepared market, whose calendar holds.
-    rule : default: `TradingRule` with the labels' horizon.
+    rule : default: `TradingRule` with the labels' horizon and the least edge that earned most on validation rows; one
+        that is given counts as a trial of the test rows.
     run_id : the model's run; "" for the newest.
+    Writes the trades (CSV) and the facts (JSON) into the run's folder.
     Raises SettingsError for training rows and for meta-labels, NotPreparedError.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
@@ -127,29 +169,70 @@ def backtest(
     data = load_dataset(workspace, symbol, horizon)
     if data.kind == "meta":
         raise SettingsError("A bet of meta-labels has no side of its own", where="backtest", wanted="other labels")
-    stored = load_predictions(workspace, symbol, horizon, model, run_id)
+    artifact = find_artifact_to_predict(workspace, check_symbol(symbol), horizon, model, run_id)
+    stored = load_predictions(workspace, symbol, horizon, model, artifact.facts["run_id"])
     known = stored[stored["split"] == split]
     market = data.settings["market"]
     spec = replace(contract or contract_spec(symbol, tick=market["tick"]), calendar=market["calendar"])
+    costs, by_hand = costs or CostSpec(), rule is not None
     rule = rule or TradingRule()
     rule = replace(rule, horizon=rule.horizon or horizon)
-    bars = _base_bars_of_rows(workspace, data, known.index)
+    base = _base_bars(workspace, data)
+    forecasts = _with_barriers(data, stored)
+    edges = _trade_least_edges(base, forecasts[forecasts["split"] == "validation"], spec, costs, rule)
+    if not by_hand:
+        rule = replace(rule, least_edge=float(edges.loc[edges["chosen"], "least_edge"].iloc[0]))
+    bars = _bars_of_rows(base, known.index, horizon)
     tested = {
         name: run(bars, frame, spec, costs=costs, rule=rule)
         for name, frame in ({model: known} | _baseline_sides(data, known.index)).items()
         for frame in [_with_barriers(data, frame)]
     }
+    shifted = _run_shifted(bars, _with_barriers(data, known), spec, costs, rule)
     rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
-    rows.append({"strategy": "random", **_shifted_metrics(bars, _with_barriers(data, known), spec, costs, rule)})
+    rows.append({"strategy": "random", **pd.DataFrame([one.metrics for one in shifted]).mean().to_dict()})
     own: Backtest = tested[model]
     lacking = describe_lacking_sessions(own.equity, own.trades)
-    return BacktestResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
-        contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades,
+    folder = stored_path(workspace.results / symbol, artifact.facts["run_id"], inside=workspace.results)
+    name = "backtest" if split == "test" else f"backtest-{split}"
+    name += f"-rule-{fingerprint_json(asdict(rule))[:8]}" if by_hand else ""
+    files.write(folder / f"{name}.csv", own.trades.to_csv(index=False).encode())
+    files.write_json(folder / f"{name}.json", {})  # counts as a trial from here on
+    result = BacktestResult(
+        symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], split=split,
+        contract=dict(vars(spec)), costs=asdict(costs), rule=asdict(rule), by_hand=by_hand, least_edges=edges,
+        first=known.index[0].isoformat(), last=known.index[-1].isoformat(), quick=bool(artifact.facts["limited"]),
+        strategies=pd.DataFrame(rows), frame=own.trades,
         luck=_luck_of_sessions(own, count_trials(workspace, symbol), lacking), lacking=lacking,
-        history=own.equity,
-        seconds=time.perf_counter() - started,
+        history=own.equity, curves=(curves := _session_curves(model, tested, shifted)),
+        trades_path=folder / f"{name}.csv", path=folder / f"{name}.json",
+        draw=lambda: plots.plot_equity(curves, model), seconds=time.perf_counter() - started,
     )  # fmt: skip
+    files.write_json(result.path, result.to_dict() | {"luck_sentence": result.luck_sentence})
+    return result
+
+
+def _trade_least_edges(
+    base: ResampledBars, known: pd.DataFrame, spec: ContractSpec, costs: CostSpec, rule: TradingRule
+) -> pd.DataFrame:
+    """Trade validation rows with each least edge; `chosen` is the one that earned most in enough trades, else 0."""
+    bars = _bars_of_rows(base, known.index, rule.horizon)
+    shown, rows = ["trades", "net", "break_even_ticks", "cost_ticks"], []
+    for edge in LEAST_EDGES:
+        found = run(bars, known, spec, costs=costs, rule=replace(rule, least_edge=edge)).metrics
+        rows.append({"least_edge": edge} | {name: found[name] for name in shown})
+    table = pd.DataFrame(rows)
+    net = table["net"].where(table["trades"] >= FEWEST_TRADES)
+    return table.assign(chosen=table.index == (net.idxmax() if net.notna().any() else 0))
+
+
+def _session_curves(model: str, tested: Mapping[str, Backtest], shifted: Sequence[Backtest]) -> pd.DataFrame:
+    """Return the curves of `BacktestResult`: index known_at of each session's last bar."""
+    last = ~tested[model].equity["session"].duplicated(keep="last")
+    curves = {name: tested[name].equity.loc[last, "equity"] for name in (model, "always_long", "clock")}
+    others = np.stack([one.equity.loc[last, "equity"].to_numpy() for one in shifted])
+    found = {"shifted": others.mean(0), "shifted_low": others.min(0), "shifted_high": others.max(0)}
+    return pd.DataFrame(curves).assign(**found)
 
 
 def _luck_of_sessions(tested: Backtest, trials: int, lacking: str) -> dict[str, float]:
@@ -164,14 +247,18 @@ def _luck_of_sessions(tested: Backtest, trials: int, lacking: str) -> dict[str, 
     }  # fmt: skip
 
 
-def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.DatetimeIndex) -> pd.DataFrame:
-    """Return the base bars from the first of these rows to the horizon of the last; `contract` counts the rolls."""
+def _base_bars(workspace: Workspace, data: PreparedDataset) -> ResampledBars:
+    """Return the base bars of the symbol's raw file."""
     spec = PredictionSpec.from_stored(data.settings)
     source = require_raw_bars(workspace, data.symbol)
-    base = build_base_bars(spec.check_bars(read_bars_table(source), where=source)[0], spec.market, spec.features.base)
+    return build_base_bars(spec.check_bars(read_bars_table(source), where=source)[0], spec.market, spec.features.base)
+
+
+def _bars_of_rows(base: ResampledBars, index: pd.DatetimeIndex, horizon: int) -> pd.DataFrame:
+    """Return the base bars from the first of these rows to the horizon of the last; `contract` counts the rolls."""
     moments = index.as_unit("ns").asi8
     first = int(np.searchsorted(base.known_at, moments[0]))
-    part = slice(first, int(np.searchsorted(base.known_at, moments[-1])) + data.horizon + 2)
+    part = slice(first, int(np.searchsorted(base.known_at, moments[-1])) + horizon + 2)
     columns: Mapping[str, np.ndarray] = {name: getattr(base, name)[part] for name in ("open", "high", "low", "close")}
     start = pd.DatetimeIndex(base.start[part].view("M8[ns]"), tz="UTC", name="start")
     bars = pd.DataFrame(dict(columns), index=start).assign(segment=base.segment[part])
@@ -201,15 +288,15 @@ def _baseline_sides(data: PreparedDataset, index: pd.DatetimeIndex) -> dict[str,
     }
 
 
-def _shifted_metrics(
-    bars: pd.DataFrame, known: pd.DataFrame, spec: ContractSpec, costs: CostSpec | None, rule: TradingRule
-) -> dict[str, float]:
-    """Return the mean metrics over circular shifts of the forecasts by a random number of rows.
+def _run_shifted(
+    bars: pd.DataFrame, known: pd.DataFrame, spec: ContractSpec, costs: CostSpec, rule: TradingRule
+) -> list[Backtest]:
+    """Trade circular shifts of the forecasts by a random number of rows.
 
     The same sides follow each other, so the turnover stays, which a shuffle of single rows would multiply.
     """
     found, rng, names = [], np.random.default_rng(0), ["p_short", "p_long"]
     for shift in rng.integers(1, max(len(known), 2), SHIFTS):
         shifted = known.assign(**{name: np.roll(known[name].to_numpy(), shift) for name in names})
-        found.append(run(bars, shifted, spec, costs=costs, rule=rule).metrics)
-    return pd.DataFrame(found).mean().to_dict()
+        found.append(run(bars, shifted, spec, costs=costs, rule=rule))
+    return found

@@ -49,6 +49,8 @@ def evaluate(
         DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
             compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen, compared.months,
             findings=compared.findings,
+        ), report.backtest_for_report(
+            workspace, data, compared.chosen, compared.artifacts[compared.chosen].facts["run_id"]
         ),
         quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
     )  # fmt: skip

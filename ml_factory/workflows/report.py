@@ -10,9 +10,10 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import DatasetStore
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.findings import Finding, findings_section, next_step_sentence
+from ml_factory.evaluation.findings import Finding, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, ModelVerdict, format_verdict_bounds
@@ -24,6 +25,7 @@ from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.backtest import BacktestResult, backtest
 from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
 from ml_factory.workflows.inspect_data import bar_findings_table
 from ml_factory.workflows.predictions import PredictionEvaluation
@@ -64,18 +66,21 @@ class ReportPredictions:
 
 
 def write_evaluation_report(
-    path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: ReportPredictions, *,
-    quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
+    path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: ReportPredictions,
+    traded: BacktestResult | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
 
+    traded : backtest of the chosen model, or why there is none, `backtest_for_report`.
     quick_limits : limits of QUICK.
     extra_sections : sections of the runs, such as learning curves.
     """
+    findings = sort_findings([*evaluated.findings, *(traded.findings if isinstance(traded, BacktestResult) else ())])
     sections = [
+        _money_section(traded),
         _gain_section(evaluated),
         report_calibration_section(data, evaluated),
-        findings_section(evaluated.findings),
+        findings_section(findings),
         report_verdict_section(evaluated, len(data.splits["test"]), two_sided=_report_has_directional_part(data)),
         decile_returns_section(data, evaluated),
         *extra_sections,
@@ -83,15 +88,16 @@ def write_evaluation_report(
     ]
     files.write_json(path.with_suffix(".json"), to_json_value({
         "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
-        "answer": evaluated.chosen_verdict.answer, "next_step": next_step_sentence(evaluated.findings),
-        "findings": [one.to_dict() for one in evaluated.findings],
+        "answer": evaluated.chosen_verdict.answer, "next_step": next_step_sentence(findings),
+        "findings": [one.to_dict() for one in findings],
+        "backtest": traded.to_dict() if isinstance(traded, BacktestResult) else traded,
         "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
         "metrics": evaluated.metrics.reset_index().to_dict("records"),
     }))  # fmt: skip
     return write_html_report(
         path, title, sections, answer=evaluated.chosen_verdict.answer,
-        subtitle=f"{next_step_sentence(evaluated.findings)}\n\n{report_test_period(data, evaluated)}",
-        facts=report_headline_cards(evaluated),
+        subtitle=f"{next_step_sentence(findings)}\n\n{report_test_period(data, evaluated)}",
+        facts=report_headline_cards(evaluated, traded),
         notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
         footer=f"data {data.fingerprint[:12]}, proof that nothing looks ahead: "
         f"{describe_proof_of_store(store, data.horizon)}. Past results do not guarantee future results; a gain whose "
@@ -127,7 +133,7 @@ def _write_run_report(
     return write_evaluation_report(
         folder / "report.html", f"{data.symbol}: {name}", data,
         DatasetStore.current(workspace.processed(data.symbol)),
-        evaluated, quick_limits=facts["limited"],
+        evaluated, backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
         extra_sections=run_report_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
@@ -302,15 +308,56 @@ def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictio
     )  # fmt: skip
 
 
-def report_headline_cards(evaluated: ReportPredictions) -> dict[str, object]:
+def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> BacktestResult | str:
+    """Trade the test rows of a run after costs; where that cannot be (meta-labels, unknown costs) return why."""
+    try:
+        return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
+    except SettingsError as error:
+        return str(error)
+
+
+def _money_section(traded: BacktestResult | str) -> HtmlSection:
+    """Return the section of the trades after costs, beside simple strategies, and of the choice of the least edge."""
+    if isinstance(traded, str):
+        return HtmlSection("After costs", text=f"No backtest: {traded}")
+    shown = ["net", "sharpe", "drawdown", "trades", "break_even_ticks", "cost_ticks"]
+    by_edge = traded.least_edges.set_index("least_edge")
+    return HtmlSection(
+        "After costs",
+        text=f"{traded.luck_sentence} {traded.rule_sentence}\n\nNet and drawdown are in the contract's currency, for "
+        "one contract. A strategy lives where a round trip breaks even above its costs.",
+        figures=[("Equity of test rows; grey: the model's own forecasts at other times, which have no skill.",
+                  traded.plot())],
+        tables=[
+            ("Test rows; random is the mean of the shifted forecasts", traded.strategies.set_index("strategy")[shown]),
+            ("Validation rows, by least edge", by_edge),
+        ],
+    )  # fmt: skip
+
+
+def report_headline_cards(evaluated: ReportPredictions, traded: BacktestResult | str) -> dict[str, object]:
     """Return the cards below the headline, those of the chosen model: label -> (value, note)."""
     one = evaluated.chosen_verdict
     low, high = one.gain_best_low, one.gain_best_high
+    money: dict[str, object] = {"after costs": ("not known", "see below")}
+    if isinstance(traded, BacktestResult):
+        own, luck = traded.own, traded.luck["deflated_sharpe"]
+        ticks = f"break even at {own['break_even_ticks']:.2f} ticks, paid {own['cost_ticks']:.2f}"
+        few = traded.lacking or "no trades"
+        money = {
+            "after costs": (f"{own['net']:+,.0f}", f"{own['trades']:,.0f} trades; {ticks}" if own["trades"] else few),
+            "real, not luck": (
+                f"{luck:.0%}" if np.isfinite(luck) else "not known",
+                f"chance that the Sharpe ratio is above 0, after {traded.luck['trials']} trials"
+                if np.isfinite(luck) else f"not enough sessions: {few}",
+            ),
+        }  # fmt: skip
     return {
         f"gain over {one.best_baseline}, nats per row": (
             f"{one.gain_best:+.4f}",
             f"95 % from {low:+.4f} to {high:+.4f}",
         ),
+        **money,
         "test rows": (one.rows, f"worth about {float(f'{one.effective_rows:.2g}'):,.0f} without overlap"),
     }
 

@@ -52,7 +52,7 @@ class Result:
 
     def to_dict(self) -> dict:
         """Return the facts of the summary as JSON values (`--json`)."""
-        hidden = {"draw", "frame", "history"}
+        hidden = {"draw", "frame", "history", "curves"}
         return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
     def __str__(self) -> str:
