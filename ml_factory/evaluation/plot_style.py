@@ -95,7 +95,7 @@ def format_signed_tick(value: float, _=None) -> str:
 def set_price_ticks(ax: Axes, most: int) -> None:
     """Format the y axis as prices, with at most so many steps."""
     ax.yaxis.set_major_locator(MaxNLocator(most))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}".replace("-", "−")))
 
 
 def set_horizontal_bar_rows(ax: Axes, names: Sequence[str]) -> None:

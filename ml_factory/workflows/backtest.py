@@ -118,7 +118,7 @@ class BacktestResult(Result):
         fill = self.costs["spread_ticks"] / 2 + self.costs["slippage_ticks"]
         return (
             f"Trades open where |p_long - p_short| is {self.rule['least_edge']:g} or more ({how}); each fill pays "
-            f"{fill:g} ticks, commission and fees."
+            f"{fill:g} tick{'s' * (fill != 1)}, commission and fees: {self.own['cost_ticks']:.2f} ticks a round trip."
         )
 
     @property
@@ -134,14 +134,14 @@ class BacktestResult(Result):
         trials, deflated = int(self.luck["trials"]), self.luck["deflated_sharpe"]
         tried = f"{trials} trial{'s' * (trials != 1)} on this symbol"
         if not net > 0:
-            return f"No edge found: nothing is left after costs ({tried})."
+            return f"No edge after costs: nothing is left ({tried})."
         if self.lacking:
             return f"No verdict: not enough sessions: {self.lacking} ({tried})."
         if not deflated > 0.95:
             needed = self.luck["sessions_needed"]
             more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if sessions < needed < 1e6 else ""
-            chance = f"{deflated:.0%} probable"
-            return f"No edge found: a true ratio above 0 is {chance} after {tried}, on {sessions:.0f} sessions{more}."
+            chance = f"a true ratio above 0 is {deflated:.0%} probable"
+            return f"No edge after costs: {chance} after {tried}, on {sessions:.0f} sessions{more}."
         return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {sessions:.0f} sessions."
 
     def __str__(self) -> str:

@@ -320,8 +320,12 @@ def _money_section(traded: BacktestResult | str) -> HtmlSection:
     """Return the section of the trades after costs, beside simple strategies, and of the choice of the least edge."""
     if isinstance(traded, str):
         return HtmlSection("After costs", text=f"No backtest: {traded}")
-    shown = ["net", "sharpe", "drawdown", "trades", "break_even_ticks", "cost_ticks"]
-    by_edge = traded.least_edges.set_index("least_edge")
+    shown = ["net", "break_even_ticks", "drawdown", "sharpe", "trades"]
+    edges = traded.least_edges
+    marks = [
+        f"{edge:g}{', chosen' * (one and not traded.by_hand)}" for edge, one in edges[["least_edge", "chosen"]].values
+    ]
+    by_edge = edges[["net", "break_even_ticks", "trades"]].set_index(pd.Index(marks, name="least_edge"))
     return HtmlSection(
         "After costs",
         text=f"{traded.luck_sentence} {traded.rule_sentence}\n\nNet and drawdown are in the contract's currency, for "
@@ -329,7 +333,7 @@ def _money_section(traded: BacktestResult | str) -> HtmlSection:
         figures=[("Equity of test rows; grey: the model's own forecasts at other times, which have no skill.",
                   traded.plot())],
         tables=[
-            ("Test rows; random is the mean of the shifted forecasts", traded.strategies.set_index("strategy")[shown]),
+            ("Test rows; random: shifted forecasts", traded.strategies.set_index("strategy")[shown]),
             ("Validation rows, by least edge", by_edge),
         ],
     )  # fmt: skip

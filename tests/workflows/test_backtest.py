@@ -12,6 +12,7 @@ from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.backtest import CostSpec, TradingRule
 from ml_factory.settings import DataSpec
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
 
 STRATEGIES = ["linear", "always_long", "flat", "last_move", "clock", "random"]
@@ -30,7 +31,7 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     known = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
     test = known[known["split"] == "test"]
     assert (found.frame["entry_time"] >= test.index[0]).all()
-    assert found.luck["trials"] == 1 and "1 finished run of this symbol" in found.luck_sentence
+    assert found.luck["trials"] == 1 and "1 trial on this symbol" in found.luck_sentence
     assert found.luck["deflated_sharpe"] == pytest.approx(found.luck["probabilistic_sharpe"], nan_ok=True)
     assert np.isnan(found.luck["deflated_sharpe"]) and "wanted at least 8" in found.lacking  # a week: no probability
     assert "not enough sessions" in replace(found, strategies=_with_gain(found)).luck_sentence
@@ -46,6 +47,46 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     clear = barrier.isin(["upper", "lower"]).to_numpy() & trades["exit"].isin(["upper", "lower"]).to_numpy()
     same = barrier.astype(str).to_numpy()[clear] == trades["exit"].astype(str).to_numpy()[clear]
     assert clear.sum() > 20 and same.mean() > 0.95  # bars that hold both are resolved by minute bars in labels alone
+
+
+def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_counts_rules_by_hand(prepared, call):
+    pipeline.train(prepared, "DEMO", 5, "linear", quick=True, uncertified=True)
+    found = pipeline.backtest(prepared, "DEMO", 5, "linear")
+    folder = prepared.results / "DEMO" / found.run_id
+    assert (found.path, found.trades_path) == (folder / "backtest.json", folder / "backtest.csv")
+    trades, facts = pd.read_csv(found.trades_path), parse_json(found.path.read_text())
+    assert len(trades) == found.own["trades"] and trades["net"].sum() == pytest.approx(found.own["net"])
+    known = pipeline.load_predictions(prepared, "DEMO", 5, "linear").query("split == 'test'")
+    assert (facts["first"], facts["last"]) == (known.index[0].isoformat(), known.index[-1].isoformat())
+    assert facts["costs"]["spread_ticks"] == 1 and facts["contract"]["multiplier"] > 0 and facts["quick"] is True
+    assert facts["run_id"] == found.run_id and facts["luck_sentence"] == found.luck_sentence and not facts["by_hand"]
+    # Of the least edges, the one that earned most on validation rows, in 30 trades or more.
+    table = found.least_edges.set_index("least_edge")
+    enough = table[table["trades"] >= 30]
+    chosen = table.index[table["chosen"]].tolist()
+    assert chosen == [enough["net"].idxmax()] == [found.rule["least_edge"]] == [facts["rule"]["least_edge"]]
+    by_hand = pipeline.backtest(prepared, "DEMO", 5, "linear", split="validation", rule=TradingRule(least_edge=0.05))
+    assert by_hand.own["net"] == pytest.approx(table.loc[0.05, "net"]) and by_hand.luck["trials"] == 1
+    # A rule chosen by hand on test rows is a trial, once.
+    for trials, edge in ((2, 0.05), (2, 0.05), (3, 0.1)):
+        code, out, err = call(
+            "backtest",
+            "--workspace",
+            prepared.root,
+            "--horizon",
+            5,
+            "--model",
+            "linear",
+            "--least-edge",
+            edge,
+            "--json",
+        )
+        assert code == 0, err
+        assert json.loads(out)["luck"]["trials"] == trials and json.loads(out)["by_hand"]
+    assert pipeline.leaderboard(prepared).trials == {"DEMO": 3}
+    drawn = {line.get_label(): line.get_ydata() for line in found.plot().axes[0].lines}
+    assert {"linear", "always long", "clock", "shifted in time"} <= set(drawn)
+    assert drawn["linear"][-1] == pytest.approx(found.own["net"])
 
 
 def _with_gain(found) -> pd.DataFrame:

@@ -74,12 +74,15 @@ def test_report_verdict_section_starts_with_sentence_and_gain_per_model():
 
 def test_summary_cards_show_chosen_model_with_interval_and_rounded_effective_rows():
     on_test = evaluated(2)
-    summary_cards, one = report.report_headline_cards(on_test), on_test.verdicts["model0"]
+    summary_cards, one = report.report_headline_cards(on_test, "no costs known"), on_test.verdicts["model0"]
     assert summary_cards["gain over clock, nats per row"] == (
         f"{one.gain_best:+.4f}", f"95 % from {one.gain_best_low:+.4f} to {one.gain_best_high:+.4f}",
     )  # fmt: skip
     on_test.verdicts["model0"] = replace(one, effective_rows=912.4)
-    assert report.report_headline_cards(on_test)["test rows"] == (ROWS, "worth about 910 without overlap")
+    assert report.report_headline_cards(on_test, "no costs known")["test rows"] == (
+        ROWS,
+        "worth about 910 without overlap",
+    )
 
 
 def test_report_period_names_test_days_and_row_counts():
