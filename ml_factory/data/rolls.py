@@ -1,7 +1,7 @@
 """Join futures contracts to one continuous series: roll dates, and the chain that features use over a roll.
 
 Two guarantees. A roll is decided only from data complete by then: volumes of finished sessions, or the expiry in the
-contract's own code. And prices stay those that traded: a roll changes no bar. Beside them stands `chain`, by which
+contract's own code. And prices stay those that traded: a roll changes no bar. Next to them stands `chain`, by which
 prices continue over each roll from the two closes of the last common minute before it. The usual back-adjustment
 rewrites the whole past at every roll instead, which changes past features and labels.
 """
