@@ -171,7 +171,7 @@ def plot_calibration(
 
 
 def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after costs, and drawdown") -> Figure:
-    """Plot the equity of a model beside always long, the clock and its shifted forecasts, and its drawdown below.
+    """Plot the equity of a model next to always long, the clock and its shifted forecasts, and its drawdown below.
 
     curves : as of `workflows.backtest.BacktestResult`.
     """

@@ -317,7 +317,7 @@ def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str,
 
 
 def _money_section(traded: BacktestResult | str) -> HtmlSection:
-    """Return the section of the trades after costs, beside simple strategies, and of the choice of the least edge."""
+    """Return the section of the trades after costs, next to simple strategies, and of the choice of the least edge."""
     if isinstance(traded, str):
         return HtmlSection("After costs", text=f"No backtest: {traded}")
     shown = ["net", "break_even_ticks", "drawdown", "sharpe", "trades"]
