@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import SettingsError
+from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import Finding, findings_section, next_step_sentence, sort_findings
@@ -309,10 +309,10 @@ def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictio
 
 
 def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> BacktestResult | str:
-    """Trade the test rows of a run after costs; where that cannot be (meta-labels, unknown costs) return why."""
+    """Trade the test rows of a run after costs; where that cannot be (meta-labels, unknown costs, no raw bars) return why."""
     try:
         return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
-    except SettingsError as error:
+    except (SettingsError, NotPreparedError) as error:
         return str(error)
 
 
