@@ -46,13 +46,6 @@ def test_cross_validate_resumed_with_other_threads_is_marked_inexact(workspace, 
 def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monkeypatch):
     for name in ("xgboost", "lightgbm"):
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
-    asked = []
-    reported = report.report_headline_cards
-    monkeypatch.setattr(
-        report,
-        "report_headline_cards",
-        lambda assessed, **how: asked.append(assessed.chosen) or reported(assessed, **how),
-    )
     means = compare_models.dataset_metrics_with_baselines
     calls = []
 
@@ -66,5 +59,6 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monk
         return table
 
     monkeypatch.setattr(compare_models, "dataset_metrics_with_baselines", disturbed)
-    pipeline.evaluate(workspace, "MES", 10)
-    assert asked == ["lightgbm"] and sorted(calls) == [False, True]
+    found = pipeline.evaluate(workspace, "MES", 10)
+    facts = parse_json(found.report_path.with_suffix(".json").read_text())
+    assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]
