@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import DEMO_NULL
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
 from ml_factory.errors import SettingsError, did_you_mean
@@ -23,6 +24,7 @@ from ml_factory.storage.workspace import Workspace
 KINDS = ("planted", "null", "drift")
 STATES = np.array([-1.0, 0.0, 1.0])
 STATE_PRIOR = np.array([0.25, 0.5, 0.25])
+DEMO_DAYS = 290  # sessions, of which the default split's 15 % of test rows span the 8 weeks that a verdict needs
 _STEPS = 6  # steps of the walk inside one minute, from which high and low come
 
 # session fraction -> relative volatility; CME: quiet night, 8:30 Chicago at 0.67, the equity close at 0.96
@@ -272,9 +274,10 @@ def oracle_probabilities(
     return np.stack([(outcome == side).mean(1) for side in (-1, 0, 1)], axis=1)
 
 
-def ensure_synthetic_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
-    """Write the raw file of `symbol` from the planted market if there is none; return its path."""
+def ensure_synthetic_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = DEMO_DAYS) -> Path:
+    """Write the raw file of `symbol` if there is none, for DEMO-NULL without an edge; return its path."""
     path = workspace.raw_bars(symbol)
     if not files.is_file(path):
-        write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))
+        kind = "null" if symbol == DEMO_NULL else "planted"
+        write_bars(path, synthetic_bars(days=days, kind=kind, seed=seed))
     return path

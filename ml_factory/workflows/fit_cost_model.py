@@ -16,7 +16,8 @@ from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
     dataset_rows_with_weight,
-    limit_quick_training_rows,
+    limit_training_rows,
+    quick_row_limit,
 )
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
@@ -36,7 +37,7 @@ class FitSize:
 def full_fit_size(data: PreparedDataset, name: str, settings: Mapping, seed: int, quick: bool) -> FitSize:
     """Return the size of a whole fit of this model."""
     model = build_model(name, seed=seed, **settings)
-    rows, _ = limit_quick_training_rows(_usable(data, model.lookback, "train"), quick)
+    rows, _ = limit_training_rows(_usable(data, model.lookback, "train"), quick_row_limit(name, quick))
     return FitSize(
         len(dataset_rows_with_weight(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds
     )
@@ -53,7 +54,8 @@ def fit_cost_model(data: PreparedDataset, name: str, settings: Mapping, seed: in
         least = max(1, min(_BATCHES, whole.rows * whole.iterations // (_SHARE * batch)))
         sizes = [FitSize(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
     else:
-        sizes = [FitSize(whole.rows, min(whole.iterations, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
+        least = max(1, min(_ROUNDS, whole.iterations // (_SHARE // 2)))
+        sizes = [FitSize(whole.rows, min(whole.iterations, count)) for count in (least, 3 * least)]
     if sizes[0] == sizes[1]:
         sizes[0] = FitSize(max(1, sizes[0].rows // 2), sizes[0].iterations)
     measure_fit_cost(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use

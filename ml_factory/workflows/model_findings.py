@@ -33,7 +33,7 @@ def find_model_issues(
     predicted : "train", "validation", "test" -> positions and float64 (N, 3) probabilities.
     trials : finished runs on this symbol.
     """
-    train_rows = predicted["train"][0]
+    train_rows = data.splits["train"]
     gains = {part: _row_gains(data, train_rows, *predicted[part], "prior") for part in ("train", "validation")}
     rows, p_N3 = predicted["test"]
     clear, enough = data.unambiguous_mask[rows], verdict.status != NOT_ENOUGH

@@ -33,9 +33,9 @@ from ml_factory.workflows.fit_cost_model import (
     fit_cost_model,
     full_fit_size,
 )
-from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
+from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.stack import stack_run_spec
+from ml_factory.workflows.stack import stack_folds, stack_run_spec
 from ml_factory.workflows.unit_checkpoints import folds_phase_name, parse_fit_progress
 
 
@@ -181,7 +181,8 @@ class _PlanRequest:
         return {}
 
     def fold_plan(self, rows: np.ndarray, name: str, scheme: FoldSchemeSpec) -> FoldPlan:
-        return plan_folds(self.data, rows, scheme, build_model(name, **self.fit_settings(name)).lookback, self.quick)
+        lookback = build_model(name, **self.fit_settings(name)).lookback
+        return plan_folds(self.data, rows, scheme, lookback, quick_row_limit(name, self.quick))
 
 
 def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
@@ -212,7 +213,7 @@ def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
 
     A stack is identified by its finished base models and these settings.
     """
-    data, count = request.data, request.scheme.folds
+    data, count = request.data, stack_folds(request.scheme.folds, request.quick)
     bases = [request.known.artifacts.get(request.run(name, "train", {}).run_id) for name in request.models]
     run = None
     if all(bases):
