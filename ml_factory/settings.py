@@ -140,9 +140,9 @@ class QuickLimits:
     folds, forecast_rows : of a stack: folds, and the rows that they forecast, in contiguous blocks.
     """
 
-    sequence_rows: int = 24_000
-    advanced_rows: int = 4_000
-    epochs: int = 2
+    sequence_rows: int = 40_000
+    advanced_rows: int = 5_000
+    epochs: int = 1
     rounds: int = 40
     folds: int = 2
     forecast_rows: int = 8_000

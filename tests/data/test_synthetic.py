@@ -1,5 +1,7 @@
 """The synthetic markets look like one, and their truth is the truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,8 +13,8 @@ from ml_factory.data.synthetic import (
     ensure_synthetic_demo_market,
     oracle_probabilities,
     synthetic_bars,
+    synthetic_belief,
     synthetic_market,
-    synthetic_state_posterior,
 )
 from ml_factory.data.validation import validate_bars
 from ml_factory.errors import SettingsError
@@ -98,9 +100,10 @@ def test_synthetic_market_drift_kind_has_mean_return_of_spec():
     assert abs(standard.mean() - market.spec.lean) < 4 / np.sqrt(len(standard))
 
 
-def test_state_posterior_is_calibrated_and_ignores_future_returns(planted):
+def test_synthetic_belief_is_calibrated(planted):
     market = planted[0]
-    belief = synthetic_state_posterior(market)
+    found = synthetic_belief(market)
+    belief = found.state
     assert np.allclose(belief.sum(1), 1)
     for state in (-1, 0, 1):
         given = belief[:, state + 1]
@@ -108,10 +111,25 @@ def test_state_posterior_is_calibrated_and_ignores_future_returns(planted):
             cell = (given >= low) & (given < high)
             if cell.sum() > 5000:
                 assert abs((market.state[cell] == state).mean() - given[cell].mean()) < 0.06
-    cut = 5000
-    part = synthetic_market(market.spec)
-    part.returns[cut:] *= -3
-    assert np.array_equal(synthetic_state_posterior(part)[:cut], belief[:cut])
+    miss = np.log(market.sigma / found.usual) - found.weather
+    assert (np.abs(miss) < 2 * found.weather_error).mean() == pytest.approx(0.95, abs=0.03)
+
+
+def test_oracle_reads_bars_up_to_the_moment_alone():
+    market = synthetic_market(SyntheticSpec(days=8, seed=2))
+    frame, rows, barrier, _ = rows_and_outcomes(market, every=40)
+    moments, cut = frame.known_at[rows], frame.known_at[rows[len(rows) // 2]]
+    known = (moments <= cut).sum()
+    later = market.bars.index.as_unit("ns").asi8 >= cut
+    bars = market.bars.copy()
+    bars.loc[later, ["open", "high", "low", "close"]] *= 1.5
+    bars.loc[later, "volume"] += 500
+    hidden = {"state": np.zeros_like(market.state), "sigma": 3 * market.sigma, "returns": -market.returns}
+    first, other = (
+        oracle_probabilities(one, moments, barrier, barrier, 5 * HORIZON, paths=50)
+        for one in (market, replace(market, bars=bars, **hidden))
+    )
+    assert np.array_equal(first[:known], other[:known]) and not np.array_equal(first[known:], other[known:])
 
 
 def test_oracle_probabilities_on_planted_market_have_lower_loss_than_prior(planted):
