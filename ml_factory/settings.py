@@ -141,9 +141,9 @@ class QuickLimits:
     """
 
     sequence_rows: int = 40_000
-    advanced_rows: int = 5_000
+    advanced_rows: int = 4_000
     epochs: int = 1
-    rounds: int = 40
+    rounds: int = 30
     folds: int = 2
     forecast_rows: int = 8_000
 

@@ -542,9 +542,9 @@ def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monk
     monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=200))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
-    full = train(prepared, model_settings={"depth": 3, "rounds": 40})
+    full = train(prepared, model_settings={"depth": 3, "rounds": 30})
     booster, same = (pipeline.load_predictions(prepared, "DEMO", H, "xgboost", one.run_id)[P] for one in (quick, full))
-    assert quick.limited == {"rounds": 40} and booster.equals(same)  # all training rows, in fewer rounds
+    assert quick.limited == {"rounds": 30} and booster.equals(same)  # all training rows, in fewer rounds
     network = train(prepared, model="lstm", quick=True)
     printed = pipeline.load_predictions(prepared, "DEMO", H, "lstm")["split"].value_counts()
     of_all = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")["split"].value_counts()

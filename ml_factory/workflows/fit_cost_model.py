@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +54,25 @@ def fit_cost_model(data: PreparedDataset, name: str, settings: Mapping, seed: in
         least = max(1, min(_BATCHES, whole.rows * whole.iterations // (_SHARE * batch)))
         sizes = [FitSize(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
     else:
-        least = max(1, min(_ROUNDS, whole.iterations // (_SHARE // 2)))
-        sizes = [FitSize(whole.rows, min(whole.iterations, count)) for count in (least, 3 * least)]
+        sizes = [FitSize(whole.rows, min(whole.iterations, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
     if sizes[0] == sizes[1]:
         sizes[0] = FitSize(max(1, sizes[0].rows // 2), sizes[0].iterations)
     measure_fit_cost(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use
     return WorkCostModel.fit(
         [(cost_model_work(name, size), measure_fit_cost(data, name, settings, seed, size, whole)) for size in sizes]
     )
+
+
+def quick_cost_model(data: PreparedDataset, name: str, settings: Mapping, seed: int, whole: FitSize) -> WorkCostModel:
+    """Run one short fit on few rows: for QUICK, whose fits are hardly longer than two that `fit_cost_model` compares.
+
+    Loading the libraries counts as work here, so the forecast is high.
+    """
+    windowed = find_model_spec(name).windowed
+    size = FitSize(min(whole.rows, 256 if windowed else 4096), min(whole.iterations, 1 if windowed else 4))
+    cost = measure_fit_cost(data, name, settings, seed, size, whole)
+    of_all = 1 if windowed else whole.rows / size.rows  # a booster's work is counted in rounds over all rows
+    return WorkCostModel(replace(cost, seconds=0.0), WorkCost(of_all * cost.seconds / cost_model_work(name, size)))
 
 
 def measure_fit_cost(

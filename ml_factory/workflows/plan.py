@@ -32,6 +32,7 @@ from ml_factory.workflows.fit_cost_model import (
     cost_model_work,
     fit_cost_model,
     full_fit_size,
+    quick_cost_model,
 )
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.results.base import Result
@@ -86,7 +87,8 @@ class _MeasuredCosts:
             if device is not None:
                 device.release_freed_memory()
                 self.device_free = float(device.free_bytes())
-            self._known[key] = whole, fit_cost_model(self.data, name, settings, self.seed, whole)
+            measure = quick_cost_model if self.quick else fit_cost_model
+            self._known[key] = whole, measure(self.data, name, settings, self.seed, whole)
         return self._known[key]
 
     def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> WorkCost:

@@ -4,8 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ml_factory.argument_checks import check_seed
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
@@ -133,7 +131,7 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
     """Fit the calibration on the validation rows that every base model can predict."""
     rows, _ = dataset_rows_with_weight(data, data.splits["validation"])
     predictions = {name: uncalibrated_predictions(workspace, data, artifact) for name, artifact in bases.items()}
-    readable = np.isin(data.labels.index[rows], common_prediction_index(predictions))
+    readable = data.labels.index[rows].isin(common_prediction_index(predictions))
     index = data.labels.index[rows][readable]
     pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in predictions.items()})
     return Calibration.fit(floored_log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)
