@@ -18,6 +18,7 @@ from ml_factory.data.synthetic import (
 )
 from ml_factory.data.validation import validate_bars
 from ml_factory.errors import SettingsError
+from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.storage.workspace import Workspace
 
 HORIZON = 20  # bars of 5 minutes
@@ -176,6 +177,15 @@ def test_ensure_demo_market_called_twice_keeps_first_file(tmp_path):
     before = path.read_bytes()
     assert ensure_synthetic_demo_market(workspace, "MES", seed=4, days=3).read_bytes() == before
     assert path == workspace.raw_bars("MES") and len(pd.read_parquet(path)) > 4000
+
+
+def test_demo_null_is_the_market_without_edge(tmp_path):
+    workspace = Workspace(tmp_path)
+    for symbol, kind in {"DEMO": "planted", "DEMO-NULL": "null"}.items():
+        made = pd.read_parquet(ensure_synthetic_demo_market(workspace, symbol, days=3))
+        assert made["close"].to_numpy().tolist() == synthetic_bars(3, kind)["close"].tolist()
+        assert contract_spec(symbol).multiplier == 5
+    assert SyntheticSpec(days=3).state_drift == 0.1 and SyntheticSpec(days=3, kind="null").state_drift == 0
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "nul"}, {"calendar": "cmes"}, {"days": 0}, {"missing": 0.9}])
