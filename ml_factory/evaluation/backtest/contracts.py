@@ -90,10 +90,16 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
 
     symbol : such as "CL", "ESZ24", "SPY", "BTC-USD"
     tick : price step, where it is not known by symbol, as for coins
-    file : YAML or JSON, `read_contract_file`
-    Raises SettingsError for a symbol without known facts, or without a tick.
+    file : YAML or JSON, `read_contract_file`, with this symbol or its root
+    Raises SettingsError for a symbol without known facts, without a tick, or that `file` lacks.
     """
-    given = read_contract_file(file).get(symbol, {}) if file else {}
+    table = read_contract_file(file) if file else {symbol: {}}
+    given = table.get(symbol, table.get(_root_of_code(symbol)))
+    if given is None:
+        raise SettingsError(
+            "This file of contracts lacks the symbol", where=file, got=", ".join(table) or "no symbol", wanted=symbol,
+            next_step=f"add a line such as {symbol}: {{commission: 0.85}}, or leave the file out",
+        )  # fmt: skip
     facts = {**_facts_by_symbol(symbol, given), **given}
     if tick is not None:
         facts["tick"] = tick
