@@ -15,7 +15,7 @@ On the null market no class can be reported: `errors` is the gain on what happen
 
 With --verdicts each line is a market of the length of DEMO, by the users' path: prepare, QUICK trainings, the model
 chosen on validation rows, its verdict on test rows. `clock` is what a forecast by the time of the session alone gains
-over the class prior, with its 95 % interval: judged so, it claims an edge wherever volatility has a daily pattern.
+over the class prior, with its 95 % interval: by that measure it claims an edge wherever volatility has a daily pattern.
 """
 
 import argparse

@@ -208,7 +208,7 @@ def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class SyntheticBelief:
-    """What an observer who knows every setting concludes from the bars up to and including each of M minutes.
+    """Beliefs of an observer who knows every setting, from the bars up to and including each of M minutes.
 
     state : float64[M, 3], P(state) in the order -1, 0, +1
     usual : float64[M], log volatility of the minute on a day of average weather: the time of day, known ahead
@@ -258,7 +258,7 @@ def _weather(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimate each day's log volatility factor, minute by minute: (mean, standard deviation), float64[M] each.
 
-    squares : squared returns in units of the usual variance; their mean over n minutes tells half its logarithm with a
+    squares : squared returns in units of the usual variance; half the logarithm of their mean over n minutes has a
         variance of 1 / 2n.
     """
     mean, precision = np.empty(len(day)), np.empty(len(day))
@@ -266,10 +266,10 @@ def _weather(
     for minutes in np.split(np.arange(len(day)), np.flatnonzero(np.diff(day)) + 1):
         count = np.cumsum(seen[minutes])
         total = np.cumsum(np.where(seen[minutes], squares[minutes], 0.0))
-        told = 0.5 * np.log(np.maximum(total / np.maximum(count, 1), 1e-3)) + 0.5 / np.maximum(count, 1)
+        observed = 0.5 * np.log(np.maximum(total / np.maximum(count, 1), 1e-3)) + 0.5 / np.maximum(count, 1)
         prior = 1 / max(variance, 1e-12)
         precision[minutes] = prior + 2 * count
-        mean[minutes] = (prior * before + 2 * count * told) / precision[minutes]
+        mean[minutes] = (prior * before + 2 * count * observed) / precision[minutes]
         before, variance = _PERSISTENCE * mean[minutes[-1]], spec.weather**2 * (1 - _PERSISTENCE**2)
     return mean, 1 / np.sqrt(precision)
 

@@ -17,7 +17,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.results.models import EvaluateResult
 
-EVERY, PATHS = 8, 400  # test rows the oracle is asked about, whose neighbours' labels overlap, and its paths for each
+EVERY, PATHS = 8, 400  # test rows the oracle forecasts, whose neighbours' labels overlap, and its paths for each
 
 
 def suite_answer(workspace: Workspace, found: EvaluateResult) -> list[str]:
@@ -58,8 +58,8 @@ def _oracle_share(workspace: Workspace, found: EvaluateResult) -> str:
     stored = load_predictions(workspace, found.symbol, found.horizon, found.chosen, found.run_ids[found.chosen])
     stored = stored[stored["split"] == "test"]
     rows = data.labels.index.get_indexer(stored.index)
-    asked = np.flatnonzero(data.unambiguous_mask[rows])[::EVERY]
-    rows, p_N3 = rows[asked], stored[PROBABILITIES].to_numpy()[asked]
+    sampled = np.flatnonzero(data.unambiguous_mask[rows])[::EVERY]
+    rows, p_N3 = rows[sampled], stored[PROBABILITIES].to_numpy()[sampled]
     labels, base_minutes = data.labels.iloc[rows], data.settings["data"]["features"]["base_minutes"]
     times, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
     truth = oracle_probabilities(market, times, up, down, found.horizon * base_minutes, paths=PATHS)
