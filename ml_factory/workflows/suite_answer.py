@@ -9,7 +9,7 @@ from ml_factory.data.sessions import assign_sessions
 from ml_factory.data.synthetic import SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.metrics import PROBABILITIES, row_log_loss
-from ml_factory.evaluation.verdict import BEATS, format_verdict_bounds
+from ml_factory.evaluation.verdict import format_verdict_bounds
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
@@ -24,8 +24,7 @@ def suite_answer(workspace: Workspace, found: EvaluateResult) -> list[str]:
     """Return the lines that the suite ends with."""
     verdict = found.verdicts[found.chosen]
     gain = format_verdict_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
-    edge = "Edge found" if verdict.status == BEATS else "No edge found"
-    lines = [f"{edge}: {verdict.sentence}", f"How sure: gain over {verdict.best_baseline} {gain} nats per row, 95 %."]
+    lines = [verdict.answer, f"How sure: gain over {verdict.best_baseline} {gain} nats per row, 95 %."]
     lines.append(_after_costs(workspace, found))
     if found.symbol == DEMO and (share := _oracle_share(workspace, found)):
         lines.append(share)
