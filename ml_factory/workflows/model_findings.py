@@ -35,7 +35,7 @@ def find_model_issues(
     months : as of `gain_by_month`.
     trials : `count_trials` of this symbol.
     """
-    (train_rows, _), (rows, p_N3) = predicted["train"], predicted["test"]
+    train_rows, (rows, p_N3) = data.splits["train"], predicted["test"]
     gains = {part: _mean(_row_gains(data, train_rows, *predicted[part], "prior")) for part in ("train", "validation")}
     enough, names = verdict.status != NOT_ENOUGH, list(data.features.columns)
     return sort_findings([
@@ -46,6 +46,7 @@ def find_model_issues(
         drift_finding(data.x_NF[data.row[train_rows]], data.x_NF[data.row[rows]], names) if enough else None,
         trials_finding(verdict, trials),
         unchecked_note({
+            "overfitting": "" if len(predicted["train"][0]) else "QUICK predicted no training row",
             "one month that carries the gain": "" if len(months) >= MONTHS else f"the test rows are of {len(months)}",
             "drift of features": "" if enough else "too few test rows",
         }),
