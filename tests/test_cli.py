@@ -534,8 +534,13 @@ def test_cli_suite_passes_declared_parameters_to_all_notebooks_in_order(call, pr
     given = dict(reported)["02_train_tabular"]
     assert given["HORIZON"] == 5 and given["SEED"] == 2 and given["QUICK"] is True and given["FRESH"] is False
     assert all(parameters["WORKSPACE"] == str(prepared.root) for _, parameters in reported)
+    edge, sure, costs, oracle = facts["answer"]
+    assert edge.startswith(("No verdict yet: ", "No edge found: ")) and "95 %" in sure
+    assert re.match(r"After costs: [+-][\d,]+ .* trades", costs) and re.search(
+        r"oracle.* \+0\.\d{4}, and lightgbm", oracle
+    )
     code, out, _ = call("suite", *place, "--quick")
-    assert code == 0 and out.strip() == f"Report: {prepared.results / 'report.html'}"
+    assert code == 0 and out.splitlines() == [*facts["answer"], f"Report: {prepared.results / 'report.html'}"]
 
 
 def test_cli_cross_validate_scheme_is_used_and_misspelling_exits_2(call, prepared):

@@ -102,7 +102,7 @@ workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
 workflows.plan workflows.run_report_sections workflows.report
-workflows.evaluate workflows.predict
+workflows.evaluate workflows.suite_answer workflows.predict
 workflows.superseded_data workflows.clean workflows.fit_profile
 serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
 serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market

@@ -51,7 +51,8 @@ def compare_finished_models(
     """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
+    train_rows = data.splits["train"]  # of the baselines
+    predicted_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")
     best = dataset_best_baseline(data, train_rows, validation_rows)
     metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
@@ -61,7 +62,7 @@ def compare_finished_models(
         name: prepared_dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()
     }
     chosen = str(choosing.loc[list(found), "log_loss"].idxmin())
-    predicted = {"train": (train_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
+    predicted = {"train": (predicted_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
     months = gain_by_month(data, train_rows, rows, test[chosen], best)
     findings = find_model_issues(
         data, verdicts[chosen], predicted | {"test": (rows, test[chosen])}, months,

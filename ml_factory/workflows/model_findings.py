@@ -46,7 +46,7 @@ def find_model_issues(
         drift_finding(data.x_NF[data.row[train_rows]], data.x_NF[data.row[rows]], names) if enough else None,
         trials_finding(verdict, trials),
         unchecked_note({
-            "overfitting": "" if np.isfinite(gains["train"]) else "no training row was predicted",
+            "overfitting": "" if len(predicted["train"][0]) else "QUICK predicted no training row",
             "one month that carries the gain": "" if len(months) >= MONTHS else f"the test rows are of {len(months)}",
             "drift of features": "" if enough else "too few test rows",
         }),

@@ -46,7 +46,7 @@ from ml_factory.workflows.dataset_evaluation import (
     prepared_dataset_verdict,
 )
 from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, quick_row_limit
 from ml_factory.workflows.runs.stored_runs import count_trials
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
@@ -94,7 +94,8 @@ def predict_and_evaluate_artifact(
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
-    train_rows, best = parts["train"], dataset_best_baseline(data, parts["train"], parts["validation"])
+    train_rows = data.splits["train"]  # of the baselines, also where QUICK predicted few of them
+    best = dataset_best_baseline(data, train_rows, parts["validation"])
     references = _reference_predictions(workspace, data, artifact, frame.index)
     predictions = {artifact.facts["model"]: p_N3} | references
     for name in ("validation", "test"):
@@ -159,13 +160,24 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
         )
     else:
         bundle = TrainedModel.from_state(artifact.load_state())
-        frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
+        rows = data.row[_labels_to_predict(data, artifact, bundle.lookback)]
+        frame = predict_features(bundle, data.features, segment=data.segment, rows=rows, close=data.close)
     positions = data.labels.index.get_indexer(frame.index)
     split = data.split_names()[positions]
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
     write_prediction_frame(path, frame)
     files.write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": files.sha256(path)})
     return frame
+
+
+def _labels_to_predict(data: PreparedDataset, artifact: Artifact, lookback: int) -> np.ndarray:
+    """Return positions of the labels to predict: all; of a QUICK run no other training rows than it was fitted on."""
+    limit = quick_row_limit(artifact.facts["model"], artifact.facts["run"]["quick"])
+    train = data.splits["train"]
+    if not limit:
+        return np.arange(len(data.labels))
+    train, _ = limit_training_rows(train[data.full_window_mask(lookback)[train]], limit)
+    return np.concatenate([train, data.splits["validation"], data.splits["test"]])
 
 
 def is_prediction_of_artifact(path: Path, artifact: Artifact) -> bool:

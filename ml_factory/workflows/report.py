@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEMO
+from ml_factory.argument_checks import DEMO, DEMOS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.calibration import reliability_table
@@ -161,10 +161,10 @@ def write_model_report(
 
 def report_synthetic_notice(symbol: str) -> str:
     """Return the notice for results on the synthetic market; "" for others."""
-    if symbol != DEMO:
+    if symbol not in DEMOS:
         return ""
     return (
-        f"{DEMO} is a synthetic market with a planted edge. "
+        f"{symbol} is a synthetic market with{'' if symbol == DEMO else 'out'} a planted edge. "
         "A gain here shows that the pipeline works; it is no evidence about a real market."
     )
 

@@ -5,8 +5,9 @@ import pytest
 from ml_factory import pipeline, run_folder
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import compare_models, report
+from ml_factory.workflows import compare_models
 from ml_factory.workflows.cross_validation import folds
 
 SMALL = {"rounds": 10, "depth": 3}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from ml_factory.argument_checks import DEMOS
 from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
@@ -78,7 +79,7 @@ _FUTURES = {
     "MGC": _future(10, 0.62, 0.62, 2_200), "GC": _future(100, 1.50, 1.65, 22_000),
     "MCL": _future(100, 0.62, 0.62, 700), "CL": _future(1_000, 1.50, 1.62, 7_000),
 }  # fmt: skip
-_FUTURES["DEMO"] = _FUTURES["MES"]  # the synthetic market has its prices and tick
+_FUTURES |= dict.fromkeys(DEMOS, _FUTURES["MES"])  # the synthetic market has its prices and tick
 _SHARE = {"commission": 0.005, "exchange_fee": 0.0005}
 _COIN = {"fee_rate": 0.001}
 KNOWN_CONTRACTS = tuple(_FUTURES)
