@@ -309,7 +309,7 @@ def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictio
 
 
 def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> BacktestResult | str:
-    """Trade the test rows of a run after costs; return why where that cannot be: meta-labels, unknown costs, no bars."""
+    """Trade the test rows of a run after costs; return why where it cannot be: meta-labels, unknown costs, no bars."""
     try:
         return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
     except (SettingsError, NotPreparedError) as error:
