@@ -134,7 +134,8 @@ def prepare(
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)
                     raise
-            _certify(store, workspace, horizons)
+            else:
+                _certify(store, workspace, horizons)
             store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
