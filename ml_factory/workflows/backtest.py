@@ -10,6 +10,7 @@ import pandas as pd
 
 from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.resample import segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
@@ -176,9 +177,7 @@ def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.Da
     start = pd.DatetimeIndex(base.start[part].view("M8[ns]"), tz="UTC", name="start")
     bars = pd.DataFrame(dict(columns), index=start).assign(segment=base.segment[part])
     bars["known_at"] = pd.DatetimeIndex(base.known_at[part].view("M8[ns]"), tz="UTC")
-    if base.chain is not None:
-        bars["contract"] = np.cumsum(np.diff(base.chain[part], prepend=base.chain[first]) != 0)
-    return bars
+    return bars.assign(contract=segments_between_rolls(base)[part])
 
 
 def _with_barriers(data: PreparedDataset, frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.data.rolls import RollSpec
+from ml_factory.data.synthetic import ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.backtest import CostSpec, TradingRule
 from ml_factory.settings import DataSpec
@@ -69,6 +70,29 @@ def test_backtest_trades_in_sessions_of_prepared_calendar_and_ends_before_missin
     holes = found.frame["exit"] == "hole"
     assert holes.any() and (out[holes].dt.strftime("%H:%M") == "15:25").all()
     assert f"{holes.sum()} of {len(holes)} trades ended at the last bar before missing ones" in str(found)
+
+
+def test_backtest_over_rolls_trades_at_traded_prices_and_leaves_before_each(tmp_path):
+    """Contracts 10 % apart; the second roll lies among the test rows, in mid-session."""
+    place, rolls = Workspace(tmp_path), (("MESM4", "2024-01-26T15:00Z"), ("MESU4", "2024-02-07T15:02Z"))
+    near = synthetic_bars(days=12, kind="planted", seed=0)
+    names, prices = ("MESH4", "MESM4", "MESU4"), ["open", "high", "low", "close"]
+    parts = [near.assign(contract=name, **{one: near[one] * 1.1**k for one in prices}) for k, name in enumerate(names)]
+    table = pd.concat(parts).sort_index(kind="stable")
+    spec = DataSpec(calendar="cme", tick=0.01)
+    pipeline.prepare(
+        place, "MES", (5,), data=table.reset_index(), roll=RollSpec(first="MESH4", forced=rolls), settings=spec
+    )
+    pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True)
+    found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=100, barriers=False, reverse=False))
+    trades, at = found.frame, pd.Timestamp(rolls[1][1])
+    held = np.where(trades["entry_time"] < at, 1.1, 1.21)
+    assert (held == 1.1).any() and (held == 1.21).any()
+    np.testing.assert_allclose(trades["entry_price"], near["open"].reindex(trades["entry_time"]) * held)
+    left = trades[trades["exit"] == "roll"]
+    assert len(left) == 1 and at <= left["exit_time"].iloc[0] <= at + pd.Timedelta("5min")
+    assert left["exit_price"].iloc[0] == pytest.approx(near["close"].loc[at - pd.Timedelta("1min")] * 1.1)
+    assert "1 before a roll" in str(found)
 
 
 def test_backtest_of_training_rows_is_refused(prepared):
