@@ -550,6 +550,7 @@ def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monk
     printed = pipeline.load_predictions(prepared, "DEMO", H, "lstm")["split"].value_counts()
     of_all = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")["split"].value_counts()
     assert network.limited["training rows"].startswith("200 of ") and printed["train"] == 200 < of_all["train"]
+    assert network.limited["validation rows of stopping and calibration"].startswith("200 of ")
     assert printed["test"] > 0.8 * of_all["test"]  # all with a whole window
     assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
     assert content(prepared.processed("DEMO")) | content(prepared.raw) == before
