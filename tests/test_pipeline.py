@@ -84,7 +84,7 @@ def test_prepare_second_call_reuses_prepared_files(prepared, monkeypatch):
     monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
     result = pipeline.prepare(prepared, "DEMO", (H,))
     assert result.reused and "found as prepared before" in result.summary()
-    assert re.search(r"test rows span 0\.\d weeks, a verdict needs 8", result.summary())
+    assert re.search(r"test rows span 1\.0 weeks, a verdict needs 8", result.summary())
     after = stamps(prepared.processed("DEMO"))
     assert {path for path in after if after[path] != before[path]} <= {prepared.processed("DEMO") / "current.json"}
 
