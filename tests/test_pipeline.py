@@ -540,7 +540,7 @@ def test_train_on_single_class_raises_and_registers_no_model(prepared, monkeypat
 
 
 def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monkeypatch):
-    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=200))
+    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=60))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
     full = train(prepared, model_settings={"depth": 3, "rounds": 30})
@@ -549,8 +549,8 @@ def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monk
     network = train(prepared, model="lstm", quick=True)
     printed = pipeline.load_predictions(prepared, "DEMO", H, "lstm")["split"].value_counts()
     of_all = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")["split"].value_counts()
-    assert network.limited["training rows"].startswith("200 of ") and printed["train"] == 200 < of_all["train"]
-    assert network.limited["validation rows of stopping and calibration"].startswith("200 of ")
+    assert network.limited["training rows"].startswith("60 of ") and printed["train"] == 60 < of_all["train"]
+    assert network.limited["validation rows of stopping and calibration"].startswith("60 of ")
     assert printed["test"] > 0.8 * of_all["test"]  # all with a whole window
     assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
     assert content(prepared.processed("DEMO")) | content(prepared.raw) == before
