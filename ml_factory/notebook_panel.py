@@ -1,4 +1,4 @@
-"""What an interactive notebook shows of a long cell: the machine, a bar with the time left, curves, and a safe stop.
+"""Panel of a long cell in an interactive notebook: the machine, a bar with the time left, curves, and a safe stop.
 
 Headless (papermill, nbval, a script) the same facts are lines. A stored notebook holds no widget: they are taken away
 at the end of their cell, those to choose from at the end of the notebook.
@@ -39,12 +39,9 @@ class CellPanel:
         self._machine, self._strip, self._choices = None, None, None  # set by `offer`
 
     def register(self) -> None:
-        """Register from the next cell on, in the place of an earlier panel; an interrupt is then one line."""
-        before = getattr(self._shell, "ml_factory_panel", None)
-        for name, method in (("pre_run_cell", "begin"), ("post_run_cell", "end")):
-            if before is not None:
-                self._shell.events.unregister(name, getattr(before, method))
-            self._shell.events.register(name, getattr(self, method))
+        """Register from the next cell on; an interrupt is then one line."""
+        self._shell.events.register("pre_run_cell", self.begin)
+        self._shell.events.register("post_run_cell", self.end)
         self._shell.set_custom_exc((KeyboardInterrupt,), _show_interrupt)
         self._shell.ml_factory_panel = self
 
@@ -179,9 +176,9 @@ class LiveCurves:
 
 
 def show_cell_panels() -> None:
-    """Show a panel below long cells from now on, in an interactive notebook; a no-op elsewhere."""
+    """Show a panel below long cells from now on, in an interactive notebook; a no-op elsewhere, and where it is shown."""
     shell = ipython.get_ipython()
-    if shell is not None and is_interactive_notebook():
+    if shell is not None and is_interactive_notebook() and not hasattr(shell, "ml_factory_panel"):
         check_packages_installed("ipywidgets")
         CellPanel(shell).register()
 

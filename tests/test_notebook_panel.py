@@ -72,10 +72,12 @@ def run_until(panel, done) -> None:
     raise AssertionError("the panel never showed it")
 
 
-def test_panel_shows_bar_and_machine_and_leaves_no_widget(screen, shell, tmp_path):
-    panel = CellPanel(shell)
-    panel.register()
-    CellPanel(shell).register()
+def test_panel_shows_bar_and_machine_and_leaves_no_widget(screen, shell, tmp_path, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
+    monkeypatch.setattr(notebook_panel, "ipython", types.SimpleNamespace(get_ipython=lambda: shell))
+    notebook_panel.show_cell_panels()
+    notebook_panel.show_cell_panels()  # Run all, once more: the cell that runs has the first panel
+    panel = shell.ml_factory_panel
     assert [len(held) for held in shell.events.held.values()] == [1, 1]
     chosen = types.SimpleNamespace(symbol="DEMO", family="")
     panel.offer(machine(Workspace(tmp_path)), chosen, {"symbol": ["DEMO", "MES"]}, "symbol DEMO, MES")
