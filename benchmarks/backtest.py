@@ -76,10 +76,8 @@ class PlainBacktest:
             reached.append((position.side * position.lower, "lower", position.lower))
         return min(reached)[1:] if reached else None
 
-    def on_bar(
-        self, bar: int, hour: int, prices: tuple, session: int, closes: bool, rolls: bool, final: bool, order
-    ) -> None:
-        """Trade one bar. `order`: (side, upper, lower, deadline), or None."""
+    def on_bar(self, bar: int, hour: int, prices: tuple, session: int, leaves: dict[str, bool], order) -> None:
+        """Trade one bar. `leaves`: reasons to leave at its close; `order`: (side, upper, lower, deadline), or None."""
         if session != self.session:
             self.session, self.stopped = session, False
             self.day_start = self.equity[-1] if self.equity else 0.0
@@ -100,8 +98,8 @@ class PlainBacktest:
             if found:
                 self.leave(position, bar, found[1], hour, found[0])
                 continue
-            reasons = (("horizon", bar >= position.deadline), ("session", closes), ("roll", rolls), ("end", final))
-            reason = next((name for name, true in reasons if true), None)
+            reasons = {"horizon": bar >= position.deadline} | leaves
+            reason = next((name for name, true in reasons.items() if true), None)
             if reason:
                 self.leave(position, bar, prices[3], hour, reason)
         opened = sum(one.side * (prices[3] - one.fill) * self.contract.multiplier for one in self.positions)
@@ -133,12 +131,16 @@ def plain_run(
             if rule.barriers and hasattr(row, "up"):
                 up, down = previous.close * np.exp(row.up), previous.close * np.exp(-row.down)
             order = (side, up, down, ends) if side else None
-        if rule.flat_at_session_end and bar and day != edges.id[bar - 1]:
+        if bar and ((rule.flat_at_session_end and day != edges.id[bar - 1]) or names[bar] != names[bar - 1]):
             order = None
-        closes = rule.flat_at_session_end and one.known_at.value >= edges.close_ns[bar]
-        rolls = bar + 1 < len(bars) and names[bar + 1] != names[bar]
+        leaves, final = {"session": rule.flat_at_session_end and one.known_at.value >= edges.close_ns[bar]}, True
+        if bar + 1 < len(bars):
+            silence = (bars.index[bar + 1] - one.known_at).total_seconds() / 60
+            another = day != edges.id[bar + 1] or edges.close_ns[bar] != edges.close_ns[bar + 1]
+            leaves["roll"], final = names[bar + 1] != names[bar], False
+            leaves["hole"] = rule.flat_at_session_end and (another or silence > 60)
         prices = (one.open, one.high, one.low, one.close)
-        loop.on_bar(bar, one.Index.hour, prices, day, closes, rolls, bar == len(bars) - 1, order)
+        loop.on_bar(bar, one.Index.hour, prices, day, leaves | {"end": final}, order)
         previous = one
     return loop
 
@@ -160,6 +162,18 @@ def random_market(seed: int, rows: int, *, tick: float = 0.25, step: float = 4.0
     cuts = np.sort(rng.integers(0, rows, 2))
     known_at = (index + pd.Timedelta(minutes=5)).as_unit("ns")
     return bars.assign(known_at=known_at, contract=np.searchsorted(cuts, np.arange(rows)))
+
+
+def without_some_bars(seed: int, bars: pd.DataFrame) -> pd.DataFrame:
+    """The bars without the last ones of some sessions, and without an hour and more inside some."""
+    rng, keep = np.random.default_rng([seed, 3]), np.ones(len(bars), bool)
+    for first in range(0, len(bars), 276):
+        if rng.random() < 0.5:
+            keep[first + 276 - rng.integers(1, 4) : first + 276] = False
+        if rng.random() < 0.5:
+            hole = first + rng.integers(20, 250)
+            keep[hole : hole + rng.integers(11, 16)] = False  # 55 to 75 minutes; a hole is more than 60
+    return bars[keep]
 
 
 def random_forecasts(seed: int, bars: pd.DataFrame, share: float = 0.5) -> pd.DataFrame:

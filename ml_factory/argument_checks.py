@@ -7,7 +7,9 @@ from pathlib import Path
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.files import files
 
-DEMO = "DEMO"  # the synthetic market: never written under a real symbol's name
+DEMO = "DEMO"  # the synthetic market with a planted edge: never written under a real symbol's name
+DEMO_NULL = "DEMO-NULL"  # the same market without an edge
+DEMOS = (DEMO, DEMO_NULL)
 BASE_MODELS = ("xgboost", "lstm", "patchtst")  # default base models of a stack
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 LABEL_KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")

@@ -67,7 +67,7 @@ from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predict import predict
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepare import prepare
-from ml_factory.workflows.prepared_dataset import resolve_dataset_settings
+from ml_factory.workflows.prepared_dataset import quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.results.data import AuditResult, SearchBarriersResult
 from ml_factory.workflows.results.models import (
     CrossValidateResult,
@@ -85,7 +85,7 @@ from ml_factory.workflows.runs.open_run import (
 )
 from ml_factory.workflows.runs.run_options import RunOptionFields, build_run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
-from ml_factory.workflows.stack import check_stack_base_models, fit_stack, stack_run_spec
+from ml_factory.workflows.stack import check_stack_base_models, fit_stack, stack_folds, stack_run_spec
 from ml_factory.workflows.train import (
     build_untrained_model,
     check_given_estimator,
@@ -286,7 +286,7 @@ def cross_validate(
     opened, found, _ = find_or_open_run(workspace, spec, chosen)
     fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
     lookback = build_model(model, **resolve_dataset_settings(data, model, fitted_with)).lookback
-    plan = plan_folds(data, data.development_rows(), cut, lookback, chosen.quick)
+    plan = plan_folds(data, data.development_rows(), cut, lookback, quick_row_limit(model, chosen.quick))
     opened.begin(spec)
     fitted = FoldModel(spec, model, fitted_with, weights, chosen.bins)
     if search is None:
@@ -331,7 +331,8 @@ def stack(
     base_models = check_stack_base_models(base_models)
     settings, chosen = settings_per_model(base_models, model_settings), build_run_options(options, unused=("bins",))
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
-    plan_folds(data, data.splits["train"], folds, 1, chosen.quick)  # refuses impossible folds before hours of fits
+    plan_folds(data, data.splits["train"], folds, 1)  # refuses impossible folds before hours of fits
+    folds = stack_folds(folds, chosen.quick)
     shared = cast(RunOptionFields, {name: value for name, value in options.items() if name not in ("fresh", "run")})
     bases = [
         train(workspace, symbol, horizon, name, model_settings=settings.get(name), **shared) for name in base_models

@@ -48,6 +48,17 @@ TPU = (
     "1. Why Move?", "2. Prerequisites", "Phase 1: Data Export", "Phase 2: ", "Phase 3: Metrics", "Phase 4: Deployment",
     "4. Cost Savings", "5. Next Steps",
 )  # fmt: skip
+SDCE = (
+    "Quick Start", "Training Examples", "Config File", "Loss Types", "Key Options", "TPU Notes", "Cloud TPU v4 Setup",
+    "TPU v4-32 Training Config", "Dependency Versions", "Manual TPU Pod Setup", "Cleanup",
+)  # fmt: skip
+RESNET = ("Setup", "Create a TPU Pod slice", "PyTorch Training", "Train the model", "Cleaning up")
+T5 = ("1. Create a TPU", "1.5 ", "2. Get Ready", "2. Fine-tuning T5", "3. Reduce model size: pruning",
+      "3. Reduce model size: quantization")  # fmt: skip
+TABLES = {
+    "Google Colab training guide": COLAB, "Migration to Cloud TPUs": TPU, "SDCE training": SDCE,
+    "Scaling with WebDataset and ResNet-50": RESNET, "TPUs and a T5": T5,
+}  # fmt: skip
 FAQ = ("pipeline for every model", "switch between symbols", "production inference", "Drive storage", "delete old")
 GONE = ("xrt_world_size", "xmp.spawn", "wheel's URL is gone", "flat fee", "V100", "DVC")
 FAMILIES = {
@@ -64,7 +75,7 @@ def rows(section: str) -> list[list[str]]:
 
 
 def test_guide_table_has_row_per_heading_and_existing_test_per_row():
-    for section, headings in (("Google Colab training guide", COLAB), ("Migration to Cloud TPUs", TPU)):
+    for section, headings in TABLES.items():
         found = [row for row in rows(section) if len(row) == 3 and row[0] != "entry"]
         for heading in headings:
             assert [row for row in found if row[0].startswith(heading)], heading

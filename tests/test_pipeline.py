@@ -538,11 +538,18 @@ def test_train_on_single_class_raises_and_registers_no_model(prepared, monkeypat
 # ---- QUICK ---------------------------------------------------------------------------------------------------------
 
 
-def test_train_quick_limits_training_rows_only(prepared, monkeypatch):
-    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(train_rows=200))
+def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monkeypatch):
+    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=200))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
-    assert quick.limited["rounds"] == 40 and quick.limited["training rows"].startswith("200 of ")
+    full = train(prepared, model_settings={"depth": 3, "rounds": 30})
+    booster, same = (pipeline.load_predictions(prepared, "DEMO", H, "xgboost", one.run_id)[P] for one in (quick, full))
+    assert quick.limited == {"rounds": 30} and booster.equals(same)  # all training rows, in fewer rounds
+    network = train(prepared, model="lstm", quick=True)
+    printed = pipeline.load_predictions(prepared, "DEMO", H, "lstm")["split"].value_counts()
+    of_all = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")["split"].value_counts()
+    assert network.limited["training rows"].startswith("200 of ") and printed["train"] == 200 < of_all["train"]
+    assert printed["test"] > 0.8 * of_all["test"]  # all with a whole window
     assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
     assert content(prepared.processed("DEMO")) | content(prepared.raw) == before
     assert (

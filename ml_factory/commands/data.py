@@ -35,7 +35,6 @@ class BaseBars:
     calendar: Annotated[str | None, Option(help="One of " + ", ".join(CALENDARS) + "; empty: by symbol.")] = None
     tick: Annotated[float | None, Option(help="Price step; empty: by symbol.")] = None
     roll: Annotated[str | None, Option(help="Join the contracts in --data: volume or date.")] = None
-    adjust: Annotated[str | None, Option(help="Prices at a roll: ratio (default), difference or none.")] = None
     bars: Annotated[str | None, Option(help="Base bars by: " + ", ".join(BARS) + ".")] = None
     bar_size: Annotated[float | None, Option(help="Amount per bar; empty: from the first 20 sessions.")] = None
 
@@ -156,7 +155,7 @@ def _specs(
         "features.bars": base.bars, "features.bar_size": base.bar_size, "features.spans": labels.span,
         "labels.kind": labels.target, "labels.primary": labels.primary,
         "labels.session_end": "span" if labels.span else None,
-        "calendar": base.calendar, "tick": base.tick, "roll.by": base.roll, "roll.adjust": base.adjust,
+        "calendar": base.calendar, "tick": base.tick, "roll.by": base.roll,
     }  # fmt: skip
     values = {name: value for name, value in of_options.items() if value is not None} | given
     of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}

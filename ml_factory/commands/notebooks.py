@@ -23,6 +23,7 @@ from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
+suite_answer = LazyModule("ml_factory.workflows.suite_answer")
 settings_module = LazyModule("ml_factory.settings")
 
 
@@ -71,8 +72,11 @@ def suite(
 
     with cli_progress_bars(market.as_json, what="notebooks"):
         written = run_notebook_suite(place, given, done)
-        report = pipeline.evaluate(place, symbol, horizon).report_path
+        found = pipeline.evaluate(place, symbol, horizon)
+        answer = suite_answer.suite_answer(place, found)
+    report = str(found.report_path)
     if market.as_json:
-        print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})
+        facts = {"notebooks": [str(path) for path in written], "seconds": seconds}
+        print_json(facts | {"answer": answer, "report": report})
     else:
-        print(f"Report: {report}")
+        print(*answer, f"Report: {report}", sep="\n")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
+from ml_factory.argument_checks import DEMO, DEMOS, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import cli_status_printer
 from ml_factory.commands.own_modules import OwnModules, import_own_modules
 from ml_factory.errors import NotPreparedError, SettingsError
@@ -52,7 +52,11 @@ class MarketOptions(WorkspaceOptions):
     """Workspace, market and output"""
 
     symbol: Annotated[
-        str, Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
+        str,
+        Option(
+            "--symbol",
+            help=f"Market, as in data/raw/SYMBOL_1m.parquet; {' and '.join(DEMOS)} are synthetic.",
+        ),
     ] = DEMO
 
     def check(
@@ -139,7 +143,7 @@ class BarFileOptions:
 
 def check_raw_bars_exist(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless the workspace has raw bars of this symbol; the synthetic market needs none."""
-    if symbol != DEMO:
+    if symbol not in DEMOS:
         require_raw_bars(workspace, symbol)
 
 

@@ -53,7 +53,7 @@ def import_bars(
     market : calendar, tick and length of bars; None: looked up or inferred
     delimiter : of a CSV
     roll : joins bars of several contracts to one series (`rolls.build_continuous_contract`); the file then also has
-        `contract`, `chain` (for features), and `factor` and `shift`, which restore the contracts' own prices
+        `contract` and `chain` (for features)
     calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
@@ -113,7 +113,7 @@ def _join_contracts(
     symbol: str,
     calendar: str | None,
 ) -> tuple[pd.DataFrame, BarReport]:
-    """Return checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
+    """Return checked bars of one series, with `contract` and `chain`, and their report."""
     plain = {str(name).strip().lower(): name for name in raw.columns}
     named = next((plain[name] for name in CONTRACT_COLUMNS if name in plain), None)
     if named is None:
@@ -134,14 +134,13 @@ def _join_contracts(
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
         raise BarsError("No bars after the session that decides the first contract", where=where, next_step=step)
-    own = [name for name in joined.columns if name not in ("factor", "shift")]
     # joined bars are in canonical form: no zone, stamp or spelling is to be mapped again
     bars, report = validate_bars(
-        joined[own].reset_index(), RawBarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
+        joined.reset_index(), RawBarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
     )
     findings = [finding for finding in findings if finding.severity != "refused"] + _roll_findings(rolls, table, joined)
     report = replace(report, findings=(*findings, *report.findings))
-    return bars.join(joined[["factor", "shift"]]), report
+    return bars, report
 
 
 def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
@@ -161,14 +160,9 @@ def _roll_findings(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFram
     for one in rolls.itertuples():
         row = np.array([joined.index.searchsorted(one.at)], np.int64)
         begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
-        findings.append(BarFinding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
-        if one.why == "floor":
-            message = f"differences would carry {one.contract} to under half of its own price, and then to zero: from "
-            message += (
-                f"{one.at:%Y-%m-%d %H:%M} UTC on the series, features and labels go by the contracts' own returns"
-            )
-            findings.append(BarFinding("floor", "reported", row, message))
-        elif one.previous and pd.isna(one.common):
+        joint = "" if pd.isna(one.common) else f": from {one.close_previous:g} to {one.close:g} in one minute"
+        findings.append(BarFinding("rolled", "mapped", row, begin + joint))
+        if one.previous and not joint:
             message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
             findings.append(BarFinding("unjoined_roll", "reported", row, message))
     return findings

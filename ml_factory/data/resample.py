@@ -149,14 +149,16 @@ class BarChunk(NamedTuple):
 
 
 def to_bar_chunk(bars: pd.DataFrame, market: MarketSpec) -> BarChunk:
-    """Return the bars as arrays, not copied where they are float64; raise BarsError where volume is absent."""
+    """Return the bars as arrays, not copied where they are float64; raise BarsError where volume is absent.
+
+    The chain is there with the contracts, whether or not one has changed yet: a later roll adds no column.
+    """
     if market.has_volume and "volume" not in bars:
         step = "prepare again from a file with volume, or give has_volume=False"
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
-    rolled = "chain" in bars and (bars["chain"] != 1.0).any()
-    columns.append(bars["chain"].to_numpy(float) if rolled else np.empty(0))
+    columns.append(bars["chain"].to_numpy(float) if "chain" in bars else np.empty(0))
     return BarChunk(
         readonly_view(bars.index.as_unit("ns").asi8), tuple(map(readonly_view, columns)), bars.get("contract")
     )
@@ -250,8 +252,7 @@ def apply_roll_adjustment(frame: ResampledBars) -> ResampledBars:
 def segments_between_rolls(frame: ResampledBars, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
     """Return int32[N], which changes only where the price steps to another contract's.
 
-    It bounds labels and windows that span sessions and holes. Where rolls were adjusted for there is no step, and all
-    bars are one stretch.
+    It bounds labels and windows that span sessions and holes. Without contracts all bars are one stretch.
 
     before : chain and stretch of the bar before the first one, for bars that arrive in chunks
     """

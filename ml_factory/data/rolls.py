@@ -1,10 +1,9 @@
-"""Join futures contracts to one continuous series: roll dates and price adjustment.
+"""Join futures contracts to one continuous series: roll dates, and the chain that features use over a roll.
 
 Two guarantees. A roll is decided only from data complete by then: volumes of finished sessions, or the expiry in the
-contract's own code. And a roll never changes a bar before it: prices are adjusted FORWARD. The first contract keeps its
-own level and each later one is scaled or shifted to the series so far, by the two closes of the last common minute
-before the roll. The usual back-adjustment keeps the last level instead and rewrites the whole past at every roll, which
-changes past features and labels.
+contract's own code. And prices stay those that traded: a roll changes no bar. Next to them stands `chain`, by which
+prices continue over each roll from the two closes of the last common minute before it. The usual back-adjustment
+rewrites the whole past at every roll instead, which changes past features and labels.
 """
 
 from dataclasses import dataclass
@@ -17,20 +16,17 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 PRICES = ("open", "high", "low", "close")
-LEAST_SHARE = 0.5  # of a contract's own price: below it a move of 1 % would read as more than 2 %
-_ROLL_COLUMNS = ("at", "previous", "contract", "why", "common", "close_previous", "close", "factor", "shift")
+_ROLL_COLUMNS = ("at", "previous", "contract", "why", "common", "close_previous", "close")
 
 
 @dataclass(frozen=True)
 class RollSpec:
-    """Rules for the change to a later contract, and for joining prices.
+    """Rules for the change to a later contract.
 
     by : "volume": at a session's open, into the later contract that traded most in the session completed before it, if
         that was more than the present contract. "date": at the open of the session `days_before` weekdays before the
         contract's last day, into the nearest one that lasts longer. Never back to an earlier contract
     days_before : 6 is the custom for index futures, the Thursday of the week before the third Friday
-    adjust : "ratio" (later contracts times a factor: returns are those of the contracts), "difference" (plus a shift:
-        point differences are; see `build_continuous_contract` for prices near zero) or "none"
     months : delivery months to use, such as (3, 6, 9, 12); None: all by volume, the active ones by date
     expiries : (contract, last day) pairs where the code does not contain the day, such as (("CLZ4", "2024-11-20"),)
     first : contract to begin with; None: the first session only decides the contract and gives no bars
@@ -39,17 +35,15 @@ class RollSpec:
 
     by: str = "volume"
     days_before: int = 6
-    adjust: str = "ratio"
     months: tuple[int, ...] | None = None
     expiries: tuple[tuple[str, str], ...] = ()
     first: str | None = None
     forced: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
-        for field, options in (("by", ("volume", "date")), ("adjust", ("ratio", "difference", "none"))):
-            got = getattr(self, field)
-            if got not in options:
-                raise SettingsError("No such roll", where=field, got=repr(got), next_step=did_you_mean(got, options))
+        if self.by not in ("volume", "date"):
+            step = did_you_mean(self.by, ("volume", "date"))
+            raise SettingsError("No such roll", where="by", got=repr(self.by), next_step=step)
         if self.days_before < 0:
             raise SettingsError("A roll comes before the end", where="days_before", got=self.days_before, wanted=">= 0")
         if self.months is not None and not all(month in range(1, 13) for month in self.months):
@@ -70,10 +64,6 @@ def build_continuous_contract(
 
     Rows up to a moment are the same bits whatever comes after it. Labels and windows stop where `contract` changes.
 
-    Differences can carry prices to zero and below, where returns are undefined. So from the first bar below half of the
-    contract's own price the series continues by the contracts' own returns for good, with a row "floor" in the rolls;
-    earlier bars are unchanged.
-
     Parameters
     ----------
     table : index UTC bar starts (a minute once for each contract, in time order), `contract` (the exchange's code),
@@ -83,12 +73,11 @@ def build_continuous_contract(
 
     Returns
     -------
-    bars : each minute once: prices, volume, `contract` (int32, such as 201403), `factor` and `shift` with price =
-        contract's own price * factor + shift (`unadjusted` inverts it), and `chain`: prices times it have no step at
-        any roll (`cumulative_roll_factors`), for features
-    rolls : one row for each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date",
-        "forced" or "floor"), common (the minute whose closes joined them; NaT where the two never traded in one minute:
-        the series jumps there), the two closes, factor and shift
+    bars : each minute once: traded prices, volume, `contract` (int32, such as 201403) and `chain`: prices times it have
+        no step at any roll, for features
+    rolls : one row for each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date" or
+        "forced"), common (the minute whose closes join them; NaT where the two never traded in one minute: the chain
+        continues from the last close, and with it the market's own move over that gap is left out) and the two closes
     """
     start_ns, code, contracts = _read_table(table, spec)
     opens, volume, seen, days = _by_session(table, start_ns, code, len(contracts), market, spec)
@@ -96,16 +85,14 @@ def build_continuous_contract(
     position = np.searchsorted([at for at, _, _ in changes], start_ns, side="right") - 1
     held = np.array([which for _, which, _ in changes] + [-1])  # position -1, before the beginning, holds none
     rows = np.flatnonzero(code == held[position])
-    factor, shift, chain, rolls = _join(
-        table, start_ns, code, rows, position[rows], changes, spec.adjust, market.bar_minutes
-    )
+    chain, rolls = _join(table, start_ns, code, rows, position[rows], changes, market.bar_minutes)
     bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
     for name in PRICES:
-        bars[name] = table[name].to_numpy(float)[rows] * factor + shift
+        bars[name] = table[name].to_numpy(float)[rows]
     if "volume" in table:
         bars["volume"] = table["volume"].to_numpy(float)[rows]
     bars["contract"] = np.array([contract.number for contract in contracts], np.int32)[code[rows]]
-    bars["factor"], bars["shift"], bars["chain"] = factor, shift, chain
+    bars["chain"] = chain
     return bars, _rolls_table(rolls, [contract.name for contract in contracts])
 
 
@@ -115,14 +102,6 @@ def _rolls_table(rolls: list[tuple], names: list[str]) -> pd.DataFrame:
     table = pd.DataFrame(named, columns=list(_ROLL_COLUMNS)).astype(kinds)
     moments = {column: pd.to_datetime(table[column], utc=True).dt.as_unit("ns") for column in ("at", "common")}
     return table.assign(**moments)
-
-
-def undo_roll_adjustment(bars: pd.DataFrame) -> pd.DataFrame:
-    """Return the contracts' own prices of `build_continuous_contract` bars (equal but for rounding): open, high,
-    low, close.
-    """
-    own = (bars[list(PRICES)].to_numpy() - bars[["shift"]].to_numpy()) / bars[["factor"]].to_numpy()
-    return pd.DataFrame(own, index=bars.index, columns=list(PRICES))
 
 
 def cumulative_roll_factors(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
@@ -252,65 +231,33 @@ def _position(name: str, names: list[str], where: str) -> int:
     return names.index(name)
 
 
-# ---- price adjustment ------------------------------------------------------------------------------------------------
+# ---- chain over rolls ------------------------------------------------------------------------------------------------
 
 
 def _join(
     table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, rows: np.ndarray, change: np.ndarray, changes: list,
-    adjust: str, bar_minutes: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple]]:  # fmt: skip
-    """Return factor, shift, chain[N] of the kept rows, and the rolls.
+    bar_minutes: int,
+) -> tuple[np.ndarray, list[tuple]]:  # fmt: skip
+    """Return chain[N] of the kept rows, and the rolls.
 
     change : which change each kept row comes after
     """
-    opens, close, lowest = (table[name].to_numpy(float) for name in ("open", "close", "low"))
-    factor, shift = np.ones(len(rows)), np.zeros(len(rows))
-    rolls, ties, scale, offset = [], [], 1.0, 0.0
+    opens, close = (table[name].to_numpy(float) for name in ("open", "close"))
+    chain, rolls, link, loose = np.ones(len(rows)), [], 1.0, False
     for k, (at, which, why) in enumerate(changes):
         previous = changes[k - 1][1] if k else None
         pair = _last_common(start_ns, code, at - bar_minutes * MINUTE_NS, previous, which) if k else None
         old, new = (close[pair[0]], close[pair[1]]) if pair else (np.nan, np.nan)
-        level = old * scale + offset  # of the series, in the minute both traded
-        if pair and adjust == "difference":
-            offset = level - new  # differences end where a scale begins
-        elif pair and adjust == "ratio":
-            scale = level / new
-        ties.append((level / (new * scale + offset) if adjust == "none" else 1.0) if pair else None)
-        section = slice(*np.searchsorted(change, [k, k + 1]))
-        common = start_ns[pair[0]] if pair else None
-        rolls.append((at, previous, which, why, common, old, new, scale, offset))
-        factor[section], shift[section] = scale, offset
-        own = rows[section]
-        under = np.flatnonzero(lowest[own] * scale + offset < LEAST_SHARE * scale * lowest[own])
-        if len(under):
-            at_floor = int(under[0])
-            if at_floor:
-                common, old = start_ns[own[at_floor - 1]], close[own[at_floor - 1]]
-                new, level = old, old * scale + offset
-            scale = level / new if level > 0 else 1.0  # no level to join to: the contract's own level
-            offset, adjust = 0.0, "ratio"
-            factor[section][at_floor:], shift[section][at_floor:] = scale, offset
-            rolls.append((start_ns[own[at_floor]], which, which, "floor", common, old, new, scale, offset))
-    return factor, shift, _chain(change, ties, opens[rows] * factor + shift, close[rows] * factor + shift), rolls
-
-
-def _chain(change: np.ndarray, ties: list[float | None], opens: np.ndarray, close: np.ndarray) -> np.ndarray:
-    """Return `chain` of the kept rows, at prices of the series.
-
-    ties : step of each change where two contracts traded in one minute; None where they never did: the series then
-        continues from its last close
-    """
-    chain, link, loose = np.ones(len(change)), 1.0, False
-    for k, tie in enumerate(ties):
+        rolls.append((at, previous, which, why, start_ns[pair[0]] if pair else None, old, new))
+        loose |= pair is None
+        link *= old / new if pair else 1.0
         first, stop = np.searchsorted(change, [k, k + 1])
-        loose |= tie is None
-        link *= tie or 1.0
         if first == stop:
             continue
-        if loose and first:
-            link = chain[first - 1] * close[first - 1] / opens[first]
+        if loose and first:  # the two never traded in one minute: on from the last close
+            link = chain[first - 1] * close[rows[first - 1]] / opens[rows[first]]
         chain[first:stop], loose = link, False
-    return chain
+    return chain, rolls
 
 
 def _last_common(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import DEMO_NULL
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
 from ml_factory.errors import SettingsError, did_you_mean
@@ -23,6 +24,9 @@ from ml_factory.storage.workspace import Workspace
 KINDS = ("planted", "null", "drift")
 STATES = np.array([-1.0, 0.0, 1.0])
 STATE_PRIOR = np.array([0.25, 0.5, 0.25])
+DEMO_DAYS = 290  # sessions, of which the default split's 15 % of test rows span the 8 weeks that a verdict needs
+_PERSISTENCE = 0.9  # of the weather, from day to day
+_VOLUME = 300  # of an average minute
 _STEPS = 6  # steps of the walk inside one minute, from which high and low come
 
 # session fraction -> relative volatility; CME: quiet night, 8:30 Chicago at 0.67, the equity close at 0.96
@@ -104,7 +108,6 @@ class SyntheticMarket:
     state : int8[M]
     sigma : float64[M], true log volatility of the minute
     returns : float64[M], close to close
-    log_volume : float64[M], relative to the usual log volume at that time of day
     close_ns : int64[M], the session's close
     """
 
@@ -114,7 +117,6 @@ class SyntheticMarket:
     state: np.ndarray
     sigma: np.ndarray
     returns: np.ndarray
-    log_volume: np.ndarray
     close_ns: np.ndarray
 
 
@@ -131,7 +133,7 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     start_ns, day, fraction, close_ns = _grid(spec)
     count = len(start_ns)
     shape = np.interp(fraction, *_SHAPES[spec.calendar]) ** spec.shape
-    weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=0.9, deviation=spec.weather))[day]
+    weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=_PERSISTENCE, deviation=spec.weather))[day]
     sigma = spec.minute_volatility * shape * weather
     state = _states(rng, count, spec.dwell_minutes)
     drift = sigma * (spec.state_drift * state + spec.constant_drift)
@@ -143,12 +145,12 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     prices = np.column_stack([opens, np.c_[opens, walk].max(1), np.c_[opens, walk].min(1), walk[:, -1]])
     prices = np.maximum(np.round(spec.price * np.exp(prices) / spec.tick), 1.0) * spec.tick
     log_volume = np.log1p(spec.volume_lift * (state != 0)) + 0.5 * rng.standard_normal(count)
-    volume = np.maximum(np.round(300 * shape**1.5 * np.exp(log_volume)), 1.0)
+    volume = np.maximum(np.round(_VOLUME * shape**1.5 * np.exp(log_volume)), 1.0)
     traded = rng.random(count) >= spec.missing
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(prices, index=index, columns=["open", "high", "low", "close"]).assign(volume=volume)
     returns = steps.sum(1)
-    return SyntheticMarket(spec, bars[traded], start_ns, state, sigma, returns, log_volume, close_ns)
+    return SyntheticMarket(spec, bars[traded], start_ns, state, sigma, returns, close_ns)
 
 
 def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -204,17 +206,42 @@ def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return opens, opens[:, None] + np.cumsum(steps, axis=1)
 
 
-def synthetic_state_posterior(market: SyntheticMarket) -> np.ndarray:
-    """Compute P(state | all bars up to and including this minute) as float64[M, 3], states in the order -1, 0, +1.
+@dataclass(frozen=True)
+class SyntheticBelief:
+    """Beliefs of an observer who knows every setting, from the bars up to and including each of M minutes.
 
-    The exact forward filter of the hidden chain (Rabiner 1989, section III.A): the belief of an observer who knows
-    every setting. It uses the walk before rounding to ticks and the minutes without a trade.
+    state : float64[M, 3], P(state) in the order -1, 0, +1
+    usual : float64[M], log volatility of the minute on a day of average weather: the time of day, known ahead
+    weather, weather_error : float64[M], mean and standard deviation of the day's log volatility factor
     """
-    spec = market.spec
-    standard = market.returns / market.sigma
-    lift = np.log1p(spec.volume_lift * (STATES != 0))
-    log_like = -0.5 * (standard[:, None] - spec.state_drift * STATES - spec.constant_drift) ** 2
-    log_like -= 0.5 * ((market.log_volume[:, None] - lift) / 0.5) ** 2
+
+    state: np.ndarray
+    usual: np.ndarray
+    weather: np.ndarray
+    weather_error: np.ndarray
+
+
+def synthetic_belief(market: SyntheticMarket) -> SyntheticBelief:
+    """Filter state and weather from the bars alone: prices rounded to ticks, no bar where nothing traded.
+
+    The forward filter of the hidden chain (Rabiner 1989, section III.A), with the weather estimated before it from
+    squared returns; its prior is the day before.
+    """
+    spec, bars = market.spec, market.bars
+    start_ns, day, fraction, _ = _grid(spec)
+    usual = spec.minute_volatility * np.interp(fraction, *_SHAPES[spec.calendar]) ** spec.shape
+    at = np.searchsorted(start_ns, bars.index.as_unit("ns").asi8)
+    seen, moves, rounding = np.zeros(len(day), bool), np.zeros(len(day)), np.zeros(len(day))
+    seen[at], moves[at] = True, np.log(bars["close"] / bars["open"])
+    rounding[at] = (spec.tick / bars["close"]) ** 2 / 6  # variance of the difference of two rounded prices
+    weather, error = _weather(spec, day, seen, (moves**2 - rounding) / usual**2)
+    variance = (usual * np.exp(weather)) ** 2
+    drift = np.sqrt(variance)[:, None] * (spec.state_drift * STATES + spec.constant_drift)
+    log_like = -0.5 * (moves[:, None] - drift) ** 2 / (variance + rounding)[:, None]
+    log_volume = np.zeros(len(day))
+    log_volume[at] = np.log(bars["volume"] / (_VOLUME * (usual[at] / spec.minute_volatility) ** 1.5))
+    log_like -= 0.5 * ((log_volume[:, None] - np.log1p(spec.volume_lift * (STATES != 0))) / 0.5) ** 2
+    log_like[~seen] = 0.0
     like = np.exp(log_like - log_like.max(1, keepdims=True)).tolist()
     renew, prior = 1 / spec.dwell_minutes, STATE_PRIOR.tolist()
     belief, rows = prior, []
@@ -223,7 +250,28 @@ def synthetic_state_posterior(market: SyntheticMarket) -> np.ndarray:
         total = sum(joint)
         belief = [j / total for j in joint]
         rows.append(belief)
-    return np.array(rows)
+    return SyntheticBelief(np.array(rows), usual, weather, error)
+
+
+def _weather(
+    spec: SyntheticSpec, day: np.ndarray, seen: np.ndarray, squares: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate each day's log volatility factor, minute by minute: (mean, standard deviation), float64[M] each.
+
+    squares : squared returns in units of the usual variance; half the logarithm of their mean over n minutes has a
+        variance of 1 / 2n.
+    """
+    mean, precision = np.empty(len(day)), np.empty(len(day))
+    before, variance = 0.0, spec.weather**2
+    for minutes in np.split(np.arange(len(day)), np.flatnonzero(np.diff(day)) + 1):
+        count = np.cumsum(seen[minutes])
+        total = np.cumsum(np.where(seen[minutes], squares[minutes], 0.0))
+        observed = 0.5 * np.log(np.maximum(total / np.maximum(count, 1), 1e-3)) + 0.5 / np.maximum(count, 1)
+        prior = 1 / max(variance, 1e-12)
+        precision[minutes] = prior + 2 * count
+        mean[minutes] = (prior * before + 2 * count * observed) / precision[minutes]
+        before, variance = _PERSISTENCE * mean[minutes[-1]], spec.weather**2 * (1 - _PERSISTENCE**2)
+    return mean, 1 / np.sqrt(precision)
 
 
 def oracle_probabilities(
@@ -238,6 +286,7 @@ def oracle_probabilities(
 ) -> np.ndarray:
     """Estimate the true P(lower barrier first, neither, upper first) within `minutes` or the session, by simulation.
 
+    Known are the settings, the calendar and the bars complete at each moment: no later bar, nothing hidden.
     Paths take one step a minute; barriers are moved in by 0.5826 sigma (1 - 1/sqrt(6)) for the omitted steps (Broadie,
     Glasserman and Kou 1997, the continuity correction). The standard error is 0.5 / sqrt(paths).
 
@@ -247,7 +296,7 @@ def oracle_probabilities(
     known_at_ns : int64[N], the moments of prediction
     up, down : float64[N], log distances of the barriers, > 0
     minutes : horizon
-    knows : "bars" starts from the filtered state (the best any model can do), "state" from the hidden one
+    knows : "bars" starts from the filtered state (the best any model can do), "state" from the hidden one too
     paths : simulated paths for each moment
 
     Returns
@@ -256,13 +305,15 @@ def oracle_probabilities(
     """
     spec, rng = market.spec, seeded_generator("oracle", market.spec.seed, paths)
     at = np.searchsorted(market.start_ns, known_at_ns - MINUTE_NS, side="right") - 1
-    start = np.eye(3)[market.state[at].astype(int) + 1] if knows == "state" else synthetic_state_posterior(market)[at]
+    belief = synthetic_belief(market)
+    start = np.eye(3)[market.state[at].astype(int) + 1] if knows == "state" else belief.state[at]
     state = STATES[(rng.random((len(at), paths, 1)) > np.cumsum(start, 1)[:, None, :2]).sum(2)]
     position, outcome = np.zeros(state.shape), np.zeros(state.shape, np.int8)
+    weather = np.exp(belief.weather[at, None] + belief.weather_error[at, None] * rng.standard_normal(state.shape))
     for minute in range(1, minutes + 1):
         now = np.minimum(at + minute, len(market.start_ns) - 1)
         open_still = (at + minute < len(market.start_ns)) & (market.close_ns[now] == market.close_ns[at])
-        sigma = np.where(open_still, market.sigma[now], 0.0)[:, None]
+        sigma = np.where(open_still, belief.usual[now], 0.0)[:, None] * weather
         renewed = rng.random(state.shape) < 1 / spec.dwell_minutes
         state[renewed] = rng.choice(STATES, size=int(renewed.sum()), p=STATE_PRIOR)
         position += sigma * (spec.state_drift * state + spec.constant_drift + rng.standard_normal(state.shape))
@@ -272,9 +323,10 @@ def oracle_probabilities(
     return np.stack([(outcome == side).mean(1) for side in (-1, 0, 1)], axis=1)
 
 
-def ensure_synthetic_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
-    """Write the raw file of `symbol` from the planted market if there is none; return its path."""
+def ensure_synthetic_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = DEMO_DAYS) -> Path:
+    """Write the raw file of `symbol` if there is none, for DEMO-NULL without an edge; return its path."""
     path = workspace.raw_bars(symbol)
     if not files.is_file(path):
-        write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))
+        kind = "null" if symbol == DEMO_NULL else "planted"
+        write_bars(path, synthetic_bars(days=days, kind=kind, seed=seed))
     return path

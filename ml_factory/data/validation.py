@@ -222,7 +222,7 @@ def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> lis
             rows = np.flatnonzero(low)
             message = f"{name} is zero or negative in {format_rows_with_times(rows, shown)}"
             step = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, "
-            step += "use an unadjusted or ratio-adjusted one"
+            step += "use one at the prices that traded"
             faults.append(BarFinding("not_positive", "refused", rows, message, step))
     body = np.stack([values["open"], values["close"]])
     with np.errstate(invalid="ignore"):

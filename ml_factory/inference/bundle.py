@@ -147,8 +147,11 @@ class Bundle:
 
     @cached_property
     def trained(self) -> dict[str, TrainedModel]:
-        """The models as they were registered, of a stack its base models; no library of theirs is needed."""
-        return {name: _read_model(name, data, self.where) for name, data in self.models.items()}
+        """The models as they were registered, of a stack its base models; a network's weights are bytes where the graph
+        predicts, so no library of theirs is needed.
+        """
+        native = self.engine == "native"
+        return {name: _read_model(name, data, native, self.where) for name, data in self.models.items()}
 
     @property
     def card(self) -> str:
@@ -223,9 +226,9 @@ class Bundle:
                 )  # fmt: skip
 
 
-def _read_model(name: str, data: bytes, where: object) -> TrainedModel:
+def _read_model(name: str, data: bytes, tensors: bool, where: object) -> TrainedModel:
     try:
-        state = deserialize_state(data)
+        state = deserialize_state(data, tensors=tensors)
     except CheckpointError as error:
         raise CheckpointError(
             f"The model {name} in this bundle is damaged", where=where, got=error.got, next_step=_AGAIN

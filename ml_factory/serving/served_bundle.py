@@ -1,7 +1,7 @@
 """A bundle as the service predicts with it: raw bars, and feature rows of several requests in one call."""
 
+import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.sessions import TRADING_HOURS
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform, TwoStateHmmTransform
 from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_damaged_content
-from ml_factory.features.build import build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
@@ -33,6 +33,7 @@ from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data")  # fmt: skip
+_WHOLE_HISTORY = 3000  # bars for a bundle without a warm-up of known length
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,30 @@ class ServedBundle:
 
     @classmethod
     def load(cls, path: str | Path, guard: GuardSettings = DEFAULT_SETTINGS) -> "ServedBundle":
-        """Read and check the bundle, compile its features' kernels, and build its models. Raises as `Bundle.load`."""
+        """Read and check the bundle, and predict synthetic bars, so that its first request waits for no compiler.
+
+        Raises as `Bundle.load`. Bars that features of the user's own refuse are named on stderr.
+        """
         served = cls(Bundle.load(path), guard)
-        bars = synthetic_market(SyntheticSpec(days=3)).bars
-        market = served.bundle.spec.market
-        if not market.has_volume:
-            bars = bars.drop(columns="volume")
-        with suppress(FactoryError):  # such as features of the user's own that refuse synthetic bars
-            build_features(bars, market, served.bundle.spec.features)
+        try:
+            served.predict_bars(served._synthetic_bars().to_dict("list"), 1, None)
+        except FactoryError as error:
+            print(f"{served.symbol}: no prediction of synthetic bars, the first request may wait for kernels: {error}",
+                  file=sys.stderr, flush=True)  # fmt: skip
         return served
+
+    def _synthetic_bars(self) -> pd.DataFrame:
+        """Return raw bars on this bundle's calendar and tick, some sessions more than its warm-up."""
+        spec, market = self.bundle.spec, self.bundle.spec.market
+        _, opens, closes = TRADING_HOURS[market.calendar]
+        base = spec.features.base if isinstance(spec.features.base, int) else market.bar_minutes
+        minutes = (self.lacking_bars or _WHOLE_HISTORY) * base
+        tick, days = market.tick or 0.25, 3 + minutes // (closes - opens)
+        made = SyntheticSpec(days=days, calendar=market.calendar, tick=tick, price=20_000 * tick)
+        bars = synthetic_market(made).bars
+        rules = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+        bars = bars.resample(f"{market.bar_minutes}min").agg(rules).dropna().rename_axis("timestamp").reset_index()
+        return (bars if market.has_volume else bars.drop(columns="volume")).astype({"timestamp": str})
 
     @cached_property
     def facts(self) -> dict[str, Any]:

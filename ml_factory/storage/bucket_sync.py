@@ -6,6 +6,7 @@ last, so that a machine that dies in between leaves no reference to a missing ob
 
 import base64
 import hashlib
+import json
 import logging
 import os
 import threading
@@ -18,12 +19,13 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.files import MIRROR_LEDGER, MIRROR_REMOVALS, files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 SCHEME = "gs"
-_LEDGER = ".bucket.json"
+_LEDGER = MIRROR_LEDGER
+_KEPT = ".kept"  # suffix of a local file in whose place the bucket's came
 # Seconds for one request. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
@@ -80,7 +82,7 @@ class BucketMirror:
 
     def pull(self, *places: str) -> BucketSyncResult:
         """Download objects that are new or changed in the bucket; delete local files that were deleted there, unless
-        they were changed locally.
+        they were changed locally. A local file that was never pushed and differs is kept as NAME.kept, with a warning.
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
@@ -108,6 +110,8 @@ class BucketMirror:
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
                 continue
             if known is None or _stamp(self.folder / name) in (known["local"], None):
+                if known is None:
+                    self._keep_own(name, facts)
                 version = self._fetch(name, facts)
                 ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
@@ -118,6 +122,14 @@ class BucketMirror:
                 removed.append(name)
         self._merge_ledger(ledger, pulled, gone)
         return BucketSyncResult(pulled=tuple(pulled), removed=tuple(removed))
+
+    def _keep_own(self, name: str, facts: dict) -> None:
+        """Move a local file away that is not the bucket's of this name, which comes in its place."""
+        path = self.folder / name
+        if path.is_file() and not _is_copy(path, facts):
+            kept = path.with_name(path.name + _KEPT)
+            os.replace(path, kept)
+            _log.warning("The bucket holds another %s: the one of this machine, never uploaded, is now %s", name, kept)
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
@@ -130,8 +142,8 @@ class BucketMirror:
             return path
 
     def push(self, *places: str) -> BucketSyncResult:
-        """Upload files that are new or changed since the last pass, and delete objects whose files were deleted.
-        Data first, JSON last. `places` as for `pull`.
+        """Upload files that are new or changed since the last pass, and delete objects whose files were deleted through
+        `files`; a file that is only missing stays in the bucket. Data first, JSON last. `places` as for `pull`.
         """
         return self._in_passes(self._push, places)
 
@@ -153,7 +165,10 @@ class BucketMirror:
                     raise
                 continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
+        noted = self._noted_removals()
         for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
+            if (name, ledger[name]["version"]) not in noted:
+                continue
             with self._errors(name):
                 if self._files.exists(self._key(name)):
                     self._files.rm_file(self._key(name))
@@ -229,7 +244,7 @@ class BucketMirror:
     def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp")
+            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp", _KEPT)
             if path.is_file() and not path.is_symlink() and not temporary and _in_pass(name, places):
                 yield name
 
@@ -250,6 +265,12 @@ class BucketMirror:
                 for name in removed:
                     stored.pop(name, None)
                 files.write_json(self.folder / _LEDGER, stored)
+
+    def _noted_removals(self) -> set[tuple[str, str]]:
+        """Return (name, version) of the objects whose files were removed through `files`."""
+        path = self.folder / MIRROR_REMOVALS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return {tuple(json.loads(line)) for line in lines}
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -311,14 +332,22 @@ def _check(path: Path, facts: dict, where: str) -> None:
     """Raise WorkspaceError for a copy that differs from the object. A composed object has no MD5; then only sizes
     are compared.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode() if facts["md5"] else None
+    size, digest = _size_and_digest(path, facts)
     if (size, digest) != (facts["size"], facts["md5"]):
         raise WorkspaceError(
             "This copy is not what the bucket holds", where=where, got=f"{size} bytes, MD5 {digest}",
             wanted=f"{facts['size']} bytes, MD5 {facts['md5']}", next_step="run again: nothing was replaced"
         )  # fmt: skip
+
+
+def _is_copy(path: Path, facts: dict) -> bool:
+    return _size_and_digest(path, facts) == (facts["size"], facts["md5"])
+
+
+def _size_and_digest(path: Path, facts: dict) -> tuple[int, str | None]:
+    with open(path, "rb") as file:
+        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode() if facts["md5"] else None
+    return path.stat().st_size, digest
 
 
 def _stamp(path: Path) -> list[int] | None:

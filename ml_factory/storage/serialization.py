@@ -71,8 +71,10 @@ def serialize_state(state: dict) -> bytes:
     return bytes(data)
 
 
-def deserialize_state(data: bytes | bytearray) -> dict:
+def deserialize_state(data: bytes | bytearray, *, tensors: bool = True) -> dict:
     """Return the state that `serialize_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
+
+    tensors : False: torch is not needed, a tensor comes back as its bytes, uint8 (N,).
 
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.
     """
@@ -80,7 +82,8 @@ def deserialize_state(data: bytes | bytearray) -> dict:
         parse_json(
             split_safetensors_header(memoryview(data))[0], largest=None
         )  # each name once: the library takes the last
-        arrays = load(bytes(data))
+        arrays = _Arrays(load(bytes(data)))
+        arrays.tensors = tensors
         arrays.pop(_SEAL, None)
         tree = parse_json(bytes(arrays.pop(_TREE)), largest=None, deepest=_DEEPEST_TREE)
         version = tree["version"]
@@ -198,7 +201,13 @@ def _add_entry(
     return name
 
 
-def _unpack(node: object, arrays: dict[str, np.ndarray]) -> object:
+class _Arrays(dict[str, np.ndarray]):
+    """Arrays of a file by name; each is taken once. tensors : whether torch makes tensors of theirs."""
+
+    tensors = True
+
+
+def _unpack(node: object, arrays: _Arrays) -> object:
     if isinstance(node, list):
         return [_unpack(item, arrays) for item in node]
     if not isinstance(node, dict):
@@ -209,17 +218,19 @@ def _unpack(node: object, arrays: dict[str, np.ndarray]) -> object:
     return _DECODERS[tag](value, arrays)
 
 
-def _unpack_array(value: list, arrays: dict[str, np.ndarray]) -> np.ndarray:
+def _unpack_array(value: list, arrays: _Arrays) -> np.ndarray:
     name, dtype, shape = value
     if not _PLAIN_DTYPE.fullmatch(dtype):
         raise CheckpointError("A state holds an array of a kind that is never loaded", got=repr(dtype))
     return _check_values(_as_bytes(arrays.pop(name)).view(np.dtype(dtype))).reshape(_check_shape(shape))
 
 
-def _unpack_tensor(value: list, arrays: dict[str, np.ndarray]):
+def _unpack_tensor(value: list, arrays: _Arrays):
     name, dtype, shape = value
     if dtype not in _TENSORS:
         raise CheckpointError("A state holds a tensor of an unknown kind", got=dtype)
+    if not arrays.tensors:
+        return _as_bytes(arrays.pop(name))
     try:
         torch = import_module_or_explain("torch")
         kind = getattr(torch, dtype)

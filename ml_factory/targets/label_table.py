@@ -55,7 +55,7 @@ def find_labelable_rows(
             where=f"bar known at {pd.Timestamp(int(base.known_at[bad[0]]), tz='UTC')} and {len(bad) - 1} more",
             got=f"close {base.close[bad[0]]}",
             wanted="a number above 0",
-            next_step="use unadjusted or ratio-adjusted bars",
+            next_step="use bars at the prices that traded",
         )
     segment = segments_between_rolls(base) if session_end == "span" else base.segment
     continues = np.zeros(len(base), bool)

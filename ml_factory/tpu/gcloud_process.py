@@ -35,11 +35,11 @@ class GcloudError(FactoryError):
 
     def __init__(self, command: Command, message: str, kind: str):
         self.kind = kind
-        lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+        reason = message[max(message.find("ERROR:"), 0) :].split()
         super().__init__(
             f"gcloud refused ({kind})",
             where=" ".join(command[:4]),
-            got=" ".join(lines[-3:])[:400] or "no message",
+            got=" ".join(reason)[:400] or "no message",
             next_step=_STEPS[kind],
         )
 

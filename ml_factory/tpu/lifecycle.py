@@ -9,7 +9,7 @@ from ml_factory.tpu import gcloud_commands
 from ml_factory.tpu.gcloud_process import Gcloud, GcloudError
 from ml_factory.tpu.settings import SliceSettings
 from ml_factory.tpu.slice_state import SliceState, StateFile
-from ml_factory.tpu.worker_files import write_worker_files
+from ml_factory.tpu.worker_files import find_config, pack_code, write_worker_files
 
 # cloud.google.com/tpu/docs/queued-resources: states of a request
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
@@ -49,6 +49,7 @@ class Slice:
         self.file.read()
         with self._failures():
             self.say(self.settings.accelerator.describe(self.settings.price))
+            self._check_launch()
             self._make_surroundings()
             self._bring_up(wait)
         return self.file.state
@@ -57,6 +58,7 @@ class Slice:
         """Continue where an interrupted setup or a preemption left off; nothing that is there is made again."""
         self.file.read()
         with self._failures():
+            self._check_launch()
             if self.file.state.phase in FAILED_REQUESTS and not self.gcloud.dry_run:
                 self._delete_request()
             self._bring_up(wait)
@@ -119,6 +121,12 @@ class Slice:
         return [f"TPU {self.settings['TPU_NAME']} ({place})", f"queued resource {self.settings.request}", *rule]
 
     # ------------------------------------------------------------------ steps
+
+    def _check_launch(self) -> None:
+        """Say what the workers will run, and refuse what they could not before anything costs."""
+        pack_code(self.settings)
+        self.say(f"COMMAND: {self.settings['COMMAND']}")
+        self.say(f"CONFIG: {find_config(self.settings) or 'none'}")
 
     def _make_surroundings(self) -> None:
         settings, call, exists = self.settings, self.gcloud.call, self.gcloud.exists

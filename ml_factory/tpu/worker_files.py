@@ -1,15 +1,20 @@
 """Files that go to each worker: the script that installs, starts, reports and stops; the code of a git checkout."""
 
 import io
+import posixpath
 import shlex
 import subprocess
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import FileError, SettingsError
 from ml_factory.storage.files import files
-from ml_factory.tpu.settings import SliceSettings
+from ml_factory.tpu.settings import VARIABLES, SliceSettings
+
+CONFIG_NAMES = ("config.yaml", "recipes/config.yaml")
+GUIDES_CONFIG = "recipes/config_tinyllama_tpuv4.yaml"
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 LIBTPU_INDEX = "https://storage.googleapis.com/libtpu-releases/index.html"
@@ -94,7 +99,7 @@ def write_worker_files(settings: SliceSettings, folder: Path) -> list[Path]:
     files.make_folder(folder)
     script, archive = folder / "worker.sh", folder / "ml_factory_code.tar.gz"
     files.write(script, worker_script(settings).encode())
-    files.write(archive, _pack_code(settings))
+    files.write(archive, pack_code(settings))
     return [script, archive]
 
 
@@ -125,14 +130,19 @@ def worker_script(settings: SliceSettings) -> str:
     return "".join(piece if number % 2 == 0 else parts[piece] for number, piece in enumerate(pieces))
 
 
-def _pack_code(settings: SliceSettings) -> bytes:
-    """Return a tar archive of the checkout's tracked files and the config as config.yaml. Raises SettingsError."""
+def pack_code(settings: SliceSettings) -> bytes:
+    """Return a tar archive of the checkout's tracked files and of the config as config.yaml, with BUCKET in its output.
+
+    Raises SettingsError, also for a COMMAND whose config is not among them.
+    """
     folder = Path(settings["CODE_DIR"]).expanduser().resolve()
     try:
         listed = subprocess.run(["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SettingsError("The code cannot be listed", where=folder, got=error, next_step="install git") from None
     names = [name for name in listed.stdout.decode(errors="surrogateescape").split("\0") if name]
+    config = find_config(settings)
+    _check_command(settings, {*names, *(CONFIG_NAMES if config else ())})
     if listed.returncode or not names:
         raise SettingsError(
             "The code is no git checkout",
@@ -146,16 +156,37 @@ def _pack_code(settings: SliceSettings) -> bytes:
         for name in names:
             if (folder / name).is_file() and not (folder / name).is_symlink():
                 archive.add(folder / name, arcname=name, recursive=False)
-        if settings["CONFIG"]:
-            _add_config(archive, check_file_exists(Path(settings["CONFIG"]).expanduser()))
+        if config:
+            _add_config(archive, config, settings["BUCKET"])
     return packed.getvalue()
 
 
-def _add_config(archive: tarfile.TarFile, path: Path) -> None:
+def find_config(settings: SliceSettings) -> Path | None:
+    """Return the file that is packed as config.yaml: CONFIG, else for the default COMMAND the one of the guide."""
+    if settings["CONFIG"]:
+        return check_file_exists(Path(settings["CONFIG"]).expanduser())
+    guides = Path(settings["CODE_DIR"]).expanduser() / GUIDES_CONFIG
+    return guides if settings["COMMAND"] == VARIABLES["COMMAND"][0] and guides.is_file() else None
+
+
+def _check_command(settings: SliceSettings, packed: set[str]) -> None:
+    """Raise SettingsError where the command reads a config that the workers will not have."""
+    words = " ".join(settings.command_words()).replace("--config=", "--config ").split(" ")
+    for flag, name in pairwise(words):
+        if flag == "--config" and not name.startswith("/") and posixpath.normpath(name) not in packed:
+            raise SettingsError(
+                "The workers would not have this config", where="COMMAND", got=name,
+                wanted="a tracked file, by its path from CODE_DIR", next_step="set CONFIG to the file: it is copied as"
+                " config.yaml; or track it in git",
+            )  # fmt: skip
+
+
+def _add_config(archive: tarfile.TarFile, path: Path, bucket: str) -> None:
     content = files.read(path, 1 << 20)
     if b"\0" in content:
         raise FileError("The config is no text", where=path)
-    for name in ("config.yaml", "recipes/config.yaml"):
+    content = content.replace(b"gs://your-bucket-name", f"gs://{bucket}".encode())
+    for name in CONFIG_NAMES:
         entry = tarfile.TarInfo(name)
         entry.size = len(content)
         archive.addfile(entry, io.BytesIO(content))

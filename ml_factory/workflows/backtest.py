@@ -10,13 +10,20 @@ import pandas as pd
 
 from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.resample import segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
 from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
 from ml_factory.evaluation.backtest.simulation import Backtest, run
 from ml_factory.evaluation.findings import Finding, cost_finding, finding_lines, sort_findings
-from ml_factory.evaluation.luck import deflated_sharpe, min_track_record, probabilistic_sharpe, sharpe_moments
+from ml_factory.evaluation.luck import (
+    deflated_sharpe,
+    describe_lacking_sessions,
+    min_track_record,
+    probabilistic_sharpe,
+    sharpe_moments,
+)
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
@@ -24,7 +31,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 SHIFTS = 20
 SHOWN = (
@@ -48,7 +55,8 @@ class BacktestResult(Result):
         `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover, no skill
     luck : of the model's sessions: `trials`, the finished runs of the symbol in this workspace; `probabilistic_sharpe`,
         the probability that the true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without
-        skill; `sessions_needed` for 95 %, `min_track_record`
+        skill; `sessions_needed` for 95 %, `min_track_record`. NaN where sessions are too few for it
+    lacking : what the sessions lack for a probability, as of `luck.describe_lacking_sessions`; "" for nothing
     frame : trades of the model, as of `Backtest.trades`
     history : its equity, as of `Backtest.equity`
     """
@@ -61,13 +69,17 @@ class BacktestResult(Result):
     contract: dict
     strategies: pd.DataFrame
     luck: dict[str, float]
+    lacking: str
     frame: pd.DataFrame
     history: pd.DataFrame
 
     def summary(self) -> str:
         first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
         table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
-        lines = [*table.to_string().splitlines(), self.luck_sentence]
+        own = self.strategies.set_index("strategy").loc[self.model]
+        holes, rolls, trades = (int(own[name]) for name in ("hole_exits", "roll_exits", "trades"))
+        left = f"{holes:,} of {trades:,} trades ended at the last bar before missing ones, {rolls:,} before a roll."
+        lines = [*table.to_string().splitlines(), *[left] * (holes + rolls > 0), self.luck_sentence]
         return "\n".join([first, *(f"  {line}" for line in lines), *finding_lines(self.findings)])
 
     @property
@@ -84,10 +96,12 @@ class BacktestResult(Result):
         tried = f"{trials} finished run{'s' * (trials != 1)} of this symbol"
         if not net > 0:
             return f"No edge found: nothing is left after costs ({tried})."
+        if self.lacking:
+            return f"No verdict: not enough sessions: {self.lacking} ({tried})."
         if not deflated > 0.95:
             needed = self.luck["sessions_needed"]
             more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if sessions < needed < 1e6 else ""
-            chance = "not known from so few" if np.isnan(deflated) else f"{deflated:.0%} probable"
+            chance = f"{deflated:.0%} probable"
             return f"No edge found: a true ratio above 0 is {chance} after {tried}, on {sessions:.0f} sessions{more}."
         return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {sessions:.0f} sessions."
 
@@ -103,7 +117,7 @@ def backtest(
     """Trade the stored predictions of a finished model on the base bars, and simple strategies on the same rows.
 
     split : "test", or "validation", whose figures flatter since the model was chosen on it.
-    contract : money facts; default: those of the symbol, with the tick of the prepared market.
+    contract : money facts; default: those of the symbol, with the tick of the prepared market, whose calendar holds.
     rule : default: `TradingRule` with the labels' horizon.
     run_id : the model's run; "" for the newest.
     Raises SettingsError for training rows and for meta-labels, NotPreparedError.
@@ -116,7 +130,8 @@ def backtest(
         raise SettingsError("A bet of meta-labels has no side of its own", where="backtest", wanted="other labels")
     stored = load_predictions(workspace, symbol, horizon, model, run_id)
     known = stored[stored["split"] == split]
-    spec = contract or contract_spec(symbol, tick=data.settings["market"]["tick"])
+    market = data.settings["market"]
+    spec = replace(contract or contract_spec(symbol, tick=market["tick"]), calendar=market["calendar"])
     rule = rule or TradingRule()
     rule = replace(rule, horizon=rule.horizon or horizon)
     bars = _base_bars_of_rows(workspace, data, known.index)
@@ -128,16 +143,20 @@ def backtest(
     rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
     rows.append({"strategy": "random", **_shifted_metrics(bars, _with_barriers(data, known), spec, costs, rule)})
     own: Backtest = tested[model]
+    lacking = describe_lacking_sessions(own.equity, own.trades)
     return BacktestResult(
         symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
         contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades,
-        luck=_luck_of_sessions(own, count_finished_runs(workspace, symbol)), history=own.equity,
+        luck=_luck_of_sessions(own, count_trials(workspace, symbol), lacking), lacking=lacking,
+        history=own.equity,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def _luck_of_sessions(tested: Backtest, trials: int) -> dict[str, float]:
+def _luck_of_sessions(tested: Backtest, trials: int, lacking: str) -> dict[str, float]:
     ratio, skewness, kurtosis, count = sharpe_moments(session_gains(tested.equity))
+    if lacking:
+        ratio = np.nan
     shape = {"skewness": skewness, "kurtosis": kurtosis}
     return {
         "trials": trials, "probabilistic_sharpe": probabilistic_sharpe(ratio, count, **shape),
@@ -156,11 +175,9 @@ def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.Da
     part = slice(first, int(np.searchsorted(base.known_at, moments[-1])) + data.horizon + 2)
     columns: Mapping[str, np.ndarray] = {name: getattr(base, name)[part] for name in ("open", "high", "low", "close")}
     start = pd.DatetimeIndex(base.start[part].view("M8[ns]"), tz="UTC", name="start")
-    bars = pd.DataFrame(dict(columns), index=start)
+    bars = pd.DataFrame(dict(columns), index=start).assign(segment=base.segment[part])
     bars["known_at"] = pd.DatetimeIndex(base.known_at[part].view("M8[ns]"), tz="UTC")
-    if base.chain is not None:
-        bars["contract"] = np.cumsum(np.diff(base.chain[part], prepend=base.chain[first]) != 0)
-    return bars
+    return bars.assign(contract=segments_between_rolls(base)[part])
 
 
 def _with_barriers(data: PreparedDataset, frame: pd.DataFrame) -> pd.DataFrame:

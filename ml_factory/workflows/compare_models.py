@@ -17,9 +17,9 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_missing_classes,
     prepared_dataset_verdict,
 )
-from ml_factory.workflows.model_findings import find_model_issues
+from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelComparison:
     metrics : a row per model and baseline, index its name.
     verdicts : model -> its verdict on these rows.
     chosen : the model with the smallest log loss on validation rows.
-    findings : on the chosen model, the most severe first.
+    months, findings : of the chosen model, as of `PredictionEvaluation`.
     """
 
     artifacts: Mapping[str, Artifact]
@@ -41,6 +41,7 @@ class ModelComparison:
     metrics: pd.DataFrame
     verdicts: dict[str, ModelVerdict]
     chosen: str
+    months: pd.DataFrame
     findings: tuple[Finding, ...]
 
 
@@ -50,7 +51,8 @@ def compare_finished_models(
     """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
+    train_rows = data.splits["train"]  # of the baselines
+    predicted_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")
     best = dataset_best_baseline(data, train_rows, validation_rows)
     metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
@@ -60,9 +62,10 @@ def compare_finished_models(
         name: prepared_dataset_verdict(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()
     }
     chosen = str(choosing.loc[list(found), "log_loss"].idxmin())
-    predicted = {"train": (train_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
+    predicted = {"train": (predicted_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
+    months = gain_by_month(data, train_rows, rows, test[chosen], best)
     findings = find_model_issues(
-        data, verdicts[chosen], metrics, predicted | {"test": (rows, test[chosen])},
-        count_finished_runs(workspace, data.symbol),
+        data, verdicts[chosen], predicted | {"test": (rows, test[chosen])}, months,
+        count_trials(workspace, data.symbol),
     )  # fmt: skip
-    return ModelComparison(found, rows, test, metrics, verdicts, chosen, findings)
+    return ModelComparison(found, rows, test, metrics, verdicts, chosen, months, findings)

@@ -3,7 +3,7 @@
 import importlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
     dataset_rows_with_weight,
-    limit_quick_training_rows,
+    limit_training_rows,
+    quick_row_limit,
 )
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
@@ -36,7 +37,7 @@ class FitSize:
 def full_fit_size(data: PreparedDataset, name: str, settings: Mapping, seed: int, quick: bool) -> FitSize:
     """Return the size of a whole fit of this model."""
     model = build_model(name, seed=seed, **settings)
-    rows, _ = limit_quick_training_rows(_usable(data, model.lookback, "train"), quick)
+    rows, _ = limit_training_rows(_usable(data, model.lookback, "train"), quick_row_limit(name, quick))
     return FitSize(
         len(dataset_rows_with_weight(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds
     )
@@ -60,6 +61,18 @@ def fit_cost_model(data: PreparedDataset, name: str, settings: Mapping, seed: in
     return WorkCostModel.fit(
         [(cost_model_work(name, size), measure_fit_cost(data, name, settings, seed, size, whole)) for size in sizes]
     )
+
+
+def quick_cost_model(data: PreparedDataset, name: str, settings: Mapping, seed: int, whole: FitSize) -> WorkCostModel:
+    """Run one short fit on few rows: for QUICK, whose fits are hardly longer than two that `fit_cost_model` compares.
+
+    Loading the libraries counts as work here, so the forecast is high.
+    """
+    windowed = find_model_spec(name).windowed
+    size = FitSize(min(whole.rows, 256 if windowed else 4096), min(whole.iterations, 1 if windowed else 4))
+    cost = measure_fit_cost(data, name, settings, seed, size, whole)
+    of_all = 1 if windowed else whole.rows / size.rows  # a booster's work is counted in rounds over all rows
+    return WorkCostModel(replace(cost, seconds=0.0), WorkCost(of_all * cost.seconds / cost_model_work(name, size)))
 
 
 def measure_fit_cost(

@@ -32,10 +32,11 @@ from ml_factory.workflows.fit_cost_model import (
     cost_model_work,
     fit_cost_model,
     full_fit_size,
+    quick_cost_model,
 )
-from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
+from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.stack import stack_run_spec
+from ml_factory.workflows.stack import stack_folds, stack_run_spec
 from ml_factory.workflows.unit_checkpoints import folds_phase_name, parse_fit_progress
 
 
@@ -86,7 +87,8 @@ class _MeasuredCosts:
             if device is not None:
                 device.release_freed_memory()
                 self.device_free = float(device.free_bytes())
-            self._known[key] = whole, fit_cost_model(self.data, name, settings, self.seed, whole)
+            measure = quick_cost_model if self.quick else fit_cost_model
+            self._known[key] = whole, measure(self.data, name, settings, self.seed, whole)
         return self._known[key]
 
     def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> WorkCost:
@@ -181,7 +183,8 @@ class _PlanRequest:
         return {}
 
     def fold_plan(self, rows: np.ndarray, name: str, scheme: FoldSchemeSpec) -> FoldPlan:
-        return plan_folds(self.data, rows, scheme, build_model(name, **self.fit_settings(name)).lookback, self.quick)
+        lookback = build_model(name, **self.fit_settings(name)).lookback
+        return plan_folds(self.data, rows, scheme, lookback, quick_row_limit(name, self.quick))
 
 
 def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
@@ -212,7 +215,7 @@ def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
 
     A stack is identified by its finished base models and these settings.
     """
-    data, count = request.data, request.scheme.folds
+    data, count = request.data, stack_folds(request.scheme.folds, request.quick)
     bases = [request.known.artifacts.get(request.run(name, "train", {}).run_id) for name in request.models]
     run = None
     if all(bases):

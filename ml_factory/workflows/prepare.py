@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
+from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.activity_bars import build_minute_bars_for_labels
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
@@ -150,9 +150,9 @@ def _import_raw_bars(
     (bytes of the file that `data` replaced, None where there was none; settings for the file that is there now).
     """
     if data is not None:
-        if symbol == DEMO:
+        if symbol in DEMOS:
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
-            raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
+            raise SettingsError(f"{symbol} is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
         before = files.read(raw) if files.is_file(raw) else None
         with progress_phase("importing") as done:
@@ -163,7 +163,7 @@ def _import_raw_bars(
         return before, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
-    if symbol == DEMO:
+    if symbol in DEMOS:
         ensure_synthetic_demo_market(workspace, symbol)
     minutes = raw_bar_minutes(workspace, symbol, settings.bars.minutes)
     return None, replace(settings, bars=replace(settings.bars, minutes=minutes))

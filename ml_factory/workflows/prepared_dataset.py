@@ -230,10 +230,14 @@ def binned_data_fit_option(model: str, bins: Mapping[Hashable, BinnedData] | Non
     return {} if bins is None or find_model_spec(model).windowed else {"binned": bins[fold]}
 
 
-def limit_quick_training_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
-    """Return the training rows of a QUICK run, in contiguous blocks, and a description of the limit for the report."""
-    limit = QuickLimits().train_rows
-    if not quick or len(rows) <= limit:
+def quick_row_limit(model: str, quick: bool) -> int:
+    """Return the most training rows of a run of this model; 0 for no limit."""
+    return QuickLimits().rows_for(find_model_spec(model).family) if quick else 0
+
+
+def limit_training_rows(rows: np.ndarray, limit: int) -> tuple[np.ndarray, dict]:
+    """Return at most `limit` training rows (0: all) in contiguous blocks, and a description of it for the report."""
+    if not limit or len(rows) <= limit:
         return rows, {}
     kept = sample_contiguous_blocks(rows, limit)
     return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}

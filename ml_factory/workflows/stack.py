@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from ml_factory.argument_checks import check_seed
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
@@ -24,7 +24,12 @@ from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.cross_validation.fold_schemes import plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds_or_raise
 from ml_factory.workflows.predictions import uncalibrated_predictions
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, resolve_dataset_settings
+from ml_factory.workflows.prepared_dataset import (
+    PreparedDataset,
+    dataset_rows_with_weight,
+    quick_row_limit,
+    resolve_dataset_settings,
+)
 from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
 from ml_factory.workflows.train import training_log_summary
 from ml_factory.workflows.unit_checkpoints import fold_forecasts_path, folds_phase_name
@@ -42,6 +47,11 @@ def stack_run_spec(
     if own := {name: to_json_value(dict(given)) for name, given in (model_settings or {}).items() if given}:
         settings = (*settings, ("model_settings", own))
     return RunSettings(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
+
+
+def stack_folds(folds: int, quick: bool) -> int:
+    """Return the number of folds of a stack: at most those of QUICK."""
+    return min(folds, QuickLimits().folds) if quick else folds
 
 
 def fit_stack(
@@ -82,9 +92,11 @@ def _fit_pool(
     for name in names:
         limits = QuickLimits().settings_for(find_model_spec(name).family) if spec.quick else {}
         given = limits | settings.get("model_settings", {}).get(name, {})
-        plan = plan_folds(
-            data, rows, folds, build_model(name, **resolve_dataset_settings(data, name, given)).lookback, spec.quick
-        )
+        lookback = build_model(name, **resolve_dataset_settings(data, name, given)).lookback
+        plan = plan_folds(data, rows, folds, lookback, quick_row_limit(name, spec.quick))
+        if spec.quick:
+            most = max(1, QuickLimits().forecast_rows // folds)
+            plan = replace(plan, folds=[(train, sample_contiguous_blocks(test, most)) for train, test in plan.folds])
         results_path = fold_forecasts_path(run, name)
         outcome = fit_and_forecast_folds_or_raise(manager, data, plan, FoldModel(spec, name, given), results_path)
         oof[name], found, quick_limits = (
@@ -104,7 +116,7 @@ def _fit_pool(
         "split_times": times_of_splits(data.labels.index, data.splits),
         "note": pool.note, "resumed_from": found or None,
         "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": nondeterminism,
-        "limited": quick_limits if spec.quick else {}, "seconds": time.perf_counter() - started,
+        "limited": quick_limits | {"folds": folds} if spec.quick else {}, "seconds": time.perf_counter() - started,
         "versions": installed_library_versions(),
     }  # fmt: skip
     state = {
@@ -119,7 +131,7 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
     """Fit the calibration on the validation rows that every base model can predict."""
     rows, _ = dataset_rows_with_weight(data, data.splits["validation"])
     predictions = {name: uncalibrated_predictions(workspace, data, artifact) for name, artifact in bases.items()}
-    readable = np.isin(data.labels.index[rows], common_prediction_index(predictions))
+    readable = data.labels.index[rows].isin(common_prediction_index(predictions))
     index = data.labels.index[rows][readable]
     pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in predictions.items()})
     return Calibration.fit(floored_log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)

@@ -28,7 +28,8 @@ from ml_factory.workflows.prepared_dataset import (
     binned_data_fit_option,
     dataset_input_reader,
     dataset_rows_with_weight,
-    limit_quick_training_rows,
+    limit_training_rows,
+    quick_row_limit,
     resolve_dataset_settings,
 )
 from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
@@ -200,7 +201,7 @@ def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool)
                 f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
                 wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
             )  # fmt: skip
-    train, quick_limits = limit_quick_training_rows(parts["train"], quick)
+    train, quick_limits = limit_training_rows(parts["train"], quick_row_limit(model.name, quick))
     return train, parts["validation"], quick_limits
 
 

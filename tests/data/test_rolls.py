@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.resample import resample_bars
-from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, build_continuous_contract, undo_roll_adjustment
+from ml_factory.data.rolls import PRICES, RollSpec, build_continuous_contract
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
@@ -33,12 +33,6 @@ def stacked(*parts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).sort_index(kind="stable").rename_axis("timestamp")
 
 
-def contract_returns(bars: pd.DataFrame) -> np.ndarray:
-    """Log return of the contract's own close since the bar before; NaN at the first bar of a contract."""
-    steps = np.diff(np.log(undo_roll_adjustment(bars)["close"]), prepend=np.nan)
-    return np.where(bars["contract"].diff() == 0, steps, np.nan)
-
-
 @pytest.fixture(scope="module")
 def walk() -> pd.Series:
     """Closes of 4, 5, 6 and 7 March 2024, every minute of the 24 hours: neither rule can hide behind a gap."""
@@ -55,36 +49,21 @@ def pair(walk: pd.Series, times: float = 1.0, plus: float = 0.0) -> pd.DataFrame
     return stacked(near, far)
 
 
-@pytest.mark.parametrize("name", ["ratio", "difference", "none"])
 @pytest.mark.parametrize("forced", [False, True])
-def test_continuous_returns_across_roll_follow_adjust_method(walk, name, forced):
-    table = pair(walk, plus=75.0) if name == "difference" else pair(walk, times=1.05)
-    spec = RollSpec(adjust=name, first="ESH4", forced=FORCED.forced if forced else ())
+def test_continuous_keeps_traded_prices_and_chains_returns_across_roll(walk, forced):
+    table = pair(walk, times=1.05)
+    spec = RollSpec(first="ESH4", forced=FORCED.forced if forced else ())
     bars, rolls = build_continuous_contract(table, spec, MARKET)
     at = NOON if forced else MIDNIGHT
-    assert rolls["at"].tolist() == [walk.index[0], at] and rolls["why"].tolist() == [
-        "first",
-        "forced" if forced else "volume",
-    ]
+    assert rolls["at"].tolist() == [walk.index[0], at]
+    assert rolls["why"].tolist() == ["first", "forced" if forced else "volume"]
     assert rolls["common"][1] == at - pd.Timedelta("1min") and bars.index.equals(walk.index)
     assert np.flatnonzero(np.diff(bars["contract"])).tolist() == [bars.index.get_loc(at) - 1]
-    own = table[table["contract"] == "ESH4"]
     before = bars.index < at
-    for column in (*PRICES, "volume"):  # what stands before the roll is the first contract as it was
-        assert (bars.loc[before, column] == own.loc[before, column]).all()
-    if name == "none":
-        row = bars.index.get_loc(at)
-        jump = np.diff(np.log(bars["close"]))[row - 1] - np.diff(np.log(walk))[row - 1]
-        assert jump == pytest.approx(np.log(1.05), abs=1e-9)
-    else:
-        assert np.allclose(bars["close"], walk, rtol=1e-12)
-    again = undo_roll_adjustment(bars)
-    later = table[table["contract"] == "ESM4"]
-    assert np.allclose(again[~before], later.loc[~before, list(PRICES)], rtol=1e-13)
-    assert np.allclose(again[before], own.loc[before, list(PRICES)], rtol=1e-13)
-    returns = contract_returns(bars)  # of what was held, whatever the series was shifted by
-    assert np.isnan(returns[[0, bars.index.get_loc(at)]]).all() and np.isnan(returns).sum() == 2
-    assert np.allclose(returns[~before][1:], np.diff(np.log(later.loc[~before, "close"])), rtol=0, atol=1e-12)
+    for name, part in (("ESH4", before), ("ESM4", ~before)):
+        own = table[table["contract"] == name]
+        assert (bars.loc[part, [*PRICES, "volume"]] == own.loc[part, [*PRICES, "volume"]]).all().all()
+    assert np.allclose(bars["close"] * bars["chain"], walk, rtol=1e-12)  # for features: the returns of what was held
 
 
 def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Timestamp, horizon: int) -> None:
@@ -112,21 +91,19 @@ def test_labels_and_windows_at_mid_session_roll_stop_at_roll(walk):
     check_labels_and_windows(bars, MARKET, NOON, 20)
 
 
-@pytest.mark.parametrize("adjust", ["ratio", "difference", "none"])
-def test_continuous_real_bars_of_two_expiries_join_at_last_common_minute(shared_data, adjust):
+def test_continuous_real_bars_of_two_expiries_join_at_last_common_minute(shared_data):
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
     table = table[table["timestamp"].dt.date.astype(str) == "2013-12-18"].set_index("timestamp")
     at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
-    spec = RollSpec(adjust=adjust, first="ES201312", forced=(("ES201403", str(at)),))
+    spec = RollSpec(first="ES201312", forced=(("ES201403", str(at)),))
     bars, rolls = build_continuous_contract(table.sort_index(kind="stable"), spec, CME)
     assert bars.loc[at, "contract"] == 201403 and bars.loc[at - pd.Timedelta("1min"), "contract"] == 201312
     # 14:59: ES201312 closed at 1783.25, ES201403 at 1777.00
     assert rolls[["close_previous", "close"]].iloc[1].tolist() == [1783.25, 1777.0]
     row = bars.index.get_loc(at)
-    step = float(np.diff(np.log(bars["close"]))[row - 1])
-    assert (abs(step) < 0.001) == (adjust != "none")  # 6.25 points are 0.35 %, a quiet minute is 0.02 %
-    usual = np.nanmax(np.abs(contract_returns(bars)[row - 60 : row + 60]))
-    assert (abs(step) <= usual) == (adjust != "none")
+    step, chained = (np.diff(np.log(one))[row - 1] for one in (bars["close"], bars["close"] * bars["chain"]))
+    assert abs(step) > 0.003 and abs(chained) < 0.001  # 6.25 points are 0.35 %, a quiet minute is 0.02 %
+    assert (bars[list(PRICES)] % 0.25 == 0).all().all()  # as traded, on the tick
     check_labels_and_windows(bars, CME, at, 12)
 
 
@@ -187,7 +164,7 @@ def test_continuous_random_contracts_roll_at_times_of_reference(by):
     changes = 0
     for seed in range(60):
         table = random_table(seed)
-        bars, rolls = build_continuous_contract(table, RollSpec(by=by, adjust="none"), MARKET)
+        bars, rolls = build_continuous_contract(table, RollSpec(by=by), MARKET)
         expected = reference_rolls(table, by)
         assert list(zip(rolls["at"], rolls["contract"], strict=True)) == expected, seed
         changes += len(expected) - 1
@@ -198,24 +175,6 @@ def test_continuous_random_contracts_roll_at_times_of_reference(by):
     assert changes > 40
 
 
-def test_continuous_factor_and_shift_come_from_last_common_minute():
-    for seed in range(30):
-        table = random_table(seed)
-        own = {name: part["close"] for name, part in table.groupby("contract")}
-        _, ratio = build_continuous_contract(table, RollSpec(), MARKET)
-        _, step = build_continuous_contract(table, RollSpec(adjust="difference"), MARKET)
-        factor, shift = 1.0, 0.0
-        for k in range(1, len(ratio)):
-            old, new = own[ratio["previous"][k]], own[ratio["contract"][k]]
-            common = [at for at in old.index.intersection(new.index) if at < ratio["at"][k]]
-            if common:
-                factor *= old[common[-1]] / new[common[-1]]
-                shift += old[common[-1]] - new[common[-1]]
-            assert ratio["common"][k] == common[-1] if common else pd.isna(ratio["common"][k])
-            assert ratio["factor"][k] == pytest.approx(factor, rel=1e-13)
-            assert step["shift"][k] == pytest.approx(shift, abs=1e-9)
-
-
 # ---- whatever comes after --------------------------------------------------------------------------------------------
 
 
@@ -224,10 +183,9 @@ def test_continuous_factor_and_shift_come_from_last_common_minute():
     seed=st.integers(0, 10_000),
     share=st.floats(0.02, 1.0),
     by=st.sampled_from(["volume", "date"]),
-    adjust=st.sampled_from(["ratio", "difference", "none"]),
     absurd=st.booleans(),
 )
-def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, share, by, adjust, absurd):
+def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, share, by, absurd):
     table = random_table(seed)
     cut = max(1, int(share * len(table)))
     while cut < len(table) and table.index[cut] == table.index[cut - 1]:
@@ -237,7 +195,7 @@ def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, 
         later = table.iloc[cut:].copy()
         later[[*PRICES, "volume"]] *= 7.3
         part = pd.concat([part, later])
-    spec = RollSpec(by=by, adjust=adjust)
+    spec = RollSpec(by=by)
     whole, rolls = build_continuous_contract(table, spec, MARKET)
     cut_bars, cut_rolls = build_continuous_contract(part, spec, MARKET)
     until = table.index[cut - 1]
@@ -245,37 +203,6 @@ def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, 
     pd.testing.assert_frame_equal(known, cut_known, check_exact=True)
     rolls, cut_rolls = (one[one["at"] <= until].reset_index(drop=True) for one in (rolls, cut_rolls))
     pd.testing.assert_frame_equal(rolls, cut_rolls, check_exact=True)
-
-
-def test_continuous_difference_adjustment_near_zero_switches_to_ratio(walk):
-    cheap = walk / 50  # about 100
-    far = one_contract("ESM4", cheap.to_numpy() + 80, walk.index, np.where(walk.index.day < 6, 20.0, 80.0))
-    later = walk.index > MIDNIGHT + pd.Timedelta("10h")
-    falling = np.cumsum(np.where(later, 0.6, 0.0))
-    for column in PRICES:
-        far[column] = np.maximum(far[column].to_numpy() - falling, 2.0 + 0.001 * cheap.to_numpy())
-    near = one_contract("ESH4", cheap.to_numpy(), walk.index, np.where(walk.index.day < 6, 90.0, 10.0))
-    table = stacked(near, far)
-    bars, rolls = build_continuous_contract(table, RollSpec(adjust="difference", first="ESH4"), MARKET)
-    assert rolls["why"].tolist() == ["first", "volume", "floor"]
-    own = table[table["contract"] == "ESM4"]
-    assert (own["low"] - 80 < 0).any() and (bars[list(PRICES)] > 0).all().all()  # plain differences would be negative
-    at = rolls["at"][2]
-    first_under = own.index[(own["low"] - 80 < LEAST_SHARE * own["low"]) & (own.index >= MIDNIGHT)][0]
-    assert at == first_under and rolls["at"][1] == MIDNIGHT < at
-    before, after = bars.index < at, bars.index >= at
-    assert np.allclose(bars.loc[before, "close"].diff()[1:], cheap[before].diff()[1:] - np.diff(falling[before]))
-    returns = np.diff(np.log(bars["close"]), prepend=np.nan)
-    assert np.allclose(returns[after], contract_returns(bars)[after], atol=1e-12)
-    assert np.isnan(contract_returns(bars)[bars.index.get_loc(MIDNIGHT)])
-    shorter, _ = build_continuous_contract(table[table.index < at], RollSpec(adjust="difference", first="ESH4"), MARKET)
-    pd.testing.assert_frame_equal(shorter, bars[before], check_exact=True)
-
-
-def test_continuous_difference_adjustment_keeps_prices_on_tick(shared_data):
-    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
-    bars, _ = build_continuous_contract(table.sort_index(kind="stable"), RollSpec(adjust="difference"), CME)
-    assert (bars[list(PRICES)] % 0.25 == 0).all().all()
 
 
 # ---- codes and mistakes ----------------------------------------------------------------------------------------------
@@ -325,7 +252,6 @@ def test_continuous_metals_roll_through_active_months_only(walk):
     ("spec", "message"),
     [
         ({"by": "open_interest"}, "volume"),
-        ({"adjust": "back"}, "ratio"),
         ({"days_before": -1}, ">= 0"),
         ({"forced": (("ESM4", "2024-03-06 12:00"),)}, "zone"),
     ],
@@ -356,17 +282,4 @@ def test_continuous_with_one_session_returns_no_bars(walk):
     bars, rolls = build_continuous_contract(
         table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET
     )
-    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-4:] == ["contract", "factor", "shift", "chain"]
-
-
-def test_continuous_shift_without_common_minute_resets_at_floor_roll(walk):
-    # ESM4 is 4,000 points above ESH4 at the roll; ESU4 never trades beside ESM4 and lies under half of that shift
-    day = walk.index.day
-    near = one_contract("ESH4", walk.to_numpy(), walk.index, 9.0)[day < 6]
-    far = one_contract("ESM4", walk.to_numpy() + 4000, walk.index, 5.0)[day < 7]
-    last = one_contract("ESU4", walk.to_numpy() / 10, walk.index, 5.0)[day == 7]
-    spec = RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(NOON)), ("ESU4", str(MIDNIGHT))))
-    bars, rolls = build_continuous_contract(stacked(near, far, last), spec, MARKET)
-    assert rolls["why"].tolist() == ["first", "forced", "forced", "floor"] and pd.isna(rolls["common"][2])
-    assert (bars.loc[bars.index >= MIDNIGHT, "close"] == last["close"]).all()
-    assert (bars[list(PRICES)] > 0).all().all()
+    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-3:] == ["volume", "contract", "chain"]

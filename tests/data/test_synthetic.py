@@ -1,5 +1,7 @@
 """The synthetic markets look like one, and their truth is the truth."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,11 +13,12 @@ from ml_factory.data.synthetic import (
     ensure_synthetic_demo_market,
     oracle_probabilities,
     synthetic_bars,
+    synthetic_belief,
     synthetic_market,
-    synthetic_state_posterior,
 )
 from ml_factory.data.validation import validate_bars
 from ml_factory.errors import SettingsError
+from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.storage.workspace import Workspace
 
 HORIZON = 20  # bars of 5 minutes
@@ -98,9 +101,10 @@ def test_synthetic_market_drift_kind_has_mean_return_of_spec():
     assert abs(standard.mean() - market.spec.lean) < 4 / np.sqrt(len(standard))
 
 
-def test_state_posterior_is_calibrated_and_ignores_future_returns(planted):
+def test_synthetic_belief_is_calibrated(planted):
     market = planted[0]
-    belief = synthetic_state_posterior(market)
+    found = synthetic_belief(market)
+    belief = found.state
     assert np.allclose(belief.sum(1), 1)
     for state in (-1, 0, 1):
         given = belief[:, state + 1]
@@ -108,10 +112,25 @@ def test_state_posterior_is_calibrated_and_ignores_future_returns(planted):
             cell = (given >= low) & (given < high)
             if cell.sum() > 5000:
                 assert abs((market.state[cell] == state).mean() - given[cell].mean()) < 0.06
-    cut = 5000
-    part = synthetic_market(market.spec)
-    part.returns[cut:] *= -3
-    assert np.array_equal(synthetic_state_posterior(part)[:cut], belief[:cut])
+    miss = np.log(market.sigma / found.usual) - found.weather
+    assert (np.abs(miss) < 2 * found.weather_error).mean() == pytest.approx(0.95, abs=0.03)
+
+
+def test_oracle_reads_bars_up_to_the_moment_alone():
+    market = synthetic_market(SyntheticSpec(days=8, seed=2))
+    frame, rows, barrier, _ = rows_and_outcomes(market, every=40)
+    moments, cut = frame.known_at[rows], frame.known_at[rows[len(rows) // 2]]
+    known = (moments <= cut).sum()
+    later = market.bars.index.as_unit("ns").asi8 >= cut
+    bars = market.bars.copy()
+    bars.loc[later, ["open", "high", "low", "close"]] *= 1.5
+    bars.loc[later, "volume"] += 500
+    hidden = {"state": np.zeros_like(market.state), "sigma": 3 * market.sigma, "returns": -market.returns}
+    first, other = (
+        oracle_probabilities(one, moments, barrier, barrier, 5 * HORIZON, paths=50)
+        for one in (market, replace(market, bars=bars, **hidden))
+    )
+    assert np.array_equal(first[:known], other[:known]) and not np.array_equal(first[known:], other[known:])
 
 
 def test_oracle_probabilities_on_planted_market_have_lower_loss_than_prior(planted):
@@ -158,6 +177,15 @@ def test_ensure_demo_market_called_twice_keeps_first_file(tmp_path):
     before = path.read_bytes()
     assert ensure_synthetic_demo_market(workspace, "MES", seed=4, days=3).read_bytes() == before
     assert path == workspace.raw_bars("MES") and len(pd.read_parquet(path)) > 4000
+
+
+def test_demo_null_is_the_market_without_edge(tmp_path):
+    workspace = Workspace(tmp_path)
+    for symbol, kind in {"DEMO": "planted", "DEMO-NULL": "null"}.items():
+        made = pd.read_parquet(ensure_synthetic_demo_market(workspace, symbol, days=3))
+        assert made["close"].to_numpy().tolist() == synthetic_bars(3, kind)["close"].tolist()
+        assert contract_spec(symbol).multiplier == 5
+    assert SyntheticSpec(days=3).state_drift == 0.1 and SyntheticSpec(days=3, kind="null").state_drift == 0
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "nul"}, {"calendar": "cmes"}, {"days": 0}, {"missing": 0.9}])

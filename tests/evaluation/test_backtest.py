@@ -13,12 +13,15 @@ from benchmarks.backtest import (
     random_forecasts,
     random_market,
     vectorbt_run,
+    without_some_bars,
 )
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
+from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
     autocorrelated_sharpe_ratio,
     drawdown,
+    session_gains,
     sharpe_ratio,
     sortino_ratio,
 )
@@ -109,6 +112,28 @@ def test_run_before_roll_closes_at_last_close_of_old_contract():
     bars = bars_of(FLAT, FLAT, (100, 100, 99, 99), (140, 140, 140, 140)).assign(contract=["H", "H", "H", "M"])
     (trade,) = run(bars, forecasts(("15:05", 1)), FREE, costs=NO_COST).trades.to_dict("records")
     assert trade["exit"] == "roll" and trade["net"] == -50
+    late = forecasts(("15:15", 1), up=np.log(1.02), down=np.log(1.02))  # of the old contract, whose barriers it has
+    assert len(run(bars, late, FREE, costs=NO_COST).trades) == 0
+
+
+@pytest.mark.parametrize("first", ["21:40", "18:00"])
+def test_run_before_missing_bars_leaves_at_last_close_by_choice(first):
+    """Three bars, then the session's rest is missing; before 22:00 UTC a silence of over an hour is a hole too."""
+    early = bars_of(FLAT, FLAT, (100, 101, 100, 101), start=f"2024-01-03 {first}")
+    late = bars_of((140,) * 4, (141,) * 4, start="2024-01-03 23:00" if first == "21:40" else "2024-01-03 19:20")
+    bars, known = pd.concat([early, late]), forecasts((f"{first[:3]}{int(first[3:]) + 5:02d}", 1))
+    found = run(bars, known, FREE, costs=NO_COST)
+    assert found.trades["exit"].to_list() == ["hole"] and found.trades["exit_price"].to_list() == [101]
+    assert found.metrics["hole_exits"] == 1 and found.metrics["roll_exits"] == 0
+    carried = run(bars, known, FREE, costs=NO_COST, rule=TradingRule(flat_at_session_end=False))
+    assert carried.trades["exit_price"].to_list() == [141] and carried.metrics["hole_exits"] == 0
+
+
+def test_session_of_few_bars_counts_with_its_neighbour():
+    curve = {"equity": [1.0, 2, 3, 5, 6, 7, 9, 9, 9, 10, 8], "session": [1, *[2] * 3, *[3] * 3, *[4] * 3, 5]}
+    assert session_gains(pd.DataFrame(curve)).tolist() == [5, 4, -1]
+    whole = pd.DataFrame({"equity": [1.0, 2, 5, 6], "session": [1, 1, 2, 2]})
+    assert session_gains(whole).tolist() == [2, 4]
 
 
 def test_run_position_limit_and_reversal_equal_hand_worked_trades():
@@ -158,11 +183,14 @@ def random_rule(rng: np.random.Generator) -> tuple[CostSpec, TradingRule, Contra
     return costs, rule, replace(ES, fee_rate=float(rng.choice([0, 1e-4])))
 
 
-def assert_equals_plain_loop(seed: int) -> int:
+def assert_equals_plain_loop(seed: int) -> list[str]:
     rng = np.random.default_rng([seed, 2])
-    bars = random_market(seed, int(rng.integers(20, 330)))
+    bars = random_market(seed, int(rng.integers(20, 700)))
+    if rng.random() < 0.7:
+        bars = without_some_bars(seed, bars)
     known = random_forecasts(seed, bars, float(rng.choice([0.05, 0.3, 1.0])))
     costs, rule, contract = random_rule(rng)
+    contract = replace(contract, calendar=str(rng.choice(["cme", "24h"])))
     found, plain = run(bars, known, contract, costs=costs, rule=rule), plain_run(bars, known, contract, costs, rule)
     scale = np.abs(plain.equity).max() + 1
     assert np.abs(found.equity["equity"].to_numpy() - np.array(plain.equity)).max() <= 1e-9 * scale, seed
@@ -170,16 +198,17 @@ def assert_equals_plain_loop(seed: int) -> int:
     same = sorted(plain.trades)
     assert entries.tolist() == [one[0] for one in same] and list(found.trades["exit"]) == [one[3] for one in same]
     np.testing.assert_allclose(found.trades["net"], [one[4] for one in same], atol=1e-9 * scale)
-    return len(same)
+    return [one[3] for one in same]
 
 
 def test_run_equals_plain_loop_on_random_scripts():
-    assert sum(assert_equals_plain_loop(seed) for seed in range(200)) > 2_000
+    exits = [exit_ for seed in range(200) for exit_ in assert_equals_plain_loop(seed)]
+    assert len(exits) > 2_000 and set(exits) == set(EXITS)
 
 
 @pytest.mark.soak
 def test_run_equals_plain_loop_on_ten_thousand_random_scripts():
-    assert sum(assert_equals_plain_loop(seed) for seed in range(1_000, 11_000)) > 100_000
+    assert sum(len(assert_equals_plain_loop(seed)) for seed in range(1_000, 11_000)) > 100_000
 
 
 @pytest.mark.soak
@@ -322,6 +351,9 @@ def test_contract_spec_of_share_coin_and_file_of_user(tmp_path):
         contract_spec("ZN", file=file).tick_value == 15.625 and contract_spec("ZN", file=file).calendar == "cme_rates"
     )
     assert contract_spec("CL", file=file).commission == 0.25 and contract_spec("CL", file=file).multiplier == 1000
+    assert contract_spec("CLZ24", file=file).commission == 0.25
+    with pytest.raises(SettingsError, match="got ZN, CL, wanted MES"):
+        contract_spec("MES", file=file)
 
 
 @pytest.mark.parametrize(
@@ -355,3 +387,10 @@ def test_run_with_unusable_bars_or_forecasts_is_refused():
             run(wrong, forecasts(("15:05", 1)), ES)
     with pytest.raises(BarsError):
         run(bars, forecasts(("15:05", 1), ("15:05", 1)), ES)
+    known = forecasts(("15:05", 1))
+    shares = known.drop(columns="side").assign(p_short=0.2, p_long=np.nan)
+    for wrong, word in ((known.tz_localize(None), "tz_localize"), (known.drop(columns="side"), "p_short and p_long"),
+                        (shares.drop(columns="p_long"), "p_long"), (known.reset_index(drop=True), "UTC index"),
+                        (shares, "2024-01-03 15:05"), (known.assign(side=np.nan), "NaN")):  # fmt: skip
+        with pytest.raises(BarsError, match=word):
+            run(bars, wrong, ES)

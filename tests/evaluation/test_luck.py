@@ -4,12 +4,14 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import rankdata
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.luck import (
     deflated_sharpe,
+    describe_lacking_sessions,
     expected_best_sharpe,
     min_track_record,
     pbo,
@@ -54,6 +56,20 @@ def test_sharpe_moments_equal_hand_worked_numbers():
     ratio, skewness, kurtosis, count = sharpe_moments(np.array([1.0, 3.0] * 8))
     assert ratio == pytest.approx(2 / np.sqrt(16 / 15)) and (skewness, count) == (0.0, 16)
     assert kurtosis == pytest.approx(1.0) and math.isnan(sharpe_moments(np.ones(9))[0])
+
+
+@pytest.mark.parametrize(
+    ("days", "every", "lacking"),
+    [(45, 1, ""), (45, 2, ""), (45, 3, "15 sessions with a trade, wanted at least 22"), (2, 1, "wanted at least 8"),
+     (38, 1, "7.6 weeks of rows")],
+)  # fmt: skip
+def test_describe_lacking_sessions_wants_weeks_of_rows_and_sessions_with_a_trade(days, every, lacking):
+    opens = pd.bdate_range("2024-01-01", periods=days, tz="UTC") + pd.Timedelta(hours=15)
+    known = opens.repeat(2) + pd.to_timedelta([5, 10] * days, unit="min")
+    equity = pd.DataFrame({"equity": 0.0, "session": np.repeat(range(days), 2)}, index=known)
+    entered = opens[::every] + pd.Timedelta(minutes=5)
+    found = describe_lacking_sessions(equity, pd.DataFrame({"entry_time": entered}))
+    assert lacking in found and bool(lacking) == bool(found)
 
 
 def plain_pbo(returns: np.ndarray, blocks: int) -> float:

@@ -16,7 +16,6 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 MARKET = MarketSpec("ES", "24h", None, True)
 SPEC = FeatureSpec(frames=(15,))
@@ -39,14 +38,15 @@ def contracts() -> pd.DataFrame:
     return pd.concat(parts).sort_index(kind="stable")
 
 
-def rolled(contracts: pd.DataFrame, adjust: str) -> pd.DataFrame:
-    return build_continuous_contract(contracts, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS), MARKET)[0]
+def rolled(contracts: pd.DataFrame) -> pd.DataFrame:
+    return build_continuous_contract(contracts, RollSpec(first="ESH4", forced=ROLLS), MARKET)[0]
 
 
 @pytest.mark.parametrize("minutes", [1, 5])
-def test_build_features_unadjusted_roll_equals_ratio_adjusted(contracts, minutes):
-    spec = FeatureSpec(base_minutes=minutes, frames=(15,))
-    plain, ratio = (build_features(rolled(contracts, how), MARKET, spec) for how in ("none", "ratio"))
+def test_build_features_across_rolls_equals_series_without_step(contracts, minutes):
+    spec, bars = FeatureSpec(base_minutes=minutes, frames=(15,)), rolled(contracts)
+    smooth = bars.assign(chain=1.0, **{name: bars[name] * bars["chain"] for name in ("open", "high", "low", "close")})
+    plain, ratio = (build_features(one, MARKET, spec) for one in (bars, smooth))
     assert np.array_equal(plain.known_at, ratio.known_at)
     apart = np.abs(plain.values.astype(float) - ratio.values) / np.maximum(ratio.values.std(axis=0), 1e-12)
     assert apart.max() < 1e-3, plain.names[int(apart.max(axis=0).argmax())]
@@ -59,21 +59,17 @@ def test_chain_factor_of_contracts_without_common_minute_removes_roll_return(con
     at = pd.Timestamp(ROLLS[0][1])
     near = contracts[(contracts["contract"] == "ESH4") & (contracts.index < at)]
     far = contracts[(contracts["contract"] == "ESM4") & (contracts.index >= at)]
-    for adjust in ("ratio", "none"):
-        bars = rolled_of(pd.concat([near, far]), adjust)
-        row = bars.index.get_loc(at)
-        through = bars["close"] * bars["chain"]
-        assert np.log(bars["open"].iloc[row] / bars["close"].iloc[row - 1]) == pytest.approx(np.log(1.2), abs=0.01)
-        assert bars["open"].iloc[row] * bars["chain"].iloc[row] == pytest.approx(through.iloc[row - 1], rel=1e-12)
-        assert (bars["chain"].iloc[:row] == 1.0).all() and bars["chain"].iloc[row:].nunique() == 1
-
-
-def rolled_of(table: pd.DataFrame, adjust: str) -> pd.DataFrame:
-    return build_continuous_contract(table, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS[:1]), MARKET)[0]
+    spec = RollSpec(first="ESH4", forced=ROLLS[:1])
+    bars, _ = build_continuous_contract(pd.concat([near, far]), spec, MARKET)
+    row = bars.index.get_loc(at)
+    through = bars["close"] * bars["chain"]
+    assert np.log(bars["open"].iloc[row] / bars["close"].iloc[row - 1]) == pytest.approx(np.log(1.2), abs=0.01)
+    assert bars["open"].iloc[row] * bars["chain"].iloc[row] == pytest.approx(through.iloc[row - 1], rel=1e-12)
+    assert (bars["chain"].iloc[:row] == 1.0).all() and bars["chain"].iloc[row:].nunique() == 1
 
 
 def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
-    own = rolled(contracts, "none").drop(columns=["factor", "shift", "chain"])
+    own = rolled(contracts).drop(columns="chain")
     bars, _ = validate_bars(own.reset_index(), market=MARKET)
     rolls = np.flatnonzero(np.diff(bars["contract"])) + 1
     assert len(rolls) == 2
@@ -85,56 +81,15 @@ def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
     assert np.allclose(np.log(close[inside] / close[inside - 1]), own_steps, atol=1e-12)
 
 
-def test_difference_roll_at_floor_features_and_labels_use_contract_returns(tmp_path):
-    index = pd.date_range("2024-03-01", periods=9 * 1440, freq="1min", tz="UTC", name="timestamp")
-    walk = np.exp(np.cumsum(np.random.default_rng(5).normal(0, 3e-4, len(index))))
-    falling = np.exp(-1.2 * np.clip((np.arange(len(index)) - 3000) / len(index), 0, None))
-    table = pd.concat([one_contract("ESH4", 100 * walk, index), one_contract("ESM4", 180 * walk * falling, index)])
-    table, roll = (
-        table.sort_index(kind="stable"),
-        RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(index[2_900])),)),
-    )
-    report = import_bars(table.reset_index(), Workspace(tmp_path), "ES", market=MARKET, roll=roll)
-    (reported,) = [one for one in report.findings if one.kind == "floor"]
-    assert reported.severity == "reported" and "own returns" in reported.message
-    bars, _ = load_bars(Workspace(tmp_path), "ES", market=MARKET)
-    own = table[table["contract"] == "ESM4"].drop(columns="contract")
-    shift = build_continuous_contract(table, roll, MARKET)[0]["shift"].iloc[2_900]
-    assert (own["low"] + shift < 0).any() and (bars[["open", "high", "low", "close"]] > 0).all().all()
-    floor = int(reported.rows[0])
-    assert 2_900 < floor < 5_000
-    made, alone = build_features(bars, MARKET, SPEC), build_features(own, MARKET, SPEC)
-    late = made.known_at > index[floor].value + 4 * 1440 * MINUTE_NS  # every window lies behind the floor
-    assert late.sum() > 300
-    there = np.searchsorted(alone.known_at, made.known_at[late])
-    apart = np.abs(made.values[late].astype(float) - alone.values[there]) / np.maximum(alone.values.std(axis=0), 1e-12)
-    assert apart.max() < 1e-3, made.names[int(apart.max(axis=0).argmax())]
-    labels, wanted = (
-        triple_barrier_labels(resample_bars(one, MARKET, 5), resample_bars(one, MARKET, 1), LabelSpec(10), MARKET)
-        for one in (bars, own)
-    )
-    rows = labels.index[labels.index > index[floor] + pd.Timedelta("4D")]
-    pd.testing.assert_frame_equal(
-        labels.loc[rows, ["label", "barrier", "label_end"]], wanted.loc[rows, ["label", "barrier", "label_end"]]
-    )
-    close = own["close"].reindex(rows - pd.Timedelta("1min")).to_numpy()
-    vertical = (labels.loc[rows, "barrier"] == "vertical").to_numpy()
-    after = own["close"].reindex(labels.loc[rows, "label_end"] - pd.Timedelta("1min")).to_numpy()
-    assert vertical.sum() > 30
-    np.testing.assert_allclose(
-        labels.loc[rows, "ret"].to_numpy()[vertical], np.log(after / close)[vertical], atol=1e-12
-    )
-
-
 def test_load_bars_after_import_with_roll_keeps_chain_column(contracts, tmp_path):
-    workspace, roll = Workspace(tmp_path), RollSpec(adjust="none", first="ESH4", forced=ROLLS)
+    workspace, roll = Workspace(tmp_path), RollSpec(first="ESH4", forced=ROLLS)
     import_bars(contracts.reset_index(), workspace, "ES", market=MARKET, roll=roll)
     bars, _ = load_bars(workspace, "ES", market=MARKET)
-    assert np.array_equal(bars["chain"], rolled(contracts, "none")["chain"]) and bars["chain"].nunique() == 3
+    assert np.array_equal(bars["chain"], rolled(contracts)["chain"]) and bars["chain"].nunique() == 3
 
 
 def test_feature_stream_across_rolls_equals_whole_file(contracts):
-    bars = rolled(contracts, "none")
+    bars = rolled(contracts)
     whole = build_features(bars, MARKET, SPEC)
     stream, rows, row = FeatureStream(MARKET, SPEC), [], 0
     random = np.random.default_rng(1)
@@ -155,9 +110,8 @@ def test_feature_stream_across_rolls_equals_whole_file(contracts):
     assert np.array_equal(np.concatenate([one.close for one in rows]), whole.close[: len(values)])
 
 
-@pytest.mark.parametrize(("adjust", "stretches"), [("none", 3), ("ratio", 1)])
-def test_feature_windows_with_spans_cross_holes_but_not_unadjusted_rolls(contracts, adjust, stretches):
-    bars = rolled(contracts, adjust)
+def test_feature_windows_with_spans_cross_holes_but_not_rolls(contracts):
+    bars, stretches = rolled(contracts), 3
     hole = bars.index[len(bars) // 4 :][:200]
     bars = bars.drop(hole)
     inside, across = (build_features(bars, MARKET, replace(SPEC, spans=spans)) for spans in (False, True))
@@ -191,7 +145,7 @@ def test_feature_windows_with_spans_cross_holes_but_not_unadjusted_rolls(contrac
 
 
 def test_base_frame_chain_equals_factor_of_first_contract_in_bucket(contracts):
-    bars = rolled(contracts, "none")
+    bars = rolled(contracts)
     for minutes in (1, 5, 60, 1440):
         frame = resample_bars(bars, MARKET, minutes)
         first = np.searchsorted(bars.index.as_unit("ns").asi8, frame.start)
@@ -202,12 +156,12 @@ def test_base_frame_chain_equals_factor_of_first_contract_in_bucket(contracts):
         assert np.allclose(apply_roll_adjustment(frame).close[whole], through[whole], rtol=1e-15)
 
 
-def test_custom_feature_across_unadjusted_roll_sees_no_price_step(contracts, monkeypatch):
+def test_custom_feature_across_roll_sees_no_price_step(contracts, monkeypatch):
     monkeypatch.setattr(custom, "_FEATURES", dict(custom._FEATURES))  # what is defined here ends here
 
     @custom.feature(memory=2, name="last_step")
     def last_step(bars):
         return np.append(0.0, np.diff(np.log(bars.close)))
 
-    matrix = build_features(rolled(contracts, "none"), MARKET, FeatureSpec(frames=(15,), custom=("last_step",)))
+    matrix = build_features(rolled(contracts), MARKET, FeatureSpec(frames=(15,), custom=("last_step",)))
     assert np.abs(matrix.values[:, -1]).max() < 0.02

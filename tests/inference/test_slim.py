@@ -53,10 +53,10 @@ print(json.dumps({"engine": bundle.engine, "p": frame.iloc[:, :3].to_numpy().tol
 
 
 @pytest.fixture(scope="module")
-def predicted(trained, raw_bars, tmp_path_factory) -> dict:
+def predicted(request, trained, raw_bars, tmp_path_factory) -> dict:
     """Answer of the child: engine, p and the distributions that it used."""
     place = tmp_path_factory.mktemp("slim")
-    path = pipeline.export(trained, "DEMO", H, "xgboost", formats=("bundle", "onnx"), out=place).paths["bundle"]
+    path = pipeline.export(trained, "DEMO", H, request.param, formats=("bundle", "onnx"), out=place).paths["bundle"]
     raw_bars.to_csv(place / "bars.csv", index=False)
     command = [sys.executable, "-W", "error", "-c", CHILD, json.dumps(ABSENT), str(path), str(place / "bars.csv")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
@@ -64,6 +64,7 @@ def predicted(trained, raw_bars, tmp_path_factory) -> dict:
     return json.loads(done.stdout) | {"bundle": path}
 
 
+@pytest.mark.parametrize("predicted", ["xgboost", "lstm"], indirect=True)
 def test_bundle_with_graph_predicts_raw_bars_without_torch_boosters_scipy_and_pyarrow(predicted, raw_bars):
     assert predicted["engine"] == "onnx"
     wanted = Bundle.load(predicted["bundle"]).predict(raw_bars).iloc[:, :3].to_numpy()
@@ -81,6 +82,7 @@ def test_extra_serve_takes_at_most_700_megabytes_and_420_without_pyarrow_and_sci
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("predicted", ["lstm"], indirect=True)
 def test_extra_serve_installed_by_pip_predicts_and_keeps_its_size(predicted, tmp_path):
     """A new environment: pip installs the wheel with the extra, then PyArrow and SciPy are removed; kernels cold."""
     for name in ("pyproject.toml", "README.md", "LICENSE"):

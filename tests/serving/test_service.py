@@ -1,9 +1,12 @@
 """The service as a whole: guard, outcomes, metrics, pages, its own OpenAPI page, and hot swap under load."""
 
+import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.inference.guard.guarded_stream import GuardedStream
 from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.served_bundle import ServedBundle
-from tests.serving.conftest import Server, StreamClient, columns_of, rows_body, running_server
+from tests.serving.conftest import ROOT, Server, StreamClient, columns_of, rows_body, running_server
 
 HISTORY = 8000
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -251,3 +254,30 @@ def check_swapped_stream(replies: list[tuple[int, dict]], served: dict[str, Serv
             assert [one[name] for name in P] == pytest.approx(row, rel=0, abs=1e-12)
             answers += 1
     assert answers >= 5
+
+
+# Predicts for the first time after loading; prints how many kernels that first prediction had to compile or read.
+FIRST_REQUEST = """
+import gc, json, sys
+import pandas
+from numba.core.dispatcher import Dispatcher
+from ml_factory.serving.served_bundle import ServedBundle
+
+def kernels():
+    return {(one.py_func.__qualname__, str(types)) for one in gc.get_objects() if isinstance(one, Dispatcher)
+            for types in one.signatures}
+
+served = ServedBundle.load(sys.argv[1])
+loaded = kernels()
+served.predict_bars(pandas.read_csv(sys.argv[2]).to_dict("list"), 1, None)
+print(json.dumps({"loaded": len(loaded), "more": sorted(kernels() - loaded)}))
+"""
+
+
+def test_a_loaded_bundle_has_predicted_so_that_the_first_request_compiles_nothing(made, tmp_path):
+    made.bars["DEMO"].to_csv(tmp_path / "bars.csv", index=False)
+    command = [sys.executable, "-W", "error", "-c", FIRST_REQUEST, str(made.bundles["DEMO", "xgboost"])]
+    done = subprocess.run([*command, str(tmp_path / "bars.csv")], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    found = json.loads(done.stdout)
+    assert found["loaded"] > 5 and found["more"] == []

@@ -1,6 +1,7 @@
 """A bucket's mirror against a real server of the GCS protocol: two machines, deaths in between, damage on the way."""
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import bucket_sync
 from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage.files import files
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 
@@ -54,13 +56,42 @@ def test_bucket_mirror_propagates_changes_and_removals(machines):
     one.push()
     two.pull()
     write(two, "results/a.json", b"changed")
-    (two.folder / "results/b.npy").unlink()
+    files.remove(two.folder / "results/b.npy")
     moved = two.push()
     assert (moved.pushed, moved.removed) == (("results/a.json",), ("results/b.npy",))
     moved = one.pull()
     assert (moved.pulled, moved.removed) == (("results/a.json",), ("results/b.npy",))
     assert (one.folder / "results/a.json").read_bytes() == b"changed"
     assert not (one.folder / "results/b.npy").exists()
+
+
+def test_bucket_mirror_keeps_objects_whose_local_files_are_missing_and_brings_them_back(machines):
+    one, two = machines
+    for name in ("a.npy", "old/b.npy", "old/c.json"):
+        write(one, f"results/{name}", name.encode())
+    one.push()
+    shutil.rmtree(one.folder / "results")
+    assert one.push().removed == () and len(two.pull().pulled) == 3
+    assert one.pull().pulled == ("results/a.npy", "results/old/b.npy", "results/old/c.json")
+    files.remove_folder(one.folder / "results/old")
+    assert one.push().removed == ("results/old/b.npy", "results/old/c.json") and len(two.pull().removed) == 2
+    write(one, "results/old/b.npy", b"again")
+    one.push()
+    (one.folder / "results/old/b.npy").unlink()  # removed long ago, and now only missing
+    assert one.push().removed == () and two.pull().pulled == ("results/old/b.npy",)
+
+
+def test_bucket_mirror_pull_keeps_a_local_file_that_was_never_pushed(machines, caplog):
+    one, two = machines
+    write(one, "results/a.json", b"theirs")
+    write(one, "results/same.json", b"same")
+    one.push()
+    write(two, "results/a.json", b"mine")
+    write(two, "results/same.json", b"same")
+    two.pull()
+    assert (two.folder / "results/a.json").read_bytes() == b"theirs"
+    assert (two.folder / "results/a.json.kept").read_bytes() == b"mine" and "a.json.kept" in caplog.text
+    assert not (two.folder / "results/same.json.kept").exists() and two.push().pushed == ()
 
 
 def test_bucket_mirror_pull_keeps_locally_changed_file(machines):

@@ -61,9 +61,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Play]
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     code = tmp_path / "code"
-    code.mkdir()
+    (code / "recipes").mkdir(parents=True)
     (code / "train.py").write_text("print('trained')\n")
-    for words in (["init", "-q"], ["add", "train.py"]):
+    (code / "recipes/config_tinyllama_tpuv4.yaml").write_text("training:\n  output_dir: gs://your-bucket-name/sdce\n")
+    for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", "-C", str(code), *words], check=True, timeout=60)
 
     def make(scenario: dict, **values: str) -> Play:

@@ -74,6 +74,11 @@ ERRORS = {
         "WARNING: Your active project does not match the quota project in your local Application Default Credentials "
         "file.\nERROR: (gcloud) NOT_FOUND: Resource was not found",
     ),
+    "long": (
+        1,
+        "ERROR: (gcloud) FAILED_PRECONDITION: the network default is absent\n- '@type': type.googleapis.com/Info\n"
+        "  domain: tpu.googleapis.com\n  metadata:\n    service: tpu\n  reason: NETWORK\n- links: []",
+    ),
     "broken": (1, "ERROR: gcloud crashed (AttributeError)"),
 }
 

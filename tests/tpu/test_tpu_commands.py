@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import tarfile
 
 import pytest
 
@@ -68,3 +69,27 @@ def test_tpu_dry_run_prints_and_calls_nothing(tpu):
     one, run = tpu({})
     code, out, err = run("setup", "--dry-run")
     assert code == 0 and out.count("gcloud ") >= 8 and one.calls() == [] and err == ""
+    assert "COMMAND: python recipes/train.py --config config.yaml --device tpu" in out
+    assert f"CONFIG: {one.folder / 'code' / 'recipes' / 'config_tinyllama_tpuv4.yaml'}" in out
+
+
+def test_tpu_setup_packs_the_guides_config_with_the_bucket(tpu):
+    one, run = tpu({"request": ["ACTIVE"]})
+    assert run("setup")[0] == 0
+    [archive] = (one.folder / "workspace" / "tpu").rglob("ml_factory_code.tar.gz")
+    with tarfile.open(archive) as packed:
+        assert b"output_dir: gs://my-bucket/sdce" in packed.extractfile("config.yaml").read()
+
+
+@pytest.mark.parametrize("verb", ["setup", "resume"])
+@pytest.mark.parametrize("flag", ["--config ", "--config="])
+def test_tpu_refuses_a_config_that_workers_would_not_have_before_the_first_call(tpu, verb, flag):
+    one, run = tpu({"request": ["ACTIVE"]}, COMMAND=f"python train.py {flag}config.yaml")
+    code, _, err = run(verb)
+    assert code == 2 and "COMMAND" in err and "got config.yaml" in err and "set CONFIG" in err and one.calls() == []
+
+
+def test_tpu_quotes_the_reason_of_gcloud_and_not_its_last_lines(tpu):
+    _, run = tpu({"create": ["long"]})
+    code, _, err = run("setup")
+    assert code == 1 and "FAILED_PRECONDITION: the network default is absent" in err, err

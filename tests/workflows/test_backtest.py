@@ -1,12 +1,19 @@
 """`backtest` of a finished model: stored predictions, simple strategies on the same rows, the verb."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.data.rolls import RollSpec
+from ml_factory.data.synthetic import ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.backtest import CostSpec, TradingRule
+from ml_factory.settings import DataSpec
+from ml_factory.storage.workspace import Workspace
 
 STRATEGIES = ["linear", "always_long", "flat", "last_move", "clock", "random"]
 
@@ -26,7 +33,8 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     assert (found.frame["entry_time"] >= test.index[0]).all()
     assert found.luck["trials"] == 1 and "1 finished run of this symbol" in found.luck_sentence
     assert found.luck["deflated_sharpe"] == pytest.approx(found.luck["probabilistic_sharpe"], nan_ok=True)
-    assert found.luck_sentence.startswith("No edge found") == (not found.luck["deflated_sharpe"] > 0.95)
+    assert np.isnan(found.luck["deflated_sharpe"]) and "wanted at least 8" in found.lacking  # a week: no probability
+    assert "not enough sessions" in replace(found, strategies=_with_gain(found)).luck_sentence
     code, out, err = call("backtest", "--workspace", prepared.root, "--horizon", 5, "--model", "linear", "--json")
     assert code == 0, err
     facts = json.loads(out)
@@ -39,6 +47,52 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     clear = barrier.isin(["upper", "lower"]).to_numpy() & trades["exit"].isin(["upper", "lower"]).to_numpy()
     same = barrier.astype(str).to_numpy()[clear] == trades["exit"].astype(str).to_numpy()[clear]
     assert clear.sum() > 20 and same.mean() > 0.95  # bars that hold both are resolved by minute bars in labels alone
+
+
+def _with_gain(found) -> pd.DataFrame:
+    """Strategies whose model has gained."""
+    return found.strategies.assign(net=found.strategies["net"].abs() + 1)
+
+
+def test_backtest_trades_in_sessions_of_prepared_calendar_and_ends_before_missing_bars(tmp_path):
+    """A 24-hour feed prepared as US shares: no position after 16:00 New York, nor over a session's missing end."""
+    place = Workspace(tmp_path)
+    ensure_synthetic_demo_market(place, "MES", days=30)
+    bars = pd.read_parquet(place.raw_bars("MES"))
+    clock = pd.DatetimeIndex(bars["timestamp"]).tz_convert("America/New_York")
+    bars[~((clock.day % 2 == 1) & (clock.hour == 15) & (clock.minute > 20))].to_parquet(place.raw_bars("MES"))
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(calendar="us_equity"))
+    pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True)
+    found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=15, barriers=False))
+    assert found.contract["calendar"] == "us_equity"
+    into, out = (found.frame[name].dt.tz_convert("America/New_York") for name in ("entry_time", "exit_time"))
+    assert (into.dt.date == out.dt.date).all() and (out.dt.strftime("%H:%M") <= "16:00").all()
+    holes = found.frame["exit"] == "hole"
+    assert holes.any() and (out[holes].dt.strftime("%H:%M") == "15:25").all()
+    assert f"{holes.sum()} of {len(holes)} trades ended at the last bar before missing ones" in str(found)
+
+
+def test_backtest_over_rolls_trades_at_traded_prices_and_leaves_before_each(tmp_path):
+    """Contracts 10 % apart; the second roll lies among the test rows, in mid-session."""
+    place, rolls = Workspace(tmp_path), (("MESM4", "2024-01-26T15:00Z"), ("MESU4", "2024-02-07T15:02Z"))
+    near = synthetic_bars(days=12, kind="planted", seed=0)
+    names, prices = ("MESH4", "MESM4", "MESU4"), ["open", "high", "low", "close"]
+    parts = [near.assign(contract=name, **{one: near[one] * 1.1**k for one in prices}) for k, name in enumerate(names)]
+    table = pd.concat(parts).sort_index(kind="stable")
+    spec = DataSpec(calendar="cme", tick=0.01)
+    pipeline.prepare(
+        place, "MES", (5,), data=table.reset_index(), roll=RollSpec(first="MESH4", forced=rolls), settings=spec
+    )
+    pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True)
+    found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=100, barriers=False, reverse=False))
+    trades, at = found.frame, pd.Timestamp(rolls[1][1])
+    held = np.where(trades["entry_time"] < at, 1.1, 1.21)
+    assert (held == 1.1).any() and (held == 1.21).any()
+    np.testing.assert_allclose(trades["entry_price"], near["open"].reindex(trades["entry_time"]) * held)
+    left = trades[trades["exit"] == "roll"]
+    assert len(left) == 1 and at <= left["exit_time"].iloc[0] <= at + pd.Timedelta("5min")
+    assert left["exit_price"].iloc[0] == pytest.approx(near["close"].loc[at - pd.Timedelta("1min")] * 1.1)
+    assert "1 before a roll" in str(found)
 
 
 def test_backtest_of_training_rows_is_refused(prepared):

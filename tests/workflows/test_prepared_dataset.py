@@ -1,20 +1,14 @@
 """Rows that a training takes from prepared data."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
-from ml_factory.workflows import prepared_dataset
-from ml_factory.workflows.prepared_dataset import limit_quick_training_rows
+from ml_factory.workflows.prepared_dataset import limit_training_rows
 
 
-@pytest.mark.parametrize(
-    ("quick", "count", "kept"), [(False, 300, 300), (True, 100, 100), (True, 101, 100), (True, 300, 100)]
-)
-def test_limit_quick_training_rows_limits_quick_runs_alone(monkeypatch, quick, count, kept):
-    monkeypatch.setattr(prepared_dataset, "QuickLimits", partial(prepared_dataset.QuickLimits, train_rows=100))
+@pytest.mark.parametrize(("limit", "count", "kept"), [(0, 300, 300), (100, 100, 100), (100, 101, 100), (100, 300, 100)])
+def test_limit_training_rows_keeps_at_most_the_limit(limit, count, kept):
     rows = np.arange(count) * 2
-    found, described = limit_quick_training_rows(rows, quick)
+    found, described = limit_training_rows(rows, limit)
     assert len(found) == kept and np.isin(found, rows).all()
     assert described == ({} if kept == count else {"training rows": f"{kept:,} of {count:,}"})

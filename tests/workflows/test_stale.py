@@ -95,7 +95,7 @@ def test_run_spec_run_id_ignores_comments_and_docstrings(copied):
 def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
     quick = replace(SPEC, quick=True)
     full_id, quick_id = SPEC.run_id, quick.run_id
-    monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), train_rows=17))
+    monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), sequence_rows=17))
     assert quick.run_id != quick_id and SPEC.run_id == full_id
 
 

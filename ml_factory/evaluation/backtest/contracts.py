@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from ml_factory.argument_checks import DEMOS
 from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
@@ -78,7 +79,7 @@ _FUTURES = {
     "MGC": _future(10, 0.62, 0.62, 2_200), "GC": _future(100, 1.50, 1.65, 22_000),
     "MCL": _future(100, 0.62, 0.62, 700), "CL": _future(1_000, 1.50, 1.62, 7_000),
 }  # fmt: skip
-_FUTURES["DEMO"] = _FUTURES["MES"]  # the synthetic market has its prices and tick
+_FUTURES |= dict.fromkeys(DEMOS, _FUTURES["MES"])  # the synthetic market has its prices and tick
 _SHARE = {"commission": 0.005, "exchange_fee": 0.0005}
 _COIN = {"fee_rate": 0.001}
 KNOWN_CONTRACTS = tuple(_FUTURES)
@@ -89,10 +90,16 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
 
     symbol : such as "CL", "ESZ24", "SPY", "BTC-USD"
     tick : price step, where it is not known by symbol, as for coins
-    file : YAML or JSON, `read_contract_file`
-    Raises SettingsError for a symbol without known facts, or without a tick.
+    file : YAML or JSON, `read_contract_file`, with this symbol or its root
+    Raises SettingsError for a symbol without known facts, without a tick, or that `file` lacks.
     """
-    given = read_contract_file(file).get(symbol, {}) if file else {}
+    table = read_contract_file(file) if file else {symbol: {}}
+    given = table.get(symbol, table.get(_root_of_code(symbol)))
+    if given is None:
+        raise SettingsError(
+            "This file of contracts lacks the symbol", where=file, got=", ".join(table) or "no symbol", wanted=symbol,
+            next_step=f"add a line such as {symbol}: {{commission: 0.85}}, or leave the file out",
+        )  # fmt: skip
     facts = {**_facts_by_symbol(symbol, given), **given}
     if tick is not None:
         facts["tick"] = tick

@@ -9,8 +9,9 @@ from numba import njit
 
 from ml_factory.targets.barrier_kernels import SLACK
 
-EXITS = ("upper", "lower", "horizon", "session", "roll", "reverse", "loss_limit", "end")
-UPPER, LOWER, HORIZON, SESSION, ROLL, REVERSE, LOSS_LIMIT, END = range(8)
+EXITS = ("upper", "lower", "horizon", "session", "hole", "roll", "reverse", "loss_limit", "end")
+UPPER, LOWER, HORIZON, SESSION, HOLE, ROLL, REVERSE, LOSS_LIMIT, END = range(9)
+STAY = -1
 
 
 @njit(cache=True, nogil=True)
@@ -58,8 +59,7 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
     Parameters
     ----------
     bars : open, high, low, close, each float64[N]
-    marks : int64[N] session; bool[N] scheduled last bar of its session, where positions are closed; bool[N] last bar
-        before a roll
+    marks : int64[N] session; int8[N] why positions are closed at the bar's close, as position in EXITS, or STAY
     forecasts : int8[N] side (-1, 0, 1) to fill at each bar's open; float64[N] prices of upper and lower barrier
         (infinite without); int64[N] last bar to hold
     fill_ticks : float64[N], ticks that a fill in each bar pays
@@ -70,7 +70,7 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
     equity, held : float64[N] currency after costs, int64[N] signed contracts at each close, written
     """
     open_, high, low, close = bars
-    session, last_of_session, before_roll = marks
+    session, leave = marks
     side_of, upper, lower, deadline = forecasts
     most, reverse, loss_limit = rule
     limit, n, slack = int(most), len(close), SLACK * money[0]
@@ -98,14 +98,7 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
             if why < 0:
                 floats[lot, 5], floats[lot, 6] = min(floats[lot, 5], low[j]), max(floats[lot, 6], high[j])
                 price, at_close = close[j], 1
-                if j >= deadline[entered]:
-                    why = HORIZON
-                elif last_of_session[j]:
-                    why = SESSION
-                elif before_roll[j]:
-                    why = ROLL
-                elif j == n - 1:
-                    why = END
+                why = HORIZON if j >= deadline[entered] else leave[j]
             if why >= 0:
                 cash += _close_lot(trades, floats, lot, j, price, fill_ticks[j], at_close, why, money)
             else:

@@ -26,6 +26,7 @@ def backtest_metrics(
     hit_rate : share of trades with a net gain; profit_factor : net gains over net losses of trades
     mae_ticks, mfe_ticks : mean worst and best excursion of a trade
     break_even_ticks : cost of a round trip, in ticks, at which these trades earn nothing; cost_ticks : what they paid
+    hole_exits, roll_exits : trades that ended before missing bars, and before a roll
 
     Parameters
     ----------
@@ -53,13 +54,21 @@ def backtest_metrics(
         "profit_factor": float(gains / losses) if losses > 0 else NAN,
         "mae_ticks": mean["mae_ticks"], "mfe_ticks": mean["mfe_ticks"],
         "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
+        "hole_exits": int((trades["exit"] == "hole").sum()), "roll_exits": int((trades["exit"] == "roll").sum()),
         "sessions": len(daily), "sessions_a_year": a_year,
     }  # fmt: skip
 
 
 def session_gains(equity: pd.DataFrame) -> np.ndarray:
-    """Return the gain of each session in currency, after costs; equity as of `Backtest`."""
-    return np.diff(equity.groupby("session")["equity"].last().to_numpy(), prepend=0.0)
+    """Return the gain of each session in currency, after costs; equity as of `Backtest`.
+
+    A session with fewer than half the usual bars, cut by the rows' first or last one, counts with its neighbour.
+    """
+    of_session = equity.groupby("session")["equity"]
+    bars, last = of_session.size(), of_session.last()
+    at_end = last[2 * bars >= bars.median()].to_numpy(copy=True)
+    at_end[-1] = last.iloc[-1]
+    return np.diff(at_end, prepend=0.0)
 
 
 def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:

@@ -3,7 +3,9 @@
 A forecast is decided at its `known_at` and filled at the open of the first bar that starts then or later, at half the
 spread and the slippage worse. A barrier is reached as by the labels (`targets.barrier_kernels`): a bar that opens
 beyond it exits at its open; a bar that holds both exits at the worse one. Exits at the horizon, at the scheduled end of
-a session and before a roll are orders at a bar's close: their moment is known in advance. Every exit pays as an entry.
+a session and before a roll are orders at a bar's close: their moment is known in advance. A hole is not: there the
+label ends at the last bar before it, and so does the trade, with the exit "hole", counted in the metrics. Every exit
+pays as an entry.
 """
 
 from dataclasses import dataclass
@@ -11,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.data import resample_kernels
 from ml_factory.data.resample import PRICES
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, assign_sessions, scheduled_session_days
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
-from ml_factory.evaluation.backtest.fill_kernel import EXITS, simulate_fills_kernel
+from ml_factory.evaluation.backtest.fill_kernel import END, EXITS, HOLE, ROLL, SESSION, STAY, simulate_fills_kernel
 from ml_factory.evaluation.backtest.metrics import backtest_metrics
 from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
 
@@ -47,7 +50,7 @@ def run(
     Parameters
     ----------
     bars : index = UTC start, increasing; open, high, low, close; where they have them `known_at` (UTC, when the bar is
-        complete) and `contract` (a change is a roll)
+        complete), `contract` (a change is a roll) and `segment` (as of `ResampledBars`; else found by the calendar)
     predictions : index known_at (UTC); p_short and p_long, or `side` (-1, 0, 1); where they have them `up` and `down`,
         positive log distances of the label's barriers from the last close
     contract : a symbol of `contract_spec`, or the facts themselves
@@ -59,20 +62,21 @@ def run(
     start, known_at, prices = _checked_bars(bars)
     sessions = assign_sessions(known_at - 1, spec.calendar)
     session, forecasts = sessions.id.astype(np.int64), _forecast_orders(predictions, start, prices[3], rule)
-    if rule.flat_at_session_end:  # none across a session's edge: the forecast is older than the session
-        crossed = np.zeros(len(start), bool)
-        crossed[1:] = session[1:] != session[:-1]
-        forecasts[0][crossed] = 0
-    last = (known_at >= sessions.close_ns) if rule.flat_at_session_end else np.zeros(len(start), bool)
-    before_roll = np.zeros(len(start), bool)
-    if "contract" in bars:
-        names = pd.factorize(bars["contract"])[0]
-        before_roll[:-1] = names[1:] != names[:-1]
+    contract_of_bar = pd.factorize(bars["contract"])[0] if "contract" in bars else np.zeros(len(start), np.int64)
+    rolled, leave = np.diff(contract_of_bar) != 0, np.full(len(start), STAY, np.int8)
+    forecasts[0][1:][rolled] = 0  # a forecast of the old contract
+    if rule.flat_at_session_end:
+        forecasts[0][1:][np.diff(session) != 0] = 0  # the forecast is older than the session
+        leave[:-1][np.diff(_segments(bars, start, known_at, contract_of_bar, spec.calendar)) != 0] = HOLE
+    leave[:-1][rolled] = ROLL
+    if rule.flat_at_session_end:
+        leave[known_at >= sessions.close_ns] = SESSION
+    leave[-1] = END if leave[-1] == STAY else leave[-1]
     size = int(np.count_nonzero(forecasts[0]))
     trades, floats = np.zeros((size, 5), np.int64), np.zeros((size, 7))
     equity, held = np.empty(len(start)), np.empty(len(start), np.int64)
     made = simulate_fills_kernel(
-        prices, (session, last, before_roll), forecasts, costs.ticks_of_fill(start),
+        prices, (session, leave), forecasts, costs.ticks_of_fill(start),
         (float(spec.tick), float(spec.multiplier), float(spec.commission + spec.exchange_fee), float(spec.fee_rate)),
         (float(rule.max_contracts), float(rule.reverse), float(rule.daily_loss_limit or np.inf)),
         trades, floats, equity, held,
@@ -112,14 +116,52 @@ def _checked_bars(bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, tuple[np.
     return start, known_at, prices
 
 
+def _segments(
+    bars: pd.DataFrame, start: np.ndarray, known_at: np.ndarray, contract: np.ndarray, calendar: str
+) -> np.ndarray:
+    """Return the segment of each bar, which changes at session edges, holes and rolls; -1 outside the sessions."""
+    if "segment" in bars:
+        return bars["segment"].to_numpy(np.int64)
+    bar_ns = int(min(np.diff(start).min(), (known_at - start).min()))
+    runs, _ = resample_kernels.split_into_trading_runs(
+        start, contract, resample_kernels.trading_intervals(resample_kernels.utc_days_of_bars(start), calendar),
+        bar_ns, MarketSpec.hole_minutes * MINUTE_NS + bar_ns, resample_kernels.initial_bar_kernel_state(),
+    )  # fmt: skip
+    segment = np.full(len(start), -1, np.int64)
+    for run_ in runs:
+        segment[run_["first"] : run_["last"]] = run_["segment"]
+    return segment
+
+
+def _check_forecasts(predictions: pd.DataFrame) -> None:
+    """Raise BarsError for forecasts that no rule can trade."""
+    wanted = ["side"] if "side" in predictions else ["p_short", "p_long"]
+    absent, index = [name for name in wanted if name not in predictions], predictions.index
+    if absent or not isinstance(index, pd.DatetimeIndex) or index.tz is None:
+        got = f"index {index.dtype}, columns {', '.join(map(str, predictions.columns))}"
+        raise BarsError(
+            "Forecasts of a backtest lack what it needs", where="predictions", got=got,
+            wanted="UTC index known_at; p_short and p_long, or side",
+            next_step="pass those of load_predictions; tz_localize an index without a zone",
+        )  # fmt: skip
+    if (np.diff(index.as_unit("ns").asi8) <= 0).any():
+        raise BarsError("Forecasts of a backtest are in time order, one a moment", where="predictions")
+    unknown = predictions[wanted].isna()
+    if unknown.to_numpy().any():
+        rows = unknown.any(axis=1)
+        raise BarsError(
+            "A forecast is not a number", where=f"predictions, {index[rows][0]} and {int(rows.sum()) - 1:,} more",
+            got="NaN", wanted=f"numbers in {', '.join(wanted)}", next_step="leave these rows out with dropna()",
+        )  # fmt: skip
+
+
 def _forecast_orders(predictions: pd.DataFrame, start: np.ndarray, close: np.ndarray, rule: TradingRule):
     """Return side, barrier prices and last bar to hold of the order that each bar fills at its open.
 
     A forecast's bar is the first that starts at its `known_at` or later; of several the newest counts.
     """
+    _check_forecasts(predictions)
     known = predictions.index.as_unit("ns").asi8
-    if (np.diff(known) <= 0).any():
-        raise BarsError("Forecasts of a backtest are in time order, one a moment", where="predictions")
     if "side" in predictions:
         side = np.sign(predictions["side"].to_numpy(float))
     else:

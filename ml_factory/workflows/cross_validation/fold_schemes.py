@@ -12,7 +12,7 @@ from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatoria
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import effective_sample_size
-from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_quick_training_rows
+from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,12 @@ class FoldPlan:
 
 
 def plan_folds(
-    data: PreparedDataset, rows: np.ndarray, folds: int | FoldSchemeSpec, lookback: int, quick: bool
+    data: PreparedDataset, rows: np.ndarray, folds: int | FoldSchemeSpec, lookback: int, limit: int = 0
 ) -> FoldPlan:
     """Cut `rows` into folds; the embargo is at least the model's input window.
 
     folds : number of purged folds, or the whole scheme.
+    limit : most training rows of all folds together, which QUICK sets; 0 for none.
     """
     scheme = folds if isinstance(folds, FoldSchemeSpec) else FoldSchemeSpec(folds=folds)
     labels, embargo = data.labels.iloc[rows], _embargo_of(data, lookback)
@@ -113,8 +114,8 @@ def plan_folds(
         for number, (_, test) in enumerate(cut):
             block[test] = number
     quick_limits = {}
-    if quick:
-        kept = [(*limit_quick_training_rows(train, quick), test) for train, test in cut]
+    if limit:
+        kept = [(*limit_training_rows(train, max(1, limit // len(cut))), test) for train, test in cut]
         limits = [limit["training rows"] for _, limit, _ in kept if limit]
         quick_limits = {"rows of a fold": limits[-1]} if limits else {}
         cut = [(train, test) for train, _, test in kept]

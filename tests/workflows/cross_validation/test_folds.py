@@ -18,7 +18,7 @@ from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows import load_prepared, unit_checkpoints
-from ml_factory.workflows.cross_validation import fold_schemes, fold_scores, folds
+from ml_factory.workflows.cross_validation import fold_scores, folds
 from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.fold_scores import (
     fold_score_mean_gain,
@@ -46,8 +46,8 @@ def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     return workspace, load_dataset(workspace, "MES", HORIZON)
 
 
-def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 1, quick: bool = False, **more):
-    return plan_folds(data, data.development_rows(), FoldSchemeSpec(scheme, count, **more), lookback, quick)
+def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 1, limit: int = 0, **more):
+    return plan_folds(data, data.development_rows(), FoldSchemeSpec(scheme, count, **more), lookback, limit)
 
 
 def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
@@ -99,16 +99,14 @@ def test_fold_plan_rolling_window_keeps_last_rows_of_given_length(prepared):
         assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
 
 
-def test_fold_plan_quick_limits_training_rows_only(prepared, monkeypatch):
+def test_fold_plan_limit_is_shared_by_folds_and_of_training_rows_only(prepared):
     data = prepared[1]
-    monkeypatch.setattr(
-        fold_schemes, "limit_quick_training_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"})
-    )
     for scheme in SCHEMES:
-        whole, plan = plan_of(data, scheme), plan_of(data, scheme, quick=True)
-        assert plan.quick_limits == {"rows of a fold": "50 of more"} and not whole.quick_limits
+        whole = plan_of(data, scheme)
+        plan = plan_of(data, scheme, limit=50 * len(whole.folds))
+        assert plan.quick_limits["rows of a fold"].startswith("50 of ") and not whole.quick_limits
         for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
-            assert train.tolist() == all_train[:50].tolist() and test.tolist() == all_test.tolist()
+            assert len(train) == 50 and np.isin(train, all_train).all() and test.tolist() == all_test.tolist()
 
 
 def test_path_metrics_match_hand_computed_losses_per_path(prepared):
