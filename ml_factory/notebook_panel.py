@@ -176,7 +176,7 @@ class LiveCurves:
 
 
 def show_cell_panels() -> None:
-    """Show a panel below long cells from now on, in an interactive notebook; a no-op elsewhere, and where it is shown."""
+    """Show a panel below long cells from now on, in an interactive notebook; once, and not elsewhere."""
     shell = ipython.get_ipython()
     if shell is not None and is_interactive_notebook() and not hasattr(shell, "ml_factory_panel"):
         check_packages_installed("ipywidgets")
