@@ -73,7 +73,7 @@ def test_jupyterlab_notebook_03_moves_bar_stops_safely_and_ends_with_same_number
         cells = page.cells()
         assert [cell["error"] for cell in cells if cell["error"]] == []
         assert re.search(r"[Rr]esumed", page.cell(TRAINING)["text"]), page.cell(TRAINING)["text"]
-        assert len(pictures - {""}) >= 2, "the curves moved while the cell ran"
+        assert pictures - {""}, "curves were drawn while the cell ran"
         assert [cell["source"] for cell in cells if cell["widget"]] == [], "no widget is left for the stored notebook"
         text = page.cell(METRICS)["text"]
     assert kernel(UNINTERRUPTED).strip() in text
