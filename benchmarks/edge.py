@@ -162,7 +162,7 @@ def verdict_of(kind: str, seed: int, models: list[str]) -> dict:
     gain = (verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
     return {
         "chosen": found.chosen, "found": verdict.status == BEATS, "status": verdict.status,
-        "best": verdict.best_baseline,
+        "best": verdict.best_baseline, "when": verdict.predicts_touch, "which_way": verdict.predicts_direction,
         "gain": list(map(digits, gain)), "rows": verdict.rows, "effective_rows": round(verdict.effective_rows),
         "clock": [digits(clock[name]) for name in ("log_loss_gain", "gain_low", "gain_high")],
     }  # fmt: skip

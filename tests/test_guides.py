@@ -164,6 +164,20 @@ def test_notebook_custom_callback_saves_checkpoint_of_best_epoch(name, tmp_path)
     assert "estimator=model" in cells["train"] and "callbacks=callbacks" in cells["train"]
 
 
+def test_guide_callback_that_stores_another_model_than_the_fitted_one_is_told_so_once(tmp_path, caplog):
+    other, fitted = (build_model("linear", rounds=30, block=10, threads=1) for _ in range(2))
+    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True, background=False)
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(90, 3)), rng.integers(-1, 2, 90)
+    for model, told in ((fitted, 0), (other, 1)):
+
+        def save(epoch, metrics, model=model):
+            ckpt_mgr.save_checkpoint(phase="train_x", state={"epoch": epoch, "model": model.get_state()}, force=True)
+
+        fitted.fit(x, y, callbacks=[lambda epoch, metrics, save=save: save(epoch, metrics)])
+        assert caplog.text.count("was never fitted. Next: pipeline.train(..., estimator=model)") == told
+
+
 def test_guide_papermill_parameters_pass_notebook_check(capsys):
     source = next(
         "".join(cell["source"]) for cell in json.loads((FOLDER / "02_train_tabular.ipynb").read_text())["cells"]

@@ -84,6 +84,7 @@ def test_prepare_second_call_reuses_prepared_files(prepared, monkeypatch):
     monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
     result = pipeline.prepare(prepared, "DEMO", (H,))
     assert result.reused and "found as prepared before" in result.summary()
+    assert re.search(r"test rows span 1\.0 weeks, a verdict needs 8", result.summary())
     after = stamps(prepared.processed("DEMO"))
     assert {path for path in after if after[path] != before[path]} <= {prepared.processed("DEMO") / "current.json"}
 
@@ -539,7 +540,7 @@ def test_train_on_single_class_raises_and_registers_no_model(prepared, monkeypat
 
 
 def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monkeypatch):
-    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=200))
+    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(sequence_rows=60))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
     full = train(prepared, model_settings={"depth": 3, "rounds": 30})
@@ -548,7 +549,8 @@ def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monk
     network = train(prepared, model="lstm", quick=True)
     printed = pipeline.load_predictions(prepared, "DEMO", H, "lstm")["split"].value_counts()
     of_all = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")["split"].value_counts()
-    assert network.limited["training rows"].startswith("200 of ") and printed["train"] == 200 < of_all["train"]
+    assert network.limited["training rows"].startswith("60 of ") and printed["train"] == 60 < of_all["train"]
+    assert network.limited["validation rows of stopping and calibration"].startswith("60 of ")
     assert printed["test"] > 0.8 * of_all["test"]  # all with a whole window
     assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
     assert content(prepared.processed("DEMO")) | content(prepared.raw) == before

@@ -56,6 +56,7 @@ class CheckpointManager:
         self._save_run = check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
         self._auto_seconds, self._schedule = auto_save_minutes * 60, schedule or SaveSchedule()
         self._phases: dict[str, PhaseCheckpoints] = {}
+        self._warned = False  # of an unfitted model
         self.store = CheckpointStore(folder, keep_last, tiers or StorageTiers(), background, on_saved)
 
     def phase(self, name: str) -> PhaseCheckpoints:
@@ -81,7 +82,16 @@ class CheckpointManager:
         Raises CheckpointError for a state that cannot be saved (NonFiniteError where a weight is not finite), or when
         another process owns this run and phase.
         """
+        self._warn_of_unfitted_model(state)
         return self.phase(phase).save(state, metrics=metrics, force=force)
+
+    def _warn_of_unfitted_model(self, state: dict) -> None:
+        """Log once that a value is the state of a model that was never fitted: `get_state` of another object."""
+        for name, value in state.items() if isinstance(state, dict) and not self._warned else ():
+            if isinstance(value, dict) and "model" in value and value.get("n_features") == 0:
+                self._warned = True
+                _log.warning("state[%r] is a %s that was never fitted. Next: pipeline.train(..., estimator=model) fits "
+                             "that object, or a callback (epoch, metrics, model)", name, value["model"])  # fmt: skip
 
     def load_latest_checkpoint(self, phase: str) -> dict | None:
         """Return the newest checkpoint that verifies, or None: {"state", "run", "phase", "sequence", "saved_at",

@@ -23,6 +23,7 @@ from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
+from ml_factory.evaluation.intervals import count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import build_features, feature_column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
@@ -134,7 +135,8 @@ def prepare(
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)
                     raise
-            _certify(store, workspace, horizons)
+            else:
+                _certify(store, workspace, horizons)
             store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
@@ -363,11 +365,13 @@ def _result(
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
+    weeks = interval_week_numbers(store.load_labels(last).index[store.load_splits(last)["test"]])
     return PrepareResult(
         symbol=symbol, fingerprint=store.fingerprint, folder=store.folder, market=store.facts["market"],
         rows=store.rows, features=store.feature_names, horizons=list(horizons), label_balance=balance,
         split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), staleness=store.facts["staleness"],
-        bar_findings=bar_findings_table(store), proof=describe_proof_of_store(store, last), reused=reused,
+        test_weeks=count_interval_weeks(weeks), bar_findings=bar_findings_table(store),
+        proof=describe_proof_of_store(store, last), reused=reused,
         resumed_from=None if reused else found, phases=result_phase_table(phases), seconds=seconds,
         draw=lambda: split_figure(store, last),
     )  # fmt: skip

@@ -201,8 +201,12 @@ def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool)
                 f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
                 wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
             )  # fmt: skip
-    train, quick_limits = limit_training_rows(parts["train"], quick_row_limit(model.name, quick))
-    return train, parts["validation"], quick_limits
+    limit = quick_row_limit(model.name, quick)
+    train, quick_limits = limit_training_rows(parts["train"], limit)
+    held_out, fewer = limit_training_rows(parts["validation"], limit)
+    for number in fewer.values():
+        quick_limits["validation rows of stopping and calibration"] = number
+    return train, held_out, quick_limits
 
 
 def _facts(

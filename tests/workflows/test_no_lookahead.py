@@ -193,7 +193,7 @@ def test_fold_plan_embargo_covers_lookback_window(data, lookback, wanted):
 def test_stack_with_changed_test_rows_gives_same_state(prepared, tmp_path, monkeypatch):
     """Pool and calibration are the same state whatever the test rows were; the pool ignores validation rows, too."""
     _, data = prepared
-    quick = type("Limits", (), {"settings_for": lambda self, family: dict(SMALL)})
+    quick = type("Limits", (stack.QuickLimits,), {"settings_for": lambda self, family: dict(SMALL)})
     monkeypatch.setattr(stack, "QuickLimits", quick)
     states = {}
     for name, part, inputs in (("clean", None, False), ("test", "test", True), ("validation", "validation", False)):

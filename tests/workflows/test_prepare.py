@@ -18,6 +18,9 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import incremental_quantiles, memmap
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, WorkspaceError
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
+from ml_factory.features.custom import feature
 from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
@@ -270,6 +273,9 @@ def test_prepare_by_two_concurrent_processes_stores_both_horizons(place):
 KILLED = """
 import os, signal, sys
 from ml_factory import pipeline
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
+from ml_factory.features.custom import feature
 from ml_factory.leakage.progress_file import ProofProgressFile
 
 def save(self, told, real=ProofProgressFile.save):
@@ -367,3 +373,19 @@ def test_prepare_killed_between_two_horizons_writes_same_certificates(place, tmp
         pipeline.prepare(place, "MES", (5, 20))
     pipeline.prepare(place, "MES", (5, 20))
     assert certificates(place) == certificates(elsewhere)
+
+
+def test_prepare_that_finds_a_leak_proves_once_and_names_it_once(tmp_path, monkeypatch, caplog):
+    def peeks(bars):
+        move = np.diff(np.log(bars.close), prepend=np.log(bars.close[0]))
+        day, minute = np.divmod(np.asarray(bars.known_at) // 60_000_000_000, 1440)
+        where = (day > 19_000) & ((day + 3) % 7 == 2) & (minute // 60 == 9)  # Wednesdays of this market, 9 to 10
+        return np.where(where, np.append(move[1:], 0.0), move)
+
+    monkeypatch.setattr(custom, "_FEATURES", {})
+    feature(peeks, memory=24)
+    place = Workspace(tmp_path)
+    raw(place, BARS[:9000])
+    spec = FeatureSpec(families=("momentum",), frames=(15,), custom=("peeks",))
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=spec))
+    assert len([line for line in caplog.messages if "peeks changes in" in line]) == 1, caplog.text

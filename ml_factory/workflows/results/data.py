@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ml_factory.evaluation.intervals import WEEKS
 from ml_factory.workflows.results.base import Result, RunResult
 from ml_factory.workflows.results.summaries import (
     summary_warning_lines,
@@ -17,6 +18,7 @@ class PrepareResult(Result):
 
     bar_findings : a row per finding.
     proof : the certificate in words.
+    test_weeks : weeks that the test rows of the last horizon span, as a verdict counts them.
     phases : work of this call, `result_phase_table`.
     staleness : frame -> minutes of age of the frame's newest visible bar (mean, median, p99, max).
     resumed_from : horizons that were found with the features, where only the rest was prepared now.
@@ -31,6 +33,7 @@ class PrepareResult(Result):
     horizons: list[int]
     label_balance: pd.DataFrame
     split_table: pd.DataFrame
+    test_weeks: float
     staleness: dict[str, dict[str, float]]
     bar_findings: pd.DataFrame
     proof: str
@@ -45,7 +48,9 @@ class PrepareResult(Result):
             how = f"features{kept} found there, the rest prepared now"
         return (
             f"{self.symbol}: {self.rows:,} rows x {len(self.features)} features, horizons {self.horizons}, "
-            f"{how} in {self.seconds:.1f} s\n  proof that nothing looks ahead: {self.proof}\n  {self.folder}"
+            f"{how} in {self.seconds:.1f} s\n"
+            f"  test rows span {self.test_weeks:.1f} weeks, a verdict needs {WEEKS}\n"
+            f"  proof that nothing looks ahead: {self.proof}\n  {self.folder}"
         )
 
 
