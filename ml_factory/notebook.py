@@ -1,23 +1,21 @@
-"""Output of notebooks: tables and figures, a fit in progress, the workspace's progress, files written.
+"""Output of notebooks: tables and figures, the workspace's contents and progress, files written.
 
 The validation cell imports this file before anything is installed on a new Colab machine: it needs only preinstalled
 packages.
 """
 
-import importlib
 import re
-import time
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from IPython import get_ipython
 from IPython.display import Image, display
 
-from ml_factory.checkpoints.uploader import save_status_line
 from ml_factory.errors import NotPreparedError
-from ml_factory.heartbeat import is_interactive_notebook
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.redaction import redact_secrets
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 matplotlib_figure = LazyModule("matplotlib.figure")  # comes with the extra train
+stores = LazyModule("ml_factory.datasets.store")
 NOTEBOOKS = (
     "00_setup",
     "01_data_pipeline",
@@ -44,7 +43,7 @@ def show(*things: Any) -> None:
     """Display figures as images, tables as tables, text as text."""
     for thing in things:
         if hasattr(thing, "savefig"):
-            display(_picture(thing))
+            display(Image(data=figure_png(thing), format="png"))
         elif isinstance(thing, str):
             print(redact_secrets(thing))
         elif isinstance(thing, pd.DataFrame):
@@ -55,65 +54,11 @@ def show(*things: Any) -> None:
             display(thing)
 
 
-def _picture(figure: "Figure") -> Image:
+def figure_png(figure: "Figure") -> bytes:
+    """Return the figure as a PNG file."""
     png = BytesIO()
     figure.savefig(png, format="png", dpi=110, bbox_inches="tight")
-    return Image(data=png.getvalue(), format="png")
-
-
-class EpochLine:
-    """A training callback that keeps one line up to date, whatever the number of epochs: large outputs freeze Colab."""
-
-    def __init__(self) -> None:
-        self._handle = None
-
-    def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
-        shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        kept = save_status_line()  # progress of the checkpoint: local disk, mount
-        text += f" · checkpoint {kept}" if kept else ""
-        line = {"text/plain": text}
-        if self._handle is None:
-            self._handle = display(line, raw=True, display_id=True)
-        else:
-            self._handle.update(line, raw=True)
-
-
-class LiveCurves(EpochLine):
-    """An `EpochLine` that also redraws the learning curves after an epoch, in an interactive notebook."""
-
-    SECONDS_BETWEEN = 2.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._history: list[dict] = []
-        self._resumed: int | None = None
-        self._picture, self._drawn = None, float("-inf")
-
-    def remember(self, history: Iterable[Mapping]) -> None:
-        """Prepend the epochs of an earlier session: drawn at once, with a mark where this session resumes."""
-        self._history = [dict(epoch) for epoch in history]
-        self._resumed = self._history[-1]["epoch"]
-        self._show()
-
-    def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
-        self._history.append({"epoch": epoch, **metrics})
-        self._show()
-        super().__call__(epoch, metrics)
-
-    def _show(self) -> None:
-        if is_interactive_notebook() and time.monotonic() - self._drawn >= self.SECONDS_BETWEEN:
-            self._draw()
-            self._drawn = time.monotonic()
-
-    def _draw(self) -> None:
-        # By name: figures need packages that a new machine does not have yet in the first cell.
-        figures = importlib.import_module("ml_factory.evaluation.plots")
-        image = _picture(figures.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
-        if self._picture is None:
-            self._picture = display(image, display_id=True)
-        else:
-            self._picture.update(image)
+    return png.getvalue()
 
 
 def markets(workspace: Workspace) -> pd.DataFrame:
@@ -139,6 +84,25 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     ):
         found[notebook] += [name] if there else []
     return found
+
+
+def list_workspace_choices(workspace: Workspace, chosen: SimpleNamespace) -> dict[str, list]:
+    """Return what the workspace has of the parameters `symbol`, `horizon` and `model`, those that `chosen` has.
+
+    Symbols have raw bars, or are synthetic; horizons are prepared and models finished for the chosen symbol. Models are
+    those of the notebook's family, where it has one.
+    """
+    processed = workspace.processed(chosen.symbol)
+    prepared = "current.json" in files.names(processed)
+    done = sorted(name for names in progress(workspace, chosen.symbol).values() for name in names)
+    found = {
+        "symbol": sorted({"DEMO", "DEMO-NULL", *markets(workspace)["symbol"]}),
+        "horizon": sorted(stores.DatasetStore.current(processed).horizons) if prepared else [],
+        "model": [
+            name for name in done if name in available_models() and chosen.family in ("", find_model_spec(name).family)
+        ],
+    }
+    return {name: there for name, there in found.items() if hasattr(chosen, name)}
 
 
 def _holds(folder: Path, start: str, file: str) -> bool:
@@ -169,6 +133,9 @@ def finish(paths: Iterable[Path], *, following: str = "", answer: str = "") -> N
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
         sizes = files.sizes(path)
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
+    panel = getattr(get_ipython(), "ml_factory_panel", None)
+    if panel is not None:
+        panel.withdraw()
     if answer:
         print(f"Answer: {answer}")
     print(f"Next: {following}.ipynb" if following else "This was the last notebook.")

@@ -14,7 +14,6 @@ from typing import Any
 
 from ml_factory.argument_checks import check_artifact_source
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.heartbeat import show_cell_heartbeat
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import (
     available_models,
@@ -28,7 +27,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
 
-ipython = LazyModule("IPython")
+ipython, notebook_panel = LazyModule("IPython"), LazyModule("ml_factory.notebook_panel")
 
 PARAMETERS_TITLE = "#@title Parameters"
 INJECTED_TITLE = "# Parameters"  # papermill's
@@ -132,7 +131,7 @@ def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
 
 
 def check_parameters(family: str = "", *, with_stack: bool = False, shell: Any = None) -> types.SimpleNamespace:
-    """Return the notebook's parameters, checked, as .symbol .horizon ...; prints them in one line.
+    """Return the notebook's parameters, checked, as .symbol .horizon ..., and its .family; prints them in one line.
 
     Called by the cell right after the parameters, with the values that papermill injected between the two. Raises
     SettingsError for an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a
@@ -161,14 +160,14 @@ def check_parameters(family: str = "", *, with_stack: bool = False, shell: Any =
                 next_step="remove it from the cell, delete executed copies, and replace the secret at its service",
             )  # fmt: skip
     _check_values(values, family, with_stack)
-    show_cell_heartbeat()
+    notebook_panel.show_cell_panels()
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
         values["QUICK"] = True
     print(redact_secrets(" · ".join(f"{name} {values[name]!r}" for name in declared)))
     unused = [name for name in injected if name not in declared]
     if unused:
         print(f"Not used in this notebook: {', '.join(unused)}")
-    return types.SimpleNamespace(**{name.lower(): value for name, value in values.items()})
+    return types.SimpleNamespace(family=family, **{name.lower(): value for name, value in values.items()})
 
 
 def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""A line every few seconds while work goes on, in a pipe and below a notebook's cell."""
+"""A line every few seconds while work goes on, in a pipe."""
 
 import threading
-import types
 
 import pytest
 
-from ml_factory import heartbeat
-from ml_factory.heartbeat import CellHeartbeat, Heartbeat
+from ml_factory.heartbeat import Heartbeat
 from ml_factory.progress import ProgressPhase, format_duration, progress_phase
 
 
@@ -43,53 +41,3 @@ def test_phase_line_rate_and_remaining_time_match_hand_calculation():
     assert ProgressPhase("reading", None).line() == "reading" and ProgressPhase("reading", None).left is None
     assert ProgressPhase("x", 10, done=4, start=4).left is None  # nothing done in this session yet
     assert (format_duration(119.4), format_duration(121)) == ("119 s", "2 min")
-
-
-class Events:
-    def __init__(self):
-        self.held = {"pre_run_cell": [], "post_run_cell": []}
-
-    def register(self, name, function):
-        self.held[name].append(function)
-
-    def unregister(self, name, function):
-        self.held[name].remove(function)
-
-
-def test_cell_heartbeat_shows_one_line_updates_and_clears_after_cell(monkeypatch):
-    shown, twice = [], threading.Event()
-
-    def seen(how: str, data: dict) -> None:
-        shown.append((how, data["text/plain"]))
-        if len(shown) > 2:
-            twice.set()
-
-    def display(data, **_):
-        seen("shown", data)
-        return types.SimpleNamespace(update=lambda later, **_: seen("updated", later))
-
-    monkeypatch.setattr(heartbeat, "display_of", types.SimpleNamespace(display=display))
-    monkeypatch.setattr(heartbeat, "NOTEBOOK_SECONDS", (0.01, 0.01))
-    shell = types.SimpleNamespace(events=Events())
-    CellHeartbeat().register(shell)
-    CellHeartbeat().register(shell)
-    assert [len(held) for held in shell.events.held.values()] == [1, 1]
-    shell.events.held["pre_run_cell"][0]()
-    with progress_phase("kernels", 10, of="kinds") as done:
-        done(3)
-        assert twice.wait(10)
-    shell.events.held["post_run_cell"][0]()
-    assert [how for how, _ in shown].count("shown") == 1 and shown[-1] == ("updated", "")
-    assert any("kernels: 3 of 10 kinds" in text for _, text in shown)
-
-
-def test_show_in_cells_without_interactive_frontend_registers_no_hook(monkeypatch):
-    shell = types.SimpleNamespace(events=Events(), user_ns={})
-    monkeypatch.setattr(heartbeat, "ipython", types.SimpleNamespace(get_ipython=lambda: shell))
-    for name in ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    heartbeat.show_cell_heartbeat()
-    assert shell.events.held["pre_run_cell"] == []
-    monkeypatch.setenv("JPY_SESSION_NAME", "01.ipynb")
-    heartbeat.show_cell_heartbeat()
-    assert len(shell.events.held["pre_run_cell"]) == 1

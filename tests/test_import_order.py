@@ -110,7 +110,7 @@ serving.feed_log serving.recent_answers serving.feed serving.follow serving.feed
 serving.service_metrics serving.service serving.stream_endpoint
 serving.pages serving.app serving.connections serving.server
 tpu.accelerators tpu.settings tpu.gcloud_commands tpu.gcloud_process tpu.slice_state tpu.worker_files tpu.lifecycle
-pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
+pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output interrupt
 recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
 recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
 recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.language.ngram
@@ -146,8 +146,8 @@ HOMES = {
         "evaluation.html_report",
         "notebook",
     },
-    "ipywidgets": {"notebook"},
-    "IPython": {"heartbeat", "notebook", "notebook_parameters"},
+    "ipywidgets": {"notebook_panel"},
+    "IPython": {"heartbeat", "notebook", "notebook_panel", "notebook_parameters"},
     "papermill": {"notebook_suite"},
     "onnx": {"inference.onnx_graph", "inference.onnx_trees", "inference.onnx_ensemble"},
     "onnxruntime": {"inference.onnx_models"},

@@ -35,7 +35,14 @@ def shell(injected: str = "", *, cell: str = CELL, later: str = "", title: str =
 
 def test_check_parameters_with_defaults_returns_lower_case_names(capsys):
     chosen = check_parameters(shell=shell())
-    assert vars(chosen) == {"symbol": "DEMO", "horizon": 20, "model": "xgboost", "quick": False, "rate": 0.5}
+    assert vars(chosen) == {
+        "family": "",
+        "symbol": "DEMO",
+        "horizon": 20,
+        "model": "xgboost",
+        "quick": False,
+        "rate": 0.5,
+    }
     assert capsys.readouterr().out == "SYMBOL 'DEMO' · HORIZON 20 · MODEL 'xgboost' · QUICK False · RATE 0.5\n"
 
 

@@ -32,7 +32,9 @@ return panel.content.widgets.map(cell => {
         running: cell.model.type === 'code' && cell.model.executionState === 'running',
         text: outputs.map(one => joined(one.text || (one.data || {})['text/plain'])).join('\\n'),
         error: outputs.filter(one => one.output_type === 'error').map(one => one.ename + ': ' + one.evalue).join(),
+        traceback: outputs.map(one => (one.traceback || []).join('\\n')).join(''),
         picture: outputs.map(one => joined((one.data || {})['image/png'])).join(''),
+        widget: outputs.some(one => 'application/vnd.jupyter.widget-view+json' in (one.data || {})),
     };
 });
 """
@@ -45,7 +47,7 @@ class Notebook:
         self.browser = browser
 
     def cells(self) -> list[dict]:
-        """source, count, running, text, error, picture of each cell, as the front end has them; [] until it does."""
+        """Each cell as the front end has it (the names are those of _CELLS); [] until it does."""
         return self.browser.execute_script(_CELLS) or []
 
     def cell(self, holds: str) -> dict:
@@ -57,6 +59,18 @@ class Notebook:
     def command(self, name: str) -> None:
         """What a person finds in the menus; returns at once."""
         self.browser.execute_script(f"window.jupyterapp.commands.execute('{name}');")
+
+    def bar_widths(self) -> list[str]:
+        """How far each progress bar of the page is, as its width."""
+        return self.browser.execute_script(
+            "return [...document.querySelectorAll('.progress-bar')].map(one => one.style.width);"
+        )
+
+    def press(self, label: str) -> None:
+        """Press the one button with this label."""
+        found = [one for one in self.browser.find_elements("css selector", "button") if label in one.text]
+        assert len(found) == 1, f"{len(found)} buttons are labelled {label!r}"
+        found[0].click()
 
     def idle(self) -> bool:
         return self.browser.execute_script(
@@ -78,29 +92,31 @@ class Notebook:
         self.browser.save_screenshot(str(path))
 
 
-def checkout(folder: Path) -> Path:
-    """A copy of what a user has cloned."""
-    folder.mkdir()
-    for name in ("colab_notebooks", "ml_factory", "utils", "requirements"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "requirements.txt", folder)
-    return folder
+@contextmanager
+def copied_notebooks() -> Iterator[Path]:
+    """A folder of copies of the notebooks inside this checkout, whose code and compiled kernels they find."""
+    folder = ROOT / "build" / f"browser-{os.getpid()}"
+    shutil.copytree(ROOT / "colab_notebooks", folder / "colab_notebooks", symlinks=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 @contextmanager
-def lab(folder: Path, **environment: str) -> Iterator[str]:
-    """The address of a JupyterLab over `folder`, its kernels with these variables."""
-    kernel = folder.parent / "jupyter" / "kernels" / "python3"
+def lab(folder: Path, files: Path, **environment: str) -> Iterator[str]:
+    """The address of a JupyterLab over `folder`, its own files below `files`, its kernels with these variables."""
+    kernel = files / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
     words = [str(KERNEL), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (kernel / "kernel.json").write_text(json.dumps({"argv": words, "display_name": "Python 3", "language": "python"}))
-    places = {name: str(folder.parent / name) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    places = {name: str(files / name) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
     for place in places.values():
         Path(place).mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    log = folder.parent / "lab.log"
+    log = files / "lab.log"
     server = subprocess.Popen(
         [
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",

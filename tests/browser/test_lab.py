@@ -1,7 +1,9 @@
-"""What somebody sees who opens notebook 03 in a browser: curves that move, Stop, Run all, and the same result."""
+"""What somebody sees who opens notebook 03 in a browser: a bar that moves, a safe stop, the same numbers after it."""
 
+import os
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -13,39 +15,65 @@ pytestmark = pytest.mark.skipif(
     reason="needs chromium and chromedriver (Debian: chromium, chromium-driver) and make setup",
 )
 TRAINING = "trained = pipeline.train("
+METRICS = "columns = "
 LAST = "finish(written"
+# The market of a user, shorter.
+MARKET = """
+from ml_factory import Workspace
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+ensure_synthetic_demo_market(Workspace(), "DEMO", days=60)
+"""
+# The numbers of a run that nothing interrupted, printed as the notebook prints them.
+UNINTERRUPTED = """
+from ml_factory import Workspace, pipeline
+trained = pipeline.train(Workspace(), "DEMO", 20, "lstm", quick=True, fresh=True, mirror="off")
+columns = ["split", "name", "log_loss", "log_loss_gain", "best_baseline", "gain_best", "gain_best_low"]
+columns += ["direction_gain"]
+print(trained.metrics[columns].round(3).to_string(index=False))
+"""
 
 
-@pytest.fixture
-def page(tmp_path):
-    folder = lab.checkout(tmp_path / "checkout")
+def test_jupyterlab_notebook_03_moves_bar_stops_safely_and_ends_with_same_numbers(tmp_path):
+    settings = {"ML_FACTORY_QUICK": "1", "ML_FACTORY_SAVE_MINUTES": "0", "ML_FACTORY_ROOT": str(tmp_path / "workspace")}
+
+    def kernel(code: str) -> str:
+        words = [str(lab.KERNEL), "-c", code]
+        done = subprocess.run(words, cwd=lab.ROOT, env=os.environ | settings, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    kernel(MARKET)
     with (
-        lab.lab(folder, ML_FACTORY_QUICK="1", ML_FACTORY_SAVE_MINUTES="0") as address,
-        lab.opened(address, "03_train_sequence.ipynb", tmp_path / "profile") as notebook,
+        lab.copied_notebooks() as folder,
+        lab.lab(folder, tmp_path, **settings) as address,
+        lab.opened(address, "03_train_sequence.ipynb", tmp_path / "profile") as page,
     ):
-        yield notebook
+        widths, pictures = set(), set()
 
+        def trains() -> bool:
+            """Whether the training cell runs, and has saved an epoch; where its bar is and its curves are noted."""
+            cell = page.cell(TRAINING)
+            if cell["running"] and cell["widget"]:
+                widths.update(page.bar_widths())
+                pictures.add(cell["picture"])
+            return cell["running"] and "checkpoint train_lstm" in cell["text"]
 
-def test_jupyterlab_notebook_03_updates_curves_stops_and_resumes_on_run_all(page, tmp_path):
-    pictures = set()
+        page.command("notebook:run-all-cells")
+        page.wait("a bar that moves while epochs are saved", lambda: trains() and len(widths) >= 2)
+        page.see(tmp_path / "training.png")
+        page.press("Safe stop")
+        page.wait("the end of the cell", lambda: page.cell(TRAINING)["error"])
+        page.wait("a free kernel without a panel", lambda: page.idle() and not page.cell(TRAINING)["widget"])
+        assert re.search(r"Stopped; checkpoint train_lstm #\d+", page.cell(TRAINING)["traceback"])
+        assert not page.cell(LAST)["text"]
 
-    def drawn() -> str:
-        """The curves as they are in the running cell now: drawn in their place, anew after an epoch."""
-        cell = page.cell(TRAINING)
-        if cell["picture"] and cell["running"]:
-            pictures.add(cell["picture"])
-        return cell["picture"]
-
-    page.command("notebook:run-all-cells")
-    page.wait("curves", drawn)
-    page.command("notebook:interrupt-kernel")
-    page.see(tmp_path / "training.png")
-    page.wait("the interrupt", lambda: "KeyboardInterrupt" in page.cell(TRAINING)["error"])
-    page.wait("a free kernel", page.idle)
-
-    page.command("notebook:run-all-cells")
-    page.wait("the last cell", lambda: drawn() and page.cell(LAST)["text"] and page.idle())
-    assert [cell["error"] for cell in page.cells() if cell["error"]] == []
-    assert re.search(r"[Rr]esumed", page.cell(TRAINING)["text"]), page.cell(TRAINING)["text"]
-    assert len(pictures) >= 2, "they moved while the cell ran"
-    page.see(tmp_path / "done.png")
+        page.command("notebook:run-all-cells")
+        page.wait("the last cell", lambda: not trains() and page.cell(LAST)["text"] and page.idle())
+        page.see(tmp_path / "done.png")
+        cells = page.cells()
+        assert [cell["error"] for cell in cells if cell["error"]] == []
+        assert re.search(r"[Rr]esumed", page.cell(TRAINING)["text"]), page.cell(TRAINING)["text"]
+        assert pictures - {""}, "curves were drawn while the cell ran"
+        assert [cell["source"] for cell in cells if cell["widget"]] == [], "no widget is left for the stored notebook"
+        text = page.cell(METRICS)["text"]
+    assert kernel(UNINTERRUPTED).strip() in text

@@ -1,0 +1,216 @@
+"""Panel of a long cell in an interactive notebook: the machine, a bar with the time left, curves, and a safe stop.
+
+Headless (papermill, nbval, a script) the same facts are lines. A stored notebook holds no widget: they are taken away
+at the end of their cell, those to choose from at the end of the notebook.
+"""
+
+import html
+import importlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from ml_factory.checkpoints.compute_session import configured_hours_remaining
+from ml_factory.checkpoints.uploader import save_status_line
+from ml_factory.heartbeat import Heartbeat, is_interactive_notebook
+from ml_factory.lazy_module import LazyModule, check_packages_installed
+from ml_factory.notebook import figure_png, list_workspace_choices
+from ml_factory.progress import ProgressPhase, add_progress_watcher, remove_progress_watcher
+
+ipython, display_of, widgets = LazyModule("IPython"), LazyModule("IPython.display"), LazyModule("ipywidgets")
+SECONDS = (2.0, 1.0)  # until a cell's panel appears, and between its updates
+_SECONDS_BETWEEN_CLICKS = 0.2
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class CellPanel:
+    """A panel below every cell that takes longer than two seconds, updated once a second from a thread of its own."""
+
+    def __init__(self, shell: Any):
+        self._shell, self._heartbeat, self._view, self._clicks_read = shell, None, None, 0.0
+        self._machine, self._strip, self._choices = None, None, None  # set by `offer`
+
+    def register(self) -> None:
+        """Register from the next cell on; an interrupt is then one line."""
+        self._shell.events.register("pre_run_cell", self.begin)
+        self._shell.events.register("post_run_cell", self.end)
+        self._shell.set_custom_exc((KeyboardInterrupt,), _show_interrupt)
+        self._shell.ml_factory_panel = self
+
+    def offer(self, env_info: Any, chosen: SimpleNamespace, found: Mapping[str, list], line: str) -> None:
+        """Show the machine's line, which follows the time left and the newest checkpoint, and lists to choose from."""
+        self._machine = env_info
+        self._strip = display_of.display(self._line_of_machine(), raw=True, display_id=True)
+        self._lists = [
+            widgets.Dropdown(
+                description=name, options=sorted({*there, getattr(chosen, name)}), value=getattr(chosen, name)
+            )
+            for name, there in found.items()
+        ]
+        for one in self._lists:
+            one.observe(lambda change: setattr(chosen, change.owner.description, change.new), "value")
+        box = widgets.HBox([*self._lists, widgets.HTML("for the cells run from now on")])
+        self._choices = display_of.display(_view_of(box, line), raw=True, display_id=True), line
+
+    def withdraw(self) -> None:
+        """Show what there was to choose as a line: the end of the notebook."""
+        if self._choices is not None:
+            view, line = self._choices
+            view.update({"text/plain": line}, raw=True)
+
+    def begin(self, *_: object) -> None:
+        self.end()
+        first, seconds = SECONDS
+        self._heartbeat = Heartbeat(self._update, seconds=seconds, first=first).start()
+        add_progress_watcher(self._read_clicks)
+
+    def end(self, *_: object) -> None:
+        if self._heartbeat is None:
+            return
+        remove_progress_watcher(self._read_clicks)
+        self._heartbeat.stop()
+        if self._view is not None:
+            self._view.update({"text/plain": ""}, raw=True)
+            for one in (self._bar, self._label, self._button, self._box):
+                one.close()
+        self._update_machine()
+        self._heartbeat = self._view = None
+
+    def _update(self, line: str) -> None:
+        if self._view is None:
+            self._bar, self._label = widgets.FloatProgress(min=0.0, max=1.0), widgets.HTML()
+            what = "Saves, then ends this cell, as the square in the toolbar does. Run it again to continue"
+            self._button = widgets.Button(description="Safe stop", tooltip=what)
+            self._button.on_click(self._stop)
+            # ipykernel 7.4 would answer in the shell that opened the widget, which is busy, and not in the front end's.
+            self._button.comm._reply_subshell_for = lambda data, subshell: subshell
+            self._box = widgets.HBox([self._bar, self._label, self._button])
+            self._view = display_of.display(_view_of(self._box, line), raw=True, display_id=True)
+        phase = self._heartbeat.phase
+        self._bar.value = phase.done / phase.rows if phase is not None and phase.rows and not phase.over else 0.0
+        self._label.value = html.escape(line)
+        self._update_machine()
+
+    def _stop(self, button: Any) -> None:
+        button.disabled, button.description = True, "Stopping"
+        os.kill(os.getpid(), signal.SIGINT)  # as the toolbar's square: a training saves before it lets the signal act
+
+    def _line_of_machine(self) -> dict[str, str]:
+        one, hours = self._machine, configured_hours_remaining()
+        facts = (
+            "Colab" if one.on_colab else "this machine",
+            " ".join(filter(None, (one.accelerator, one.device_name))),
+            "no time limit" if math.isinf(hours) else f"at most {hours:.1f} h left",
+            one.workspace.address, f"wandb {one.tracking}", f"checkpoint: {save_status_line() or 'none yet'}",
+        )  # fmt: skip
+        line = " · ".join(facts)
+        return {"text/plain": line, "text/html": f"<small>{html.escape(line)}</small>"}
+
+    def _update_machine(self) -> None:
+        if self._strip is not None:
+            self._strip.update(self._line_of_machine(), raw=True)
+
+    def _read_clicks(self, phase: ProgressPhase) -> None:
+        """Handle the widgets' messages that wait for the cell's end; others keep their order behind it.
+
+        ipykernel 7 does this itself, in a thread (a subshell) that the front end opens for them.
+        """
+        kernel = self._shell.kernel
+        if hasattr(kernel, "shell_channel_thread") or threading.current_thread() is not threading.main_thread():
+            return
+        if time.monotonic() - self._clicks_read < _SECONDS_BETWEEN_CLICKS:
+            return
+        self._clicks_read, stream = time.monotonic(), kernel.shell_stream
+        while stream.socket.poll(0):
+            frames = stream.socket.recv_multipart(copy=False)
+            identities, parts = kernel.session.feed_identities(frames, copy=False)
+            kind = json.loads(bytes(parts[1]))["msg_type"]  # signature, header, …
+            if kind.startswith("comm_"):
+                message = kernel.session.deserialize(parts, content=True, copy=False)
+                kernel.shell_handlers[kind](stream, identities, message)
+            else:
+                kernel.schedule_dispatch(kernel.dispatch_shell, frames)
+
+
+class LiveCurves:
+    """A training callback: one line that is kept up to date, below learning curves in an interactive notebook."""
+
+    SECONDS_BETWEEN = 2.0
+
+    def __init__(self) -> None:
+        self._history: list[dict] = []
+        self._resumed: int | None = None
+        self._line, self._picture, self._drawn = None, None, float("-inf")
+
+    def remember(self, history: Iterable[Mapping]) -> None:
+        """Prepend the epochs of an earlier session: drawn at once, with a mark where this session resumes."""
+        self._history = [dict(epoch) for epoch in history]
+        self._resumed = self._history[-1]["epoch"]
+        self._draw_if_due()
+
+    def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
+        self._history.append({"epoch": epoch, **metrics})
+        self._draw_if_due()
+        shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        kept = save_status_line()  # progress of the checkpoint: local disk, mount
+        line = {"text/plain": text + (f" · checkpoint {kept}" if kept else "")}
+        self._line = _shown(self._line, line, raw=True)
+
+    def _draw_if_due(self) -> None:
+        if not is_interactive_notebook() or time.monotonic() - self._drawn < self.SECONDS_BETWEEN:
+            return
+        # By name: figures need packages that a new machine does not have yet in the first cell.
+        figures = importlib.import_module("ml_factory.evaluation.plots")
+        curves = figures.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed)
+        self._picture = _shown(self._picture, {"image/png": figure_png(curves)}, raw=True)
+        self._drawn = time.monotonic()
+
+
+def show_cell_panels() -> None:
+    """Show a panel below long cells from now on, in an interactive notebook; once, and not elsewhere."""
+    shell = ipython.get_ipython()
+    if shell is not None and is_interactive_notebook() and not hasattr(shell, "ml_factory_panel"):
+        check_packages_installed("ipywidgets")
+        CellPanel(shell).register()
+
+
+def show_machine(env_info: Any, chosen: SimpleNamespace) -> None:
+    """Show the machine's line and offer what the workspace has: lists to choose from, in an interactive notebook.
+
+    A choice is stored in `chosen`, for the cells that are run after it; headless the same is printed.
+    """
+    found = list_workspace_choices(env_info.workspace, chosen)
+    line = "In the workspace: " + "; ".join(f"{name} {', '.join(map(str, found[name])) or 'none'}" for name in found)
+    panel = getattr(ipython.get_ipython(), "ml_factory_panel", None)
+    if panel is None:
+        print(line)
+        return
+    panel.offer(env_info, chosen, found, line)
+
+
+def _show_interrupt(shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: Any = None) -> None:
+    kept = save_status_line()
+    line = "Stopped" + (f"; checkpoint {kept}" if kept else "") + ". Next: run this cell again, it goes on from there"
+    shell._showtraceback(kind, error, [line])
+
+
+def _view_of(widget: Any, text: str) -> dict[str, Any]:
+    """Return what shows the widget, and where there are no widgets the text."""
+    return {_WIDGET: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}, "text/plain": text}
+
+
+def _shown(handle: Any, data: Any, **options: Any) -> Any:
+    """Show the data in the place of what the handle shows; return its handle."""
+    if handle is None:
+        return display_of.display(data, display_id=True, **options)
+    handle.update(data, **options)
+    return handle

@@ -1,0 +1,148 @@
+"""What a long cell shows: panel, curves and offers in an interactive notebook, lines elsewhere.
+
+tests/browser sees the same in a real JupyterLab. Here the screen is written down, and widgets are real ones without a
+front end.
+"""
+
+import json
+import signal
+import threading
+import types
+
+import pytest
+
+from ml_factory import notebook_panel
+from ml_factory.notebook_panel import CellPanel, LiveCurves, show_machine
+from ml_factory.progress import progress_phase
+from ml_factory.storage.workspace import Workspace
+
+
+class Events:
+    def __init__(self):
+        self.held = {"pre_run_cell": [], "post_run_cell": []}
+
+    def register(self, name, function):
+        self.held[name].append(function)
+
+    def unregister(self, name, function):
+        self.held[name].remove(function)
+
+
+class Screen(list):
+    """(how, kinds of data, data) in order: shown anew, or updated in its place."""
+
+    def display(self, data, **_):
+        self.append(("shown", data))
+        return types.SimpleNamespace(update=lambda later, **_: self.append(("updated", later)))
+
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(how, "picture" if "image/png" in data else "line") for how, data in self]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    given = Screen()
+    monkeypatch.setattr(notebook_panel, "display_of", given)
+    monkeypatch.setattr(notebook_panel, "SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
+    for name in ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return given
+
+
+@pytest.fixture
+def shell():
+    kernel = types.SimpleNamespace(shell_channel_thread=None)
+    return types.SimpleNamespace(events=Events(), user_ns={}, kernel=kernel, set_custom_exc=lambda *_: None)
+
+
+def machine(workspace):
+    return types.SimpleNamespace(on_colab=False, accelerator="cpu", device_name="", workspace=workspace, tracking="off")
+
+
+def run_until(panel, done) -> None:
+    """A cell that goes on until the panel shows what is asked for."""
+    panel.begin()
+    with progress_phase("kernels", 10, of="kinds") as moved:
+        moved(3)
+        for _ in range(1000):
+            if done():
+                return
+            threading.Event().wait(0.01)
+    raise AssertionError("the panel never showed it")
+
+
+def test_panel_shows_bar_and_machine_and_leaves_no_widget(screen, shell, tmp_path, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
+    monkeypatch.setattr(notebook_panel, "ipython", types.SimpleNamespace(get_ipython=lambda: shell))
+    notebook_panel.show_cell_panels()
+    notebook_panel.show_cell_panels()  # Run all, once more: the cell that runs has the first panel
+    panel = shell.ml_factory_panel
+    assert [len(held) for held in shell.events.held.values()] == [1, 1]
+    chosen = types.SimpleNamespace(symbol="DEMO", family="")
+    panel.offer(machine(Workspace(tmp_path)), chosen, {"symbol": ["DEMO", "MES"]}, "symbol DEMO, MES")
+    run_until(panel, lambda: panel._view is not None and panel._bar.value == 0.3)
+    assert "kernels: 3 of 10 kinds" in panel._label.value
+    panel.end()
+    panel.withdraw()
+    lines = [data["text/plain"] for _, data in screen]
+    assert any(str(tmp_path) in line and "no time limit" in line and "checkpoint: " in line for line in lines)
+    assert "application/vnd.jupyter.widget-view+json" not in screen[-1][1] and lines[-1] == "symbol DEMO, MES"
+    assert "" in lines  # the panel's place
+
+
+def test_choice_in_list_changes_parameter_of_later_cells(screen, shell, tmp_path):
+    chosen = types.SimpleNamespace(symbol="DEMO", family="")
+    panel = CellPanel(shell)
+    panel.offer(machine(Workspace(tmp_path)), chosen, {"symbol": ["DEMO", "MES"]}, "")
+    panel._lists[0].value = "MES"
+    assert chosen.symbol == "MES"
+
+
+def test_safe_stop_reaches_waiting_button_before_cell_ends(screen, shell, monkeypatch):
+    """ipykernel 6 reads messages between cells only: those of widgets are handled, others wait in their order."""
+    handled, later, pressed = [], [], []
+    frames = {
+        name: [b"", json.dumps({"msg_type": name}).encode()] for name in ("execute_request", "comm_msg")
+    }  # signature, header
+    waiting = list(frames.values())
+    shell.kernel = types.SimpleNamespace(
+        shell_stream=types.SimpleNamespace(
+            socket=types.SimpleNamespace(poll=lambda _: len(waiting), recv_multipart=lambda copy: waiting.pop(0))
+        ),
+        session=types.SimpleNamespace(
+            feed_identities=lambda message, copy: ([], message), deserialize=lambda parts, **_: parts
+        ),
+        shell_handlers={"comm_msg": lambda stream, identities, message: handled.append(message)},
+        schedule_dispatch=lambda dispatch, message: later.append(message), dispatch_shell=None,
+    )  # fmt: skip
+    panel = CellPanel(shell)
+    run_until(panel, lambda: panel._view is not None)
+    assert handled == [frames["comm_msg"]] and later == [frames["execute_request"]]
+    monkeypatch.setattr(notebook_panel.os, "kill", lambda _, number: pressed.append(number))
+    panel._button.click()
+    panel.end()
+    assert pressed == [signal.SIGINT]
+
+
+def test_live_curves_draw_pictures_in_interactive_notebook_alone(screen, monkeypatch):
+    headless = LiveCurves()
+    for epoch in (1, 2):
+        headless(epoch, {"train_loss": 1.0 / epoch, "val_loss": None})
+    assert screen.kinds() == [("shown", "line"), ("updated", "line")]
+    assert screen[-1][1]["text/plain"].startswith("epoch 2 · train_loss 0.5")
+    monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
+    del screen[:]
+    curves = LiveCurves()
+    curves.remember([{"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "seconds": 1.0} for epoch in (1, 2)])
+    curves(3, {"train_loss": 0.9, "val_loss": 1.0, "seconds": 1.0})
+    assert screen.kinds() == [("shown", "picture"), ("updated", "picture"), ("shown", "line")]
+
+
+def test_headless_notebook_prints_contents_of_workspace_and_registers_no_panel(screen, tmp_path, capsys):
+    workspace = Workspace(tmp_path)
+    (workspace.raw / "MES_1m.parquet").write_bytes(b"x")
+    notebook_panel.show_cell_panels()
+    show_machine(machine(workspace), types.SimpleNamespace(symbol="MES", horizon=20, model="lstm", family="sequence"))
+    said = "In the workspace: symbol DEMO, DEMO-NULL, MES; horizon none; model none\n"
+    assert capsys.readouterr().out == said and screen == []
