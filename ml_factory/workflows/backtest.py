@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
-from ml_factory.data.resample import segments_between_rolls
+from ml_factory.data.resample import resample_bars, segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
@@ -169,7 +168,8 @@ def _base_bars_of_rows(workspace: Workspace, data: PreparedDataset, index: pd.Da
     """Return the base bars from the first of these rows to the horizon of the last; `contract` counts the rolls."""
     spec = PredictionSpec.from_stored(data.settings)
     source = require_raw_bars(workspace, data.symbol)
-    base = build_base_bars(spec.check_bars(read_bars_table(source), where=source)[0], spec.market, spec.features.base)
+    raw, _ = spec.check_bars(read_bars_table(source), where=source)
+    base = resample_bars(raw, spec.market, spec.features.base_minutes)
     moments = index.as_unit("ns").asi8
     first = int(np.searchsorted(base.known_at, moments[0]))
     part = slice(first, int(np.searchsorted(base.known_at, moments[-1])) + data.horizon + 2)
