@@ -1,13 +1,13 @@
 """What is uploaded to MyDrive/ml_factory: the eight notebooks, the recipes, and one wheel with the code, nothing else.
 
-Standard library only: `python3 .ci/colab.py dist/colab`. The first cell of a notebook unpacks the wheel without the
-network. Besides the library it holds what the notebooks import and read: utils and the lists of requirements.
+Standard library only: `python3 .ci/colab.py dist/colab`. The first cell of these notebooks mounts Drive and unpacks the
+wheel. Besides the library it holds what the notebooks import and read: utils and the lists of requirements.
 """
 
 import base64
 import hashlib
+import json
 import re
-import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -36,11 +36,14 @@ def main(folder: Path) -> int:
     for pattern in ("ml_factory-*.whl", "[0-9][0-9]_*.ipynb", "recipes/*.ipynb"):
         for old in folder.glob(pattern):
             old.unlink()
-    for path in notebooks:
-        shutil.copy(path, folder / path.name)
-    for path in recipes:
-        shutil.copy(path, folder / "recipes" / path.name)
     wheel = write_wheel(folder)
+    unpacked = f"{wheel.stem}-{hashlib.sha256(wheel.read_bytes()).hexdigest()[:12]}"
+    for path in (*notebooks, *recipes):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        (first,) = [cell for cell in notebook["cells"] if cell["id"] == "bootstrap"]
+        first["source"] = wheel_cell_text(wheel.name, unpacked).splitlines(keepends=True)
+        written = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        (folder / path.relative_to(ROOT / "colab_notebooks")).write_text(written, encoding="utf-8")
     size = f"{wheel.stat().st_size / 1e6:.1f} MB"
     print(f"{len(notebooks)} notebooks, {len(recipes)} recipes and {wheel.name} ({size}) are in {folder}")
     print("Next: upload them to MyDrive/ml_factory and open a notebook there with Colab")
@@ -70,4 +73,7 @@ def _digest(content: bytes) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    from utils.notebook_bootstrap import wheel_cell_text
+
     raise SystemExit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "dist/colab")))

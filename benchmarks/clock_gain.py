@@ -23,7 +23,6 @@ from ml_factory.evaluation.calibration import calibration_by_class
 from ml_factory.evaluation.intervals import gain_interval
 from ml_factory.evaluation.metrics import (
     PROBABILITIES,
-    debiased_calibration_error,
     expected_calibration_error,
     row_log_loss,
 )
@@ -80,14 +79,13 @@ def evaluated(workspace: Workspace, data: PreparedDataset, model: str, split: st
     for row in calibration_by_class(y, p, horizon=HORIZON).to_dict("records"):
         line |= {f"{row['class']}_{of}": digits(row[of], 3) for of in ("predicted", "observed")}
     line["ece"] = digits(expected_calibration_error(y, p), 3)
-    line["ece_debiased"] = digits(debiased_calibration_error(y, p, horizon=HORIZON), 3)
     return line | {"rows": len(y), "best_epoch": int(result.best_epoch)}
 
 
 def table(lines: list[dict]) -> str:
     """One line a file and model."""
     shown = ["file", "model", "loss_prior", "loss_clock", "loss_clock_volatility", "loss", "gain_clock", "low", "high"]
-    shown += ["neutral_predicted", "neutral_observed", "ece", "ece_debiased"]
+    shown += ["neutral_predicted", "neutral_observed", "ece"]
     return pd.DataFrame(lines)[shown].to_string(index=False)
 
 

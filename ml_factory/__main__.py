@@ -6,7 +6,11 @@ Exit code 0, 1 (could not be done), 2 (wrong usage), 130 (interrupted by Ctrl-C)
 import logging
 import sys
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:  # the guides' scripts under the system's Python
+    sys.exit(f"error: the packages of ml_factory are not installed for this Python. Got {sys.executable}. "
+             "Next: make setup, then .venv/bin/python in place of python; or pip install .")  # fmt: skip
 
 from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, recipes, serving, tpu, training

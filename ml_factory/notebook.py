@@ -162,11 +162,13 @@ def draw_finished_notebooks(done: Mapping[str, list[str]], symbol: str) -> "Figu
     return figure
 
 
-def finish(paths: Iterable[Path], *, following: str = "") -> None:
-    """Print the files written, and the next notebook: the last cell of each notebook."""
+def finish(paths: Iterable[Path], *, following: str = "", answer: str = "") -> None:
+    """Print the files written, the answer to the notebook's question, and the next notebook: its last cell."""
     for path in map(Path, paths):
         if not files.kind(path):
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
         sizes = files.sizes(path)
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
+    if answer:
+        print(f"Answer: {answer}")
     print(f"Next: {following}.ipynb" if following else "This was the last notebook.")

@@ -5,4 +5,5 @@
 here=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 CODE_DIR=${CODE_DIR:-$here}
 export CODE_DIR
+[ ! -x "$here/.venv/bin/python" ] || : "${PYTHON:=$here/.venv/bin/python}"
 PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" exec "${PYTHON:-python3}" -m ml_factory tpu "$@"

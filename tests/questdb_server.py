@@ -26,6 +26,7 @@ class QuestDBServer:
         "silent" ends between two lines before the announced length, "text" sends text in a column of numbers
     answer : (status, headers, body) of every question, instead of an answer
     guarded : only LOGIN is let in
+    arriving : rows of the table `bars` that come in, one before each answer to /exp
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class QuestDBServer:
         self.queries: list[str] = []
         self.headers: list[dict] = []
         self.fault, self.answer, self.guarded, self.port = "", None, False, 0
-        self.fault_at = 0.5
+        self.fault_at, self.arriving = 0.5, []
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._lock = threading.Lock()
 
@@ -86,6 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(401, {}, b"Unauthorized")
         if state.answer is not None:
             return self.send(*state.answer)
+        if parts.path == "/exp" and state.arriving:
+            row = state.arriving.pop(0)
+            state._database.execute(f"INSERT INTO bars VALUES ({', '.join('?' * len(row))})", row)
         try:
             columns, rows = state.run(parse_qs(parts.query)["query"][0])
         except (sqlite3.Error, KeyError) as error:

@@ -69,6 +69,8 @@ def test_bucket_workspace_on_empty_machine_resumes_killed_training_bit_exact(mac
     assert went_on.resumed_from in (1, 2)  # the last save, or the one before it, was up in time
 
     place = machine("three")
+    board = pipeline.leaderboard(place)  # nothing of this symbol was used on this machine
+    assert board.frame["run_id"].tolist() == [went_on.run_id] and board.frame["net"].notna().all()
     found = train(place)
     assert found.reused and found.artifact_hash == went_on.artifact_hash
     assert Path(found.artifact).is_relative_to(tmp_path / "three")

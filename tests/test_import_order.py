@@ -96,8 +96,8 @@ workflows.barriers.found_barriers workflows.warm_kernels workflows.previous_sett
 workflows.train workflows.train_ranks
 workflows.runs.run_options workflows.runs.open_run workflows.cross_validation.fold_schemes
 workflows.cross_validation.folds workflows.cross_validation.fold_scores
-workflows.cross_validate workflows.runs.stored_runs workflows.predictions workflows.compare_models workflows.leaderboard
-workflows.backtest workflows.explain workflows.build_bundle
+workflows.cross_validate workflows.runs.stored_runs workflows.predictions workflows.compare_models workflows.backtest
+workflows.leaderboard workflows.explain workflows.build_bundle
 workflows.export
 workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model

@@ -119,7 +119,7 @@ def test_notebook_alone_in_empty_folder_fetches_code_and_runs(name, home, call, 
     done = papermill(call, f"{name}.ipynb", target, cwd=tmp_path / "empty", HOME=str(user))
     assert done.returncode == 0, done.stderr[-3000:]
     printed = list(texts(target))
-    place = re.match(r"Code: (\S+)", printed[0])[1]
+    place = re.search(r"^code +(\S+)", "".join(printed), re.MULTILINE)[1]
     assert Path(place).is_relative_to(user / ".cache")
     assert pictures(target) >= (5 if name == "01_data_pipeline" else 1)
     following = [f"Next: {later}.ipynb" for later in NOTEBOOKS[1:]] + ["This was the last notebook."]
@@ -188,8 +188,7 @@ def test_notebook_02_by_papermill_needs_only_raw_bars(cwd, path, home, call, tmp
     done = papermill(call, path, tmp_path / "out.ipynb", *words, cwd=cwd, ML_FACTORY_ROOT=str(tmp_path / "workspace"))
     assert done.returncode == 0, done.stderr[-3000:]
     printed = list(texts(tmp_path / "out.ipynb"))
-    assert f"Code: {ROOT} " in printed[0]
-    assert "MES" in "".join(printed) and not (raw / "DEMO_1m.parquet").exists()
+    assert f"{ROOT}\n" in "".join(printed) and "MES" in "".join(printed) and not (raw / "DEMO_1m.parquet").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.notebook_lint import FOLDER, ROOT, owner_and_ref, source_of
 from tests.test_import_order import MAP
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -49,10 +50,10 @@ def test_readme_notebook_rows_match_question_minutes_and_badge():
         assert f"https://colab.research.google.com/github/{slug}/blob/main/colab_notebooks/{name}.ipynb" in badge
 
 
-def test_readme_verbs_and_models_match_cli_and_registry():
-    reported = set(re.findall(r"^python -m ml_factory ([a-z-]+)", README, re.MULTILINE))
-    assert reported == {command.name or command.callback.__name__ for command in app.registered_commands}
-    models = re.search(r"Models: (.*?)\. ", README, re.DOTALL).group(1)
+def test_guide_verbs_and_models_match_cli_and_registry():
+    reported = set(re.findall(r"^python -m ml_factory ([a-z-]+)", GUIDE, re.MULTILINE))
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} <= reported
+    models = re.search(r"Models: (.*?)\.\n", GUIDE, re.DOTALL).group(1)
     assert re.findall(r"`(\w+)`", models) == available_models()
 
 
@@ -76,18 +77,14 @@ def test_markdown_anchors_match_headings():
             )
 
 
-def test_readme_and_guide_python_blocks_import_existing_names():
-    for name in ("README.md", "docs/guide.md"):
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL):
-            for node in ast.walk(ast.parse(block)):
-                if isinstance(node, ast.ImportFrom) and node.module.startswith("ml_factory"):
-                    module = importlib.import_module(node.module)
-                    assert [item.name for item in node.names if not hasattr(module, item.name)] == [], (
-                        name,
-                        node.module,
-                    )
+def test_guide_python_blocks_import_existing_names():
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ml_factory"):
+                module = importlib.import_module(node.module)
+                assert [item.name for item in node.names if not hasattr(module, item.name)] == [], node.module
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("CONTRIBUTING.md", 60), ("CHANGELOG.md", 40)])
+@pytest.mark.parametrize(("name", "most"), [("README.md", 110), ("CONTRIBUTING.md", 60), ("CHANGELOG.md", 60)])
 def test_project_pages_stay_within_line_limits(name, most):
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most

@@ -75,7 +75,8 @@ class ColabEnvironmentInfo:
         rows = {
             "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {_memory()}",
             "accelerator": self.accelerator + (f" ({self.device_name})" if self.device_name else ""),
-            "workspace": str(self.workspace.root),
+            "code": str(runtime.ROOT),
+            "workspace": self.workspace.address,
             "time left": _time_left(self.hours_remaining),
             "tracking": f"wandb {self.tracking}",
             "installed": ", ".join(self.installed),

@@ -97,6 +97,7 @@ def install_missing_packages(
             "A package is required that no lock file lists", where=requirements.name, got=", ".join(sorted(absent)),
             next_step="add it to a file in requirements/ and run make lock, or install it by hand",
         )  # fmt: skip
+    print(f"Installing {', '.join(sorted(requested))}: a minute or two", flush=True)
     keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
     kept = {normalize_package_name(_name(line)) for line in keep}
     output = _install_locked(locked_closure(lock, requested, lambda name: installed_version(name) is not None), keep)

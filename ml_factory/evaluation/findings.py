@@ -3,7 +3,7 @@
 Letters: N rows in time order, F features. Thresholds are those of the messages; docs/guide.md lists them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -42,16 +42,22 @@ class Finding:
         return asdict(self)
 
 
+def unchecked_note(reasons: Mapping[str, str]) -> Finding | None:
+    """Return the note of the checks that were not made; reasons : check -> why, "" for one that was made."""
+    listed = "; ".join(f"{name} ({why})" for name, why in reasons.items() if why)
+    return Finding("not_checked", "note", f"Not checked: {listed}.", "") if listed else None
+
+
 def sort_findings(found: Iterable[Finding | None]) -> tuple[Finding, ...]:
     """Return the findings, the most severe first."""
     return tuple(sorted((one for one in found if one), key=lambda one: SEVERITIES.index(one.severity)))
 
 
 def baseline_finding(verdict: ModelVerdict) -> Finding | None:
-    """Find a model that is no better than the best baseline."""
-    if verdict.status == NOT_ENOUGH or not verdict.gain_best <= 0:
-        return None
+    """Find a model that is no better than the best baseline; on too few rows for a verdict, one that is worse."""
     worse = verdict.gain_best_high < 0
+    if not worse and (verdict.status == NOT_ENOUGH or not verdict.gain_best <= 0):
+        return None
     other = f"{BASELINE_WORDS[verdict.best_baseline]} ({verdict.best_baseline})"
     return Finding(
         "worse_than_baseline", "serious" if worse else "warning",
@@ -75,12 +81,18 @@ def too_good_finding(verdict: ModelVerdict) -> Finding | None:
 def few_rows_finding(verdict: ModelVerdict) -> Finding | None:
     """Find test rows that are too few for a verdict, or for gains of a realistic size."""
     half = (verdict.gain_best_high - verdict.gain_best_low) / 2
-    if verdict.status != NOT_ENOUGH and not half > VISIBLE_GAIN:
+    if verdict.status == NOT_ENOUGH:
+        advice = "Add bars, or use a shorter horizon: labels that overlap count once."
+        if "weeks" in verdict.reason:
+            advice = "Add bars of more weeks; nothing else makes the test rows span longer."
+        elif verdict.reason.startswith("no "):
+            advice = "Prepare with nearer barriers or more bars, so that each part has each class."
+        return Finding("few_rows", "warning", f"There is no verdict: {verdict.reason}.", advice)
+    if not half > VISIBLE_GAIN:
         return None
     return Finding(
         "few_rows", "warning",
-        f"{verdict.effective_rows:,.0f} effective test rows are too few: only gains above {half:.3f} nats would show."
-        if np.isfinite(half) else f"{verdict.effective_rows:,.0f} effective test rows are too few for an interval.",
+        f"{verdict.effective_rows:,.0f} effective test rows are few: only gains above {half:.3f} nats would show.",
         "Add bars, or use a shorter horizon: labels that overlap count once.",
     )  # fmt: skip
 
@@ -98,17 +110,14 @@ def overfit_finding(train_gain: float, validation_gain: float) -> Finding | None
     )  # fmt: skip
 
 
-def month_finding(gain_N: np.ndarray, times_N: pd.DatetimeIndex) -> Finding | None:
-    """Find a gain that one calendar month (UTC) carries.
-
-    gain_N : gain of each test row over the best baseline, nats.
-    """
-    months = pd.Series(gain_N).groupby(np.asarray(times_N.strftime("%Y-%m"))).sum()
-    if len(months) < MONTHS or not months.sum() > 0 or months.sum() - months.max() > 0:
+def month_finding(months: pd.DataFrame) -> Finding | None:
+    """Find a gain over the best baseline that one calendar month carries; months : index month, column gain (sum)."""
+    gain = months["gain"]
+    if len(gain) < MONTHS or not gain.sum() > 0 or gain.sum() - gain.max() > 0:
         return None
     return Finding(
         "one_month", "warning",
-        f"One month carries the gain: without {months.idxmax()} nothing is left of it in the other {len(months) - 1}.",
+        f"One month carries the gain: without {gain.idxmax()} nothing is left of it in the other {len(gain) - 1}.",
         "Look at what happened then; cross-validate, or wait for more months.",
     )  # fmt: skip
 
@@ -128,13 +137,18 @@ def fold_finding(gain_B: np.ndarray) -> Finding | None:
     )  # fmt: skip
 
 
-def calibration_finding(debiased_error: float) -> Finding | None:
-    """Find probabilities that are not the observed frequencies; `ece_debiased` of the test rows."""
-    if not debiased_error > CALIBRATION_ERROR:
+def calibration_finding(by_class: pd.DataFrame) -> Finding | None:
+    """Find a class whose mean probability is not its frequency; by_class : `calibration_by_class` of the test rows."""
+    off = by_class[
+        ((by_class["low"] > 0) | (by_class["high"] < 0)) & (by_class["difference"].abs() > CALIBRATION_ERROR)
+    ]
+    if not len(off):
         return None
+    worst = off.loc[off["difference"].abs().idxmax()]
     return Finding(
         "miscalibrated", "warning",
-        f"The probabilities are miscalibrated on test rows: error {debiased_error:.3f} after its bias.",
+        f"The probabilities of {worst['class']} are miscalibrated on test rows: {worst['predicted']:.3f} predicted, "
+        f"{worst['observed']:.3f} observed (difference 95 % from {worst['low']:+.3f} to {worst['high']:+.3f}).",
         "Do not size positions by them; calibrate on newer rows, or retrain.",
     )  # fmt: skip
 
@@ -212,20 +226,11 @@ def cost_finding(net: float, break_even_ticks: float, cost_ticks: float) -> Find
 # ---- in words ----------------------------------------------------------------------------------------------------
 
 
-def answer_sentences(verdict: ModelVerdict, findings: Sequence[Finding], after_costs: str = "") -> str:
-    """Return the answer of the page in two sentences: the edge and how sure it is, and what to do next.
-
-    after_costs : sentence of a backtest; "" where there is none.
-    """
-    low, high = verdict.gain_best_low, verdict.gain_best_high
-    edge = "Edge found" if verdict.status == BEATS else "No edge found"
-    sure = (
-        f"gain over {verdict.best_baseline} {verdict.gain_best:+.4f} nats per row, 95 % from {low:+.4f} to {high:+.4f}"
-    )
-    next_step = "Next: a backtest after your costs."
+def next_step_sentence(findings: Sequence[Finding]) -> str:
+    """Return what to do next: the advice of the most severe finding."""
     if findings and findings[0].severity != "note":
-        next_step = f"Next: {findings[0].advice[0].lower()}{findings[0].advice[1:]}"
-    return " ".join(filter(None, [f"{edge}: {verdict.sentence.rstrip('.')} ({sure}).", after_costs, next_step]))
+        return f"Next: {findings[0].advice[0].lower()}{findings[0].advice[1:]}"
+    return "Next: confirm it on bars that came after this run, before anything is traded."
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
@@ -236,7 +241,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 def findings_section(findings: Sequence[Finding]) -> HtmlSection:
     """Return the section of the report with the numbered findings."""
     listed = [
-        f"{number}. {one.severity.capitalize()}: {one.sentence} {one.advice}" for number, one in enumerate(findings, 1)
+        f"{number}. {one.severity.capitalize()}: {one.sentence} {one.advice}".strip()
+        for number, one in enumerate(findings, 1)
     ]
-    none = "None of the checks found anything: baselines, leaks, rows, overfitting, months, calibration, drift, trials."
-    return HtmlSection("Findings", text="\n\n".join(listed) or none)
+    return HtmlSection("Findings", text="\n\n".join(listed) or "Every check was made, and none found anything.")

@@ -52,8 +52,8 @@ def write_html_report(
 
     Parameters
     ----------
-    answer : result of the page in two sentences, under the title.
-    facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the title.
+    answer : result of the page in one sentence, its headline; the title stands above it.
+    facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the headline.
     notice : text at the top, such as limits of QUICK.
     """
     shown = {"subtitle": subtitle, "answer": answer, "facts": facts or {}, "notice": notice, "footer": footer}
@@ -70,9 +70,9 @@ def render_html_report(title, sections, *, subtitle="", answer="", facts=None, n
     summary_cards = "".join(_tile(name, value) for name, value in facts.items())
     body = [
         "<header>",
-        f"<h1>{_safe(title)}</h1>",
-        f"<p class=answer>{_inline(answer)}</p>" if answer else "",
-        f"<p class=subtitle>{_safe(subtitle)}</p>" if subtitle else "",
+        f"<p class=title>{_safe(title)}</p>" if answer else "",
+        f"<h1>{_inline(answer or title)}</h1>",
+        f"<div class=subtitle>{_paragraphs(subtitle)}</div>" if subtitle else "",
         f'<dl class=tiles style="--columns:{_columns(len(facts))}">{summary_cards}</dl>' if summary_cards else "",
         _notice(notice),
         "</header>",
@@ -96,8 +96,8 @@ def render_html_report(title, sections, *, subtitle="", answer="", facts=None, n
 
 def _tile(name: str, value: object) -> str:
     value, note = value if isinstance(value, tuple) else (value, "")
-    below = f"<small>{_safe(note)}</small>" if note else ""
-    return f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}{below}</dd></div>"
+    below = f"<small>{_inline(note)}</small>" if note else ""
+    return f"<div class=tile><dt>{_safe(name)}</dt><dd>{_inline(_cells([value])[0])}{below}</dd></div>"
 
 
 def _columns(summary_cards: int) -> int:
@@ -107,9 +107,9 @@ def _columns(summary_cards: int) -> int:
 
 def _section(part: HtmlSection, key: str) -> str:
     pieces = [f'<section id="{key}">', f"<h2>{_safe(part.title)}</h2>", _paragraphs(part.text), _notice(part.notice)]
-    for number, item in enumerate(part.figures, 1):
-        caption, figure = item if isinstance(item, tuple) else ("", item)
-        pieces.append(_figure(caption, figure, f"{key}f{number}"))
+    figures = [item if isinstance(item, tuple) else ("", item) for item in part.figures]
+    drawn = "".join(_figure(caption, figure, f"{key}f{number}") for number, (caption, figure) in enumerate(figures, 1))
+    pieces.append(f"<div class=figures>{drawn}</div>" if drawn else "")
     for item in part.tables:
         caption, table = item if isinstance(item, tuple) else ("", item)
         pieces.append(_table(caption, table))
@@ -117,12 +117,9 @@ def _section(part: HtmlSection, key: str) -> str:
 
 
 def _figure(caption: str, figure: "Figure", name: str) -> str:
-    """Render both layouts of a figure; the style sheet shows the one that fits."""
     label = f' aria-label="{_safe(caption)}"' if caption else ""
     below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
-    wide = plot_style.figure_to_svg(figure, f"{name}w")
-    narrow = plot_style.figure_to_svg(figure, f"{name}n", narrow=True)
-    return f"<figure{label}><div class=wide>{wide}</div><div class=narrow>{narrow}</div>{below}</figure>"
+    return f"<figure{label}>{plot_style.figure_to_svg(figure, name)}{below}</figure>"
 
 
 def _table(caption: str, table: pd.DataFrame) -> str:
@@ -136,12 +133,12 @@ def _table(caption: str, table: pd.DataFrame) -> str:
         for name, right in zip(flat.columns, numeric, strict=True)
     )
     rows = []
-    for record in flat.itertuples(index=False, name=None):
+    for record in zip(*(_cells(flat.iloc[:, i]) for i in range(flat.shape[1])), strict=True):
         cells = []
         for place, (value, right) in enumerate(zip(record, numeric, strict=True)):
             tag = "th scope=row" if place == 0 else "td"
             kind = " class=num" if right else ""
-            cells.append(f"<{tag}{kind}>{_safe(_shown(value))}</{tag[:2]}>")
+            cells.append(f"<{tag}{kind}>{_inline(value)}</{tag[:2]}>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
     above = f"<caption>{_inline(caption)}</caption>" if caption else ""
     body = f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -156,8 +153,8 @@ def _safe(value: object) -> str:
 
 
 def _inline(text: str) -> str:
-    """Escape text, with `code` between backticks."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
+    """Escape text, with `code` between backticks, and a minus sign before negative numbers."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"(?<![^\s(])-(?=\d)", "−", _safe(text)))
 
 
 def _paragraphs(text: str) -> str:
@@ -173,22 +170,30 @@ def _words(name: object) -> str:
     return " · ".join(map(str, name)) if isinstance(name, tuple) else str(name).replace("_", " ")
 
 
-def _shown(value: object) -> str:
-    """Format a cell: four significant digits, separated thousands, a dash for missing."""
-    if isinstance(value, str):
-        return value
+def _cells(column: Sequence) -> list[str]:
+    """Format the values of a column: numbers with the same digits, separated thousands, a dash for missing."""
+    numbers = np.array([value for value in column if isinstance(value, float | np.floating)], dtype=np.float64)
+    known = numbers[np.isfinite(numbers)]
+    most = float(np.abs(known).max(initial=0.0))
+    if (known == np.round(known)).all() or most >= 1000:
+        form = ",.0f"
+    elif most < 1e-4:
+        form = ".1e"
+    else:
+        form = ".4f" if most < 10 else ".2f"
+    return [_cell(value, form) for value in column]
+
+
+def _cell(value: object, form: str) -> str:
     if value is None or value is pd.NaT or (isinstance(value, float | np.floating) and np.isnan(value)):
         return "–"
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    if isinstance(value, int | np.integer):
-        return f"{value:,}"
     if isinstance(value, float | np.floating):
-        if np.isinf(value) or abs(value) < 1e-12:  # rounding error of a zero
-            return "0" if np.isfinite(value) else f"{value:g}"
-        if 1e-4 <= abs(value) < 1000:
-            return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.1e}"
+        text = format(float(value), form if abs(value) >= 1e-12 else form.replace("1e", "0f"))
+        return text.replace("-", "−", 1) if value < 0 and re.search("[1-9i]", text) else text.removeprefix("-")
+    if isinstance(value, int | np.integer):
+        return f"{value:,}".replace("-", "−")
     if isinstance(value, pd.Timestamp):
         return value.strftime("%Y-%m-%d %H:%M")
     return str(value)
@@ -215,8 +220,9 @@ body{margin:0;background:var(--page);color:var(--ink);font:16px/1.6 var(--font)}
 header,main,footer{max-width:1000px;margin:0 auto;padding:0 1.5rem}
 header{padding-top:3.25rem;padding-bottom:1.5rem}
 h1{font-size:2.15rem;line-height:1.18;letter-spacing:-.022em;margin:0;font-weight:700;overflow-wrap:anywhere}
-.subtitle{margin:.55rem 0 0;color:var(--muted);font-size:1.06rem;overflow-wrap:anywhere}
-.answer{margin:.8rem 0 0;font-size:1.12rem;max-width:46rem}
+.title{margin:0 0 .4rem;color:var(--muted);font-size:.95rem;overflow-wrap:anywhere}
+.subtitle{margin:.7rem 0 0;font-size:1.06rem;overflow-wrap:anywhere}
+.subtitle p{margin:.25rem 0;max-width:46rem}.subtitle p+p{color:var(--muted);font-size:.95rem}
 .tiles{display:grid;grid-template-columns:repeat(var(--columns),minmax(0,1fr));gap:.75rem;margin:1.75rem 0 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem .85rem}
 .tile dt{color:var(--muted);font-size:.78rem}
@@ -237,10 +243,10 @@ section p{color:var(--muted)}
 code{font:.88em var(--mono);background:var(--soft);border-radius:5px;padding:.1em .35em;overflow-wrap:anywhere}
 .notice{background:var(--warn);border:1px solid var(--warnline);border-radius:12px;padding:.7rem 1rem;margin:1rem 0}
 .notice p{margin:0;color:var(--ink);font-size:.94rem;max-width:none}.notice p+p{margin-top:.4rem}
-figure{margin:1.5rem 0 0}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:1.25rem 2rem}
+figure{margin:1.5rem 0 0;max-width:38rem}
 figure svg{display:block;width:100%;height:auto}
 figure svg *{stroke-linejoin:round;stroke-linecap:butt}
-.narrow{display:none}
 figcaption,caption{color:var(--muted);font-size:.9rem;line-height:1.5}
 figcaption{margin:.5rem 0 0;max-width:44rem}
 .scroll{overflow-x:auto;margin:1.5rem 0 0;border:1px solid var(--line);border-radius:12px;
@@ -266,8 +272,7 @@ h1{font-size:1.62rem}
 .tile{padding:.65rem .8rem}.tile dd{font-size:1.02rem}
 nav{padding-left:1rem;padding-right:1rem}
 section{padding:1.15rem 1rem 1.2rem;border-radius:14px;margin:1rem 0}
-.wide{display:none}.narrow{display:block}
-th,td{padding:.45rem .55rem}
+th,td{padding:.45rem .55rem;white-space:normal}
 }
 @media print{body{background:#fff}nav{display:none}section{break-inside:avoid;border:0;padding:0}
 .scroll{overflow:visible;border:0}table{font-size:.7rem}th,td{padding:.25rem .4rem;white-space:normal}}

@@ -114,31 +114,6 @@ def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
     return float(np.abs(miss).sum() / w.sum())
 
 
-def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int = 1) -> float:
-    """Return the root of the mean squared calibration error of the top class, less its expectation under chance.
-
-    In each bin the squared difference of accuracy and confidence exceeds the true one by the variance of the accuracy,
-    which is subtracted (Bröcker 2012; Kumar, Liang and Ma 2019, definition 5.1): `expected_calibration_error` of a
-    perfectly calibrated model is not 0 but falls with the number of rows.
-
-    bins : bins of equal numbers of rows by confidence.
-    horizon : rows over which one label reaches; overlapping labels are not independent, so a bin counts as
-        (Σw)²/Σw²/horizon rows.
-    """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
-    code, p_N3, w = code[w > 0], p_N3[w > 0], w[w > 0]
-    confidence, hit = p_N3.max(axis=1), (p_N3.argmax(axis=1) == code).astype(np.float64)
-    edges = np.unique(np.quantile(confidence, np.linspace(0, 1, bins + 1)))
-    which = np.searchsorted(edges[1:-1], confidence)
-    total = np.bincount(which, weights=w)
-    inside = total > 0
-    total = total[inside]
-    accuracy, mean = (np.bincount(which, weights=w * part)[inside] / total for part in (hit, confidence))
-    rows = np.maximum(total**2 / np.bincount(which, weights=w**2)[inside] / max(1, horizon), 2.0)
-    squared = np.square(accuracy - mean) - accuracy * (1 - accuracy) / (rows - 1)
-    return float(np.sqrt(max(total @ squared / total.sum(), 0.0)))
-
-
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
@@ -158,8 +133,8 @@ def compute_forecast_metrics(
 
     Returns
     -------
-    DataFrame indexed by name: those of `classification_metrics` and `ece_debiased`, then `log_loss_gain` (reference
-    minus this one: positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
+    DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (reference minus this one:
+    positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
     gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
     (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
@@ -183,7 +158,6 @@ def compute_forecast_metrics(
     )
     for name, p_N3 in probabilities.items():
         row = dict(classification_metrics(y, p_N3, weights))
-        row["ece_debiased"] = debiased_calibration_error(y, p_N3, weights, horizon=horizon)
         loss, side_loss = negative_log_probabilities(p_N3), direction_loss_by_class(p_N3)
         gain = gain_interval_by_class(base - loss, y, weights, **options)
         row |= {"log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low}

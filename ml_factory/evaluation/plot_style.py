@@ -1,7 +1,7 @@
 """Style of all plots: colours, axes, time, and conversion to SVG for a page.
 
 A figure is drawn once, in the colours of a light page. `figure_to_svg` converts it to inline SVG whose colours are CSS
-variables, so that one drawing serves a light and a dark page, and can lay it out again for a phone.
+variables, so that one drawing serves a light and a dark page, a phone and a desktop.
 """
 
 import io
@@ -17,7 +17,6 @@ from matplotlib import dates as mdates
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -48,7 +47,7 @@ INK = {name: light for name, (light, _) in COLOURS.items()}
 LABEL_INK = {"pass": "neutral", "act": "long", "ambiguous": "fourth"}  # colours of the other label names
 SERIES = [INK[name] for name in ("accent", "second", "third", "fourth", "short", "muted")]
 POINTS = 1500  # points of a price line: more than columns of a screen, few enough for a small page
-WIDE, NARROW = 8.6, 3.7  # inches
+WIDTH, PANELS_WIDTH = 4.6, 8.6  # inches, of a figure with one panel and with panels side by side
 SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
 DASHED = (0, (4, 3))
 BEHIND = {"facecolor": INK["card"], "edgecolor": "none", "alpha": 0.8, "pad": 1.0}  # background of text on lines
@@ -60,7 +59,9 @@ def new_styled_figure(
     """Return a figure `height` inches high, and its rows x columns panels in reading order; `options` go to
     `subplots`.
     """
-    figure = Figure(figsize=(WIDE, height), layout="constrained", facecolor=INK["card"])
+    figure = Figure(
+        figsize=(WIDTH if columns == 1 else PANELS_WIDTH, height), layout="constrained", facecolor=INK["card"]
+    )
     figure.suptitle(title, x=0.008, ha="left", fontsize=LARGE, fontweight="bold", color=INK["ink"])
     figure.get_layout_engine().set(h_pad=0.06, hspace=0.04)
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -132,28 +133,16 @@ def downsample_line(values: np.ndarray, most: int = POINTS) -> np.ndarray:
 # ---- the form inside a page ------------------------------------------------------------------------------------
 
 
-def figure_to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
+def figure_to_svg(figure: Figure, name: str) -> str:
     """Return the figure as an `<svg>` element for HTML, deterministically.
 
-    Parameters
-    ----------
     name : unique among the figures of the page; ids inside begin with it.
-    narrow : laid out for a phone: panels side by side are stacked.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a name with a dollar sign is a name
     buffer = io.StringIO()
-    size = figure.get_size_inches()
-    specs = [ax.get_subplotspec() for ax in figure.axes]
-    try:
-        if narrow:
-            _stand_upright(figure)
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _laid_out(figure):
-            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    finally:
-        figure.set_size_inches(size)
-        for ax, spec in zip(figure.axes, specs, strict=True):
-            ax.set_subplotspec(spec)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), _laid_out(figure):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return _for_html(buffer.getvalue(), name)
 
 
@@ -173,15 +162,6 @@ def _laid_out(figure: Figure) -> Iterator[None]:
     finally:
         figure.set_layout_engine(engine)
         figure.set_canvas(canvas)
-
-
-def _stand_upright(figure: Figure) -> None:
-    height, columns = figure.get_size_inches()[1], figure.axes[0].get_subplotspec().get_gridspec().ncols
-    figure.set_size_inches(NARROW, height if columns == 1 else columns * 0.82 * height)
-    if columns > 1:
-        grid = GridSpec(len(figure.axes), 1, figure=figure)
-        for place, ax in enumerate(figure.axes):
-            ax.set_subplotspec(grid[place])
 
 
 def _short_path(path: re.Match) -> str:

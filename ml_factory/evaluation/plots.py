@@ -138,39 +138,47 @@ def _baseline_color(name: str) -> str:
 
 
 def plot_calibration(
-    tables: Mapping[str, pd.DataFrame], title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
+    table: pd.DataFrame, title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
 ) -> Figure:
-    """Plot reliability diagrams per class: on the diagonal predicted equals observed. `tables`: name →
-    `reliability_table(…)`.
+    """Plot the reliability diagram of each class: on the diagonal predicted equals observed. `reliability_table(…)`.
 
     classes : names of the labels, where they are not short, neutral and long.
     """
     classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
-    figure, axes = new_styled_figure(title, 3.3, 1, len(classes))
-    both = pd.concat(list(tables.values()))
-    for ax, (word, code) in zip(axes, classes.items(), strict=True):
-        of_class = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
-        low, high = (float(of_class.min()), float(of_class.max())) if len(of_class) else (0.0, 1.0)
-        pad = max(0.02, 0.1 * (high - low))
-        low, high = max(0.0, low - pad), min(1.0, high + pad)
-        ax.plot([low, high], [low, high], color=INK["muted"], linewidth=1.1, linestyle=DASHED)
-        for number, (name, table) in enumerate(tables.items()):
-            part, colour = table[table["class"] == code], SERIES[number % len(SERIES)]
-            predicted, observed, error = (part[key] for key in ("probability", "frequency", "error"))
-            _, _, bars = ax.errorbar(predicted, observed, 1.96 * error, fmt="o-", label=name, color=colour,
-                                     markersize=4.5, linewidth=1.4, elinewidth=1.2,
-                                     markeredgecolor=INK["card"])  # fmt: skip
-            for bar in bars:
-                bar.set_alpha(0.4)
-        ax.set(xlim=(low, high), ylim=(low, high))
-        ax.set_title(word, loc="left", fontsize=NORMAL, fontweight="bold", color=INK["ink"], pad=6)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(4))
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        set_axis_labels(ax, "predicted", "observed")
-    if len(tables) > 1:
-        handles, names = axes[0].get_legend_handles_labels()
-        add_legend_row(figure, len(names), handles=handles, labels=names, loc="outside lower left")
+    figure, (ax,) = new_styled_figure(title, 3.6)
+    points = table[["probability", "frequency"]].to_numpy()
+    low, high = (float(points.min()), float(points.max())) if len(points) else (0.0, 1.0)
+    pad = max(0.02, 0.1 * (high - low))
+    limits = max(0.0, low - pad), min(1.0, high + pad)
+    ax.plot(limits, limits, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    for name, label in classes.items():
+        part, colour = table[table["class"] == label], INK[LABEL_INK.get(name, name)]
+        _, _, bars = ax.errorbar(
+            part["probability"], part["frequency"], 1.96 * part["error"], fmt="o-", label=name, color=colour,
+            markersize=4.5, linewidth=1.4, elinewidth=1.2, markeredgecolor=INK["card"],
+        )  # fmt: skip
+        for bar in bars:
+            bar.set_alpha(0.4)
+    ax.set(xlim=limits, ylim=limits)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    set_axis_labels(ax, "predicted", "observed")
+    add_legend_row(ax, len(classes))
+    return figure
+
+
+def plot_months(months: pd.DataFrame, title: str = "Gain by month") -> Figure:
+    """Plot the gain in nats per row of each month; index month, columns rows and gain (sum)."""
+    figure, (ax,) = new_styled_figure(title, 2.9)
+    gain, place = (months["gain"] / months["rows"]).to_numpy(dtype=np.float64), np.arange(len(months))
+    ax.axhline(0, color=INK["muted"], linewidth=1.1)
+    ax.bar(place, gain, width=0.7, color=[INK["long"] if value >= 0 else INK["short"] for value in gain], alpha=0.75)
+    shown = place[:: -(-len(place) // 7)] if len(place) else place
+    ax.set_xticks(shown, [str(months.index[at]) for at in shown])
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    set_axis_labels(ax, "", "nats per row")
     return figure
 
 

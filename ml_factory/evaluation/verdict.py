@@ -17,6 +17,12 @@ from ml_factory.evaluation.metrics import direction_loss_by_class, negative_log_
 
 BEATS, DOES_NOT_BEAT, NOT_ENOUGH = ("beats", "does not beat", "not enough data")
 ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
+BASELINE_LINES = {  # how each forecast is made, all counted on training rows
+    "prior": "the share of each class, the same for every row",
+    "last_move": "the shares after a last bar that rose, fell or stood still",
+    "clock": "the shares at this time of the session",
+    "clock_volatility": "the shares at this time of the session with volatility as it was lately",
+}
 BASELINE_WORDS = {
     "prior": "the class shares",
     "last_move": "the last move",
@@ -70,6 +76,18 @@ class ModelVerdict:
             return f"{self.model}: not enough data for a verdict: {self.reason}."
         if self.status == BEATS:
             return f"{self.model} beats every baseline: it {self._parts_sentence()}."
+        return self._shortfall_sentence()
+
+    @property
+    def answer(self) -> str:
+        """Headline of a report: edge or not, in one sentence."""
+        if self.status == BEATS:
+            return f"Edge found: {self.model} {self._parts_sentence()}."
+        if self.status == NOT_ENOUGH and not self.gain_best_high < 0:
+            return f"No verdict yet: {self.reason}."
+        return f"No edge found: {self._shortfall_sentence()}"
+
+    def _shortfall_sentence(self) -> str:
         verb = "is worse than" if self.gain_best_high < 0 else "does not beat"
         if self.gain_best_low > 0:
             return f"{self.model} does not beat every baseline: {self.reason}."
@@ -98,8 +116,8 @@ class ModelVerdict:
         }[self.predicts_touch, self.predicts_direction]
 
     def to_dict(self) -> dict:
-        """Return plain values, with the sentence."""
-        return asdict(self) | {"sentence": self.sentence}
+        """Return plain values, with the sentence and the answer."""
+        return asdict(self) | {"sentence": self.sentence, "answer": self.answer}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ audited.
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -161,8 +163,16 @@ def fill_custom_feature(name: str, bars: ResampledBars, first: int, out: np.ndar
 
 
 def compute_custom_feature(made: CustomFeature, bars: ResampledBars) -> np.ndarray:
-    """Compute the function's values, float64[N]; raise SettingsError for another length."""
-    values = np.asarray(made.function(_read_only(bars)), dtype=np.float64)
+    """Compute the function's values, float64[N]; raise SettingsError where it fails, or for another length."""
+    try:
+        values = np.asarray(made.function(_read_only(bars)), dtype=np.float64)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingsError(
+            "A feature of your own fails", where=f"{made.name}, {Path(last.filename).name} line {last.lineno}",
+            got=f"{type(error).__name__}: {error}", next_step="correct it" if bars.volume is not None else
+            "these bars have no volume: bars.volume is None. Leave this feature out, or give bars with volume",
+        ) from error  # fmt: skip
     if values.shape != (len(bars),):
         raise SettingsError(
             "A feature returns one number a bar", where=made.name, got=f"shape {values.shape}", wanted=f"({len(bars)},)"

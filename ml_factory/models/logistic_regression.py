@@ -33,7 +33,7 @@ class _LogisticRegressionSpec(TabularSpec):
 
     def __post_init__(self):
         super().__post_init__()
-        self._at_least_0("clip")
+        self._number("clip")
 
 
 class LogisticRegression(TabularModel):

@@ -1,5 +1,6 @@
 """Settings of the tabular models."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from ml_factory.errors import SettingsError
@@ -42,16 +43,17 @@ class TabularSpec:
         self._whole("block", 1)
         self._whole("patience", 0)
         self._whole("threads", 0)
-        self._at_least_0("l2")
+        self._number("l2")
 
     def _whole(self, name: str, low: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or value < low:
             raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
 
-    def _at_least_0(self, name: str) -> None:
-        if not getattr(self, name) >= 0:
-            raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted=">= 0")
+    def _number(self, name: str, holds: Callable[[float], bool] = lambda value: value >= 0, wanted: str = ">= 0"):
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"a number {wanted}")
 
     def identity(self) -> dict:
         """The settings that make it another run when they change."""
@@ -83,9 +85,8 @@ class TabularBoosterSpec(TabularSpec):
     def __post_init__(self):
         super().__post_init__()
         self._whole("depth", 1)
-        self._at_least_0("min_leaf")
+        self._number("min_leaf")
         for name in ("learning_rate", "row_sample", "column_sample"):
-            if not 0 < getattr(self, name) <= 1:
-                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted="in (0, 1]")
+            self._number(name, lambda value: 0 < value <= 1, "in (0, 1]")
         if self.device not in DEVICES:
             raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
@@ -57,11 +58,16 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Surrogate:
-    """The surrogate's tokens: a function of the step, or its caches. facts : vocabularies and weights."""
+    """The surrogate's tokens: a function of the step, or its caches.
+
+    facts : vocabularies and weights.
+    share : of the positions of the first sequences, those with a token that takes part in the loss.
+    """
 
     online: SurrogateTopTokens | None
     cached: tuple[PartedRows, ...]
     facts: dict[str, Any]
+    share: float = 0.0
 
 
 def run_sdce(
@@ -163,14 +169,28 @@ def _load_surrogate(
              "text_share": _share_of_text(join, rows.train)}  # fmt: skip
     at_once = given.rows_at_once or (1 if device.kind == "cpu" else 4)
     top_tokens = SurrogateTopTokens(model.network, join, given.k, model.tokenizer.end, device, at_once)
+    share = _share_with_token(top_tokens, rows.train, given.probability_threshold, say)
     if given.cache == "none":
-        return _Surrogate(top_tokens, (), facts)
+        return _Surrogate(top_tokens, (), facts, share)
     made_of = [rows.fingerprint, len(rows.train), facts["weights"], model.tokenizer.fingerprint, given.k, at_once,
                given.cache, device.kind]  # fmt: skip
     folder = _cache_folder(settings) / f"surrogate-{fingerprint_json(made_of)[:16]}"
     cached = cache_top_tokens(rows.train, top_tokens, folder, given.cache)
     say(f"surrogate: {given.k} tokens a position cached in {folder}")
-    return _Surrogate(None, cached, facts)
+    return _Surrogate(None, cached, facts, share)
+
+
+def _share_with_token(top_tokens: SurrogateTopTokens, rows: PartedRows, threshold: float, say: Status) -> float:
+    """Say and return the share of the positions of the first sequences that have a token above the threshold."""
+    tokens_BT = torch.from_numpy(rows[np.arange(min(len(rows), top_tokens.rows_at_once))].astype(np.int64))
+    ids_BTK, logprobs_BTK = (part.cpu() for part in top_tokens(top_tokens.device.to_device(tokens_BT)))
+    share = float(((ids_BTK >= 0) & (logprobs_BTK.exp() >= threshold)).any(dim=-1).float().mean())
+    line = (
+        f"surrogate: {share:.1%} of {tokens_BT.numel():,} positions have a token of probability {threshold:g} or more"
+    )
+    say(line if share else f"{line}: the loss is the standard one. Next: a lower probability_threshold, or a surrogate "
+                           "that knows this text")  # fmt: skip
+    return share
 
 
 def _share_of_text(join: VocabularyJoin, rows: PartedRows) -> float:
@@ -250,7 +270,8 @@ def _result(
         "best_epoch": result.best_epoch, "history": result.history, "exact": result.exact,
         "batch": spec.batch, "sequences": len(rows.train), "held_out": len(rows.held_out),
         "tokens_per_second": (result.machine.get("rows_per_second") or 0.0) * length,
-        "machine": result.machine, "resumed_step": result.resumed_step, "surrogate": surrogate.facts,
+        "machine": result.machine, "resumed_step": result.resumed_step,
+        "surrogate": surrogate.facts and surrogate.facts | {"positions_with_token": surrogate.share},
     }  # fmt: skip
 
 

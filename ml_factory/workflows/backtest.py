@@ -30,7 +30,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 SHIFTS = 20
 SHOWN = (
@@ -146,7 +146,7 @@ def backtest(
     return BacktestResult(
         symbol=symbol, horizon=horizon, model=model, run_id=str(known["run_id"].iloc[0]), split=split,
         contract=dict(vars(spec)), strategies=pd.DataFrame(rows), frame=own.trades,
-        luck=_luck_of_sessions(own, count_finished_runs(workspace, symbol), lacking), lacking=lacking,
+        luck=_luck_of_sessions(own, count_trials(workspace, symbol), lacking), lacking=lacking,
         history=own.equity,
         seconds=time.perf_counter() - started,
     )  # fmt: skip

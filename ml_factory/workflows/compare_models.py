@@ -17,9 +17,9 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_missing_classes,
     prepared_dataset_verdict,
 )
-from ml_factory.workflows.model_findings import find_model_issues
+from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelComparison:
     metrics : a row per model and baseline, index its name.
     verdicts : model -> its verdict on these rows.
     chosen : the model with the smallest log loss on validation rows.
-    findings : on the chosen model, the most severe first.
+    months, findings : of the chosen model, as of `PredictionEvaluation`.
     """
 
     artifacts: Mapping[str, Artifact]
@@ -41,6 +41,7 @@ class ModelComparison:
     metrics: pd.DataFrame
     verdicts: dict[str, ModelVerdict]
     chosen: str
+    months: pd.DataFrame
     findings: tuple[Finding, ...]
 
 
@@ -61,8 +62,9 @@ def compare_finished_models(
     }
     chosen = str(choosing.loc[list(found), "log_loss"].idxmin())
     predicted = {"train": (train_rows, train[chosen]), "validation": (validation_rows, validation[chosen])}
+    months = gain_by_month(data, train_rows, rows, test[chosen], best)
     findings = find_model_issues(
-        data, verdicts[chosen], metrics, predicted | {"test": (rows, test[chosen])},
-        count_finished_runs(workspace, data.symbol),
+        data, verdicts[chosen], predicted | {"test": (rows, test[chosen])}, months,
+        count_trials(workspace, data.symbol),
     )  # fmt: skip
-    return ModelComparison(found, rows, test, metrics, verdicts, chosen, findings)
+    return ModelComparison(found, rows, test, metrics, verdicts, chosen, months, findings)

@@ -45,9 +45,9 @@ def evaluate(
         for what, value in one.facts["limited"].items()
     }
     path = report.write_evaluation_report(
-        workspace.results / "report.html", title or f"{symbol}: evaluation", data,
+        workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
         DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
-            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen,
+            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen, compared.months,
             findings=compared.findings,
         ),
         quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],

@@ -1,5 +1,6 @@
 """Export bars of a database to one file, resumable, and equal to the database by count, ends and content hash."""
 
+import shlex
 import shutil
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.workspace import nearest_legal_symbol
 from ml_factory.workflows.results.base import Result
 
 RECORD_SUFFIX = ".json"  # behind the file's own name
@@ -61,11 +63,12 @@ class ExportDataResult(Result):
         how = "found as exported before" if self.reused else f"exported in {self.seconds:.1f} s"
         resumed = f", {self.resumed_rows:,} of them before an interruption" if self.resumed_rows else ""
         zone = "" if self.has_zone else " --zone ZONE (the times carry none; such as America/Chicago)"
+        data, symbol = shlex.quote(str(self.path)), nearest_legal_symbol(self.symbol or "") or "SYMBOL"
         return (
             f"{self.symbol or self.table}: {self.rows:,} rows from {self.source}, {self.first} to {self.last}, "
             f"{how}{resumed}\n  equal to the database in rows, first and last time and content hash "
             f"({self.compared})\n  {self.path}\n  {self.record_path}\n"
-            f"  next: python -m ml_factory prepare --data {self.path} --symbol {self.symbol or 'SYMBOL'}{zone}"
+            f"  next: python -m ml_factory prepare --data {data} --symbol {symbol}{zone}"
         )
 
 

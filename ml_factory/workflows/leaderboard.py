@@ -11,42 +11,54 @@ import pandas as pd
 from ml_factory.argument_checks import check_horizon
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
+from ml_factory.evaluation.verdict import BEATS
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.compare_models import ModelComparison, compare_finished_models
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_fitted_models
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 TIMED_ROWS = 4_096  # newest test rows that are predicted again for the time
-SHOWN = ["symbol", "horizon", "model", "status", "gain_best", "log_loss", "fit_seconds", "predict_seconds"]
+SHOWN = ["symbol", "horizon", "model", "run", "status", "gain_best", "net", "chance"]
+OTHER_DATA = "other data"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardResult(Result):
     """Result of `leaderboard`.
 
-    frame : a row per symbol, horizon and finished model; within a symbol and horizon the smallest log loss first:
-        symbol, horizon, model, chosen (smallest log loss on validation rows), status and sentence of the verdict,
-        log_loss, best_baseline with its baseline_log_loss, gain_best with gain_low and gain_high (nats per row, 95 %
-        interval), direction_gain, rows, effective_rows, fit_seconds (of all epochs, or of the last session where a
-        model keeps no history), predict_seconds of predict_rows newest test rows on this machine, quick, run_id.
+    frame : a row per symbol, horizon and finished model; within a symbol and horizon the smallest log loss first,
+        models of other data last, which have no figures. Columns: symbol, horizon, model, chosen (smallest log loss on
+        validation rows), status and sentence of the verdict, log_loss, best_baseline with its baseline_log_loss,
+        gain_best with gain_low and gain_high (nats per row, 95 % interval), direction_gain, rows, effective_rows, net
+        and break_even_ticks of the backtest after costs, chance (that its true Sharpe ratio is above 0, after all
+        trials of the symbol), fit_seconds (of all epochs, or of the last session where a model keeps no history),
+        predict_seconds of predict_rows newest test rows on this machine, quick, run_id.
+    trials : symbol -> trials, as `count_trials`.
     skipped : prepared symbols and horizons without a finished model.
     """
 
     frame: pd.DataFrame
+    trials: dict[str, int]
     skipped: list[str]
 
     def summary(self) -> str:
-        table = self.frame[SHOWN].rename(columns={"gain_best": "gain"})
-        digits = {"gain": "{:+.4f}", "log_loss": "{:.4f}", "fit_seconds": "{:.1f}", "predict_seconds": "{:.3f}"}
-        text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()})
-        beats = int((self.frame["status"] == "beats").sum())
+        run = self.frame["quick"].map({True: "QUICK", False: "full"})
+        table = self.frame.assign(run=run)[SHOWN].rename(columns={"gain_best": "gain", "net": "after costs"})
+        digits = {"gain": "{:+.4f}", "after costs": "{:,.0f}", "chance": "{:.0%}"}
+        text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
+        beats = int((self.frame["status"] == BEATS).sum())
+        tried = ", ".join(f"{count} on {symbol}" for symbol, count in self.trials.items())
         lines = [
             text,
             f"{beats} of {len(self.frame)} models beat every baseline on their test rows.",
-            "Each model tried is one more trial: the best of many may be the best by luck.",
+            f"Trials, all counted in chance (that the Sharpe ratio after costs is above 0): {tried}.",
         ]
         return "\n".join([*lines, *(f"  no finished model: {name}" for name in self.skipped)])
 
@@ -56,51 +68,69 @@ class LeaderboardResult(Result):
 
     def to_dict(self) -> dict:
         """Return the facts of the summary as JSON values, a record per model."""
-        return super().to_dict() | {"models": self.frame.to_dict("records")}
+        return super().to_dict() | {"models": to_json_value(self.frame.to_dict("records"))}
 
 
 def leaderboard(
     workspace: Workspace | str | Path, symbols: Sequence[str] | None = None, horizons: Sequence[int] | None = None
 ) -> LeaderboardResult:
-    """Compare the newest finished run of every model, for each symbol and horizon of the workspace.
+    """Compare the finished models of the workspace, for each symbol and horizon: the newest full run of each, or the
+    newest QUICK one where there is no full one.
 
-    The rows of one symbol and horizon are those of `evaluate`: the test rows that all of its models predict.
+    The rows of one symbol and horizon are those of `evaluate`: the test rows that all of its models predict. A model
+    whose data is not the prepared data of now has a line without figures.
 
-    symbols, horizons : those to list; None: all that are prepared.
+    symbols, horizons : those to list; None: all that have models or are prepared.
     Raises NotPreparedError where no model is finished.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     wanted = {check_horizon(one) for one in horizons or ()}
-    rows, skipped = [], []
-    for symbol in [check_symbol(one) for one in symbols] if symbols else _prepared_symbols(workspace):
-        for horizon in DatasetStore.current(workspace.processed(symbol)).horizons:
-            if wanted and horizon not in wanted:
-                continue
-            data = load_dataset(workspace, symbol, horizon)
-            if not _has_model(workspace, data):
-                skipped.append(f"{symbol}, horizon {horizon}")
-                continue
-            rows += _model_rows(workspace, data, compare_finished_models(workspace, data))
+    rows, skipped, registry = [], [], ArtifactRegistry(workspace.models)
+    symbols = [check_symbol(one) for one in symbols] if symbols else _known_symbols(workspace)
+    for symbol in symbols:
+        finished = [one for one in registry.list(symbol) if "run_id" in one.facts]
+        there = {one.facts["horizon"] for one in finished}
+        if not finished or files.is_file(workspace.processed(symbol) / "current.json"):
+            there |= set(DatasetStore.current(workspace.processed(symbol)).horizons)
+        for horizon in sorted(there & wanted if wanted else there):
+            models = [one for one in finished if one.facts["horizon"] == horizon]
+            rows += _rows_of_horizon(workspace, symbol, horizon, models)
+            skipped += [] if models else [f"{symbol}, horizon {horizon}"]
     if not rows:
         raise NotPreparedError(
             "No model is finished", where=workspace.models, got=f"prepared: {'; '.join(skipped) or 'nothing'}",
             next_step="python -m ml_factory train --symbol SYMBOL --model xgboost",
         )  # fmt: skip
     frame = pd.DataFrame(rows).sort_values(["symbol", "horizon", "log_loss"], kind="stable", ignore_index=True)
-    return LeaderboardResult(frame=frame, skipped=skipped, seconds=time.perf_counter() - started)
+    trials = {symbol: count_trials(workspace, symbol) for symbol in dict.fromkeys(frame["symbol"])}
+    return LeaderboardResult(frame=frame, trials=trials, skipped=skipped, seconds=time.perf_counter() - started)
 
 
-def _prepared_symbols(workspace: Workspace) -> list[str]:
-    parent = workspace.processed("X").parent
-    names = sorted(name for name in workspace.files.names(parent) if not name.startswith("."))
-    return [name for name in names if workspace.files.is_file(parent / name / "current.json")]
+def _known_symbols(workspace: Workspace) -> list[str]:
+    """Return the symbols that have models, or prepared data on this machine."""
+    folders = [workspace.models, workspace.processed("X").parent]
+    return sorted({name for folder in folders for name in files.names(folder) if not name.startswith(".")})
 
 
-def _has_model(workspace: Workspace, data: PreparedDataset) -> bool:
-    return any(
-        (one.facts.get("horizon"), one.facts.get("data")) == (data.horizon, data.fingerprint)
-        for one in ArtifactRegistry(workspace.models).list(data.symbol)
-    )
+def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Sequence[Artifact]) -> list[dict]:
+    """Return the rows of the models of one symbol and horizon, oldest first."""
+    newest = {one.name: one for one in models}
+    try:
+        data = load_dataset(workspace, symbol, horizon) if models else None
+    except NotPreparedError as error:  # each model's line says so
+        data, reason = None, str(error)
+    else:
+        reason = f"trained on other data than that prepared now, {data.fingerprint[:12]}" if data else ""
+    rows = []
+    if data is not None and any(one.facts["data"] == data.fingerprint for one in models):
+        rows = _model_rows(workspace, data, compare_finished_models(workspace, data))
+    for name in [name for name in newest if name not in {row["model"] for row in rows}]:
+        rows.append({
+            "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
+            "sentence": reason, "log_loss": np.nan, "quick": bool(newest[name].facts["limited"]),
+            "run_id": newest[name].facts["run_id"],
+        })  # fmt: skip
+    return rows
 
 
 def _model_rows(workspace: Workspace, data: PreparedDataset, compared: ModelComparison) -> list[dict]:
@@ -115,11 +145,22 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: ModelComp
             "baseline_log_loss": float(compared.metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
-            "fit_seconds": _fit_seconds(artifact),
+            **_after_costs(workspace, data, artifact), "fit_seconds": _fit_seconds(artifact),
             "predict_seconds": _predict_seconds(workspace, data, artifact, timed), "predict_rows": len(timed),
             "quick": bool(artifact.facts["limited"]), "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
+
+
+def _after_costs(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> dict[str, float]:
+    """Return the figures of the model's backtest; NaN for bets of meta-labels, which have none."""
+    if data.kind == "meta":
+        return dict.fromkeys(("net", "break_even_ticks", "chance"), np.nan)
+    traded = backtest(workspace, data.symbol, data.horizon, artifact.facts["model"], run_id=artifact.facts["run_id"])
+    own = traded.strategies.set_index("strategy").loc[traded.model]
+    return {
+        "net": own["net"], "break_even_ticks": own["break_even_ticks"], "chance": traded.luck["deflated_sharpe"]
+    }  # fmt: skip
 
 
 def _fit_seconds(artifact: Artifact) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.findings import (
+    MONTHS,
     Finding,
     baseline_finding,
     calibration_finding,
@@ -16,38 +17,51 @@ from ml_factory.evaluation.findings import (
     sort_findings,
     too_good_finding,
     trials_finding,
+    unchecked_note,
 )
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.evaluation.verdict import NOT_ENOUGH, ModelVerdict
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
+from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class, prepared_dataset_baselines
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 
 def find_model_issues(
-    data: PreparedDataset, verdict: ModelVerdict, metrics: pd.DataFrame,
-    predicted: Mapping[str, tuple[np.ndarray, np.ndarray]], trials: int,
+    data: PreparedDataset, verdict: ModelVerdict, predicted: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    months: pd.DataFrame, trials: int,
 ) -> tuple[Finding, ...]:  # fmt: skip
-    """Return the findings on a model, the most severe first.
+    """Return the findings on a model, the most severe first, and a note of what was not checked.
 
-    metrics : of the test rows, index the name of the forecast.
     predicted : "train", "validation", "test" -> positions and float64 (N, 3) probabilities.
-    trials : finished runs on this symbol.
+    months : as of `gain_by_month`.
+    trials : `count_trials` of this symbol.
     """
-    train_rows = predicted["train"][0]
-    gains = {part: _row_gains(data, train_rows, *predicted[part], "prior") for part in ("train", "validation")}
-    rows, p_N3 = predicted["test"]
-    clear, enough = data.unambiguous_mask[rows], verdict.status != NOT_ENOUGH
-    gain_N = _row_gains(data, train_rows, rows, p_N3, verdict.best_baseline)
+    (train_rows, _), (rows, p_N3) = predicted["train"], predicted["test"]
+    gains = {part: _mean(_row_gains(data, train_rows, *predicted[part], "prior")) for part in ("train", "validation")}
+    enough, names = verdict.status != NOT_ENOUGH, list(data.features.columns)
     return sort_findings([
         baseline_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
-        overfit_finding(*(_mean(gains[part]) for part in ("train", "validation"))),
-        month_finding(gain_N, data.labels.index[rows][clear]),
-        calibration_finding(float(metrics.loc[verdict.model, "ece_debiased"])),
+        overfit_finding(gains["train"], gains["validation"]), month_finding(months),
+        calibration_finding(dataset_calibration_by_class(data, rows, {verdict.model: p_N3})),
         # A few weeks are another regime for slow features in any case.
-        drift_finding(data.x_NF[data.row[train_rows]], data.x_NF[data.row[rows]], list(data.features.columns))
-        if enough else None,
+        drift_finding(data.x_NF[data.row[train_rows]], data.x_NF[data.row[rows]], names) if enough else None,
         trials_finding(verdict, trials),
+        unchecked_note({
+            "one month that carries the gain": "" if len(months) >= MONTHS else f"the test rows are of {len(months)}",
+            "drift of features": "" if enough else "too few test rows",
+        }),
     ])  # fmt: skip
+
+
+def gain_by_month(
+    data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray, p_N3: np.ndarray, baseline: str
+) -> pd.DataFrame:
+    """Return rows and gain over a baseline, summed nats, by calendar month (UTC) of the unambiguous ones of `rows`.
+
+    train_rows : those that the baseline is counted on.
+    """
+    gain_N = _row_gains(data, train_rows, rows, p_N3, baseline)
+    months = data.labels.index[rows][data.unambiguous_mask[rows]].strftime("%Y-%m")
+    return pd.Series(gain_N).groupby(np.asarray(months)).agg(rows="size", gain="sum").rename_axis("month")
 
 
 def _row_gains(

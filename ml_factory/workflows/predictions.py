@@ -45,9 +45,9 @@ from ml_factory.workflows.dataset_evaluation import (
     dataset_weighted_prior_loss,
     prepared_dataset_verdict,
 )
-from ml_factory.workflows.model_findings import find_model_issues
+from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.runs.stored_runs import count_finished_runs
+from ml_factory.workflows.runs.stored_runs import count_trials
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte
@@ -65,6 +65,7 @@ class PredictionEvaluation:
     reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     verdict : on test rows, over every baseline; the best one was chosen on validation rows.
     calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
+    months : of the test rows, `gain_by_month` over the best baseline.
     findings : on the model, the most severe first.
     """
 
@@ -76,6 +77,7 @@ class PredictionEvaluation:
     reference_gains: dict[str, tuple[float, float, float]]
     verdict: ModelVerdict
     calibration: pd.DataFrame
+    months: pd.DataFrame
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -112,12 +114,13 @@ def predict_and_evaluate_artifact(
     name = artifact.facts["model"]
     found = prepared_dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
     by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
+    months = gain_by_month(data, train_rows, rows, p_N3[test], best)
     evaluated = PredictionEvaluation(
-        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
+        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class, months
     )
     predicted = {part: (at, p_N3[(frame["split"] == part).to_numpy()]) for part, at in parts.items()}
-    trials = count_finished_runs(workspace, data.symbol)
-    return replace(evaluated, findings=find_model_issues(data, found, evaluated.test_metrics, predicted, trials))
+    trials = count_trials(workspace, data.symbol)
+    return replace(evaluated, findings=find_model_issues(data, found, predicted, months, trials))
 
 
 def _reference_predictions(
@@ -264,7 +267,8 @@ def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data
     others = [one for one in dict.fromkeys(runs) if one != artifact.facts["run_id"]]
     if not others:
         return "the only finished run"
-    return f"the newest finished run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
+    full = "" if runs[-1] == artifact.facts["run_id"] else "full "
+    return f"the newest {full or 'finished '}run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
 
 
 def artifacts_to_compare(
@@ -272,7 +276,7 @@ def artifacts_to_compare(
 ) -> dict[str, Artifact]:
     """Return an artifact of each model on this data set; of all models there are, or of those requested.
 
-    runs : ids of runs whose models are taken; of the other models the newest.
+    runs : ids of runs whose models are taken; of the other models the newest full one, else the newest QUICK one.
     Raises NotPreparedError where there is none, and for a run of other data: its test rows are others.
     """
     for name in models or ():
@@ -282,7 +286,7 @@ def artifacts_to_compare(
     if len(named) < len(runs):
         raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
     for name in [*models, *named] if models else [*available_models(), STACK]:
-        artifact = named.get(name) or registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
+        artifact = named.get(name) or _newest_full_run(registry, data, name)
         if artifact is not None:
             found[name] = artifact
         elif models:
@@ -294,6 +298,15 @@ def artifacts_to_compare(
             next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
         )  # fmt: skip
     return found
+
+
+def _newest_full_run(registry: ArtifactRegistry, data: PreparedDataset, name: str) -> Artifact | None:
+    """Return the newest model of a full run on this data set, or of a QUICK run where there is no full one."""
+    found = [
+        one for one in registry.list(data.symbol)
+        if (one.name, one.facts.get("horizon"), one.facts.get("data")) == (name, data.horizon, data.fingerprint)
+    ]  # fmt: skip
+    return max(found, key=lambda one: (not one.facts["limited"], one.sequence), default=None)
 
 
 def _artifact_of_run(registry: ArtifactRegistry, data: PreparedDataset, run: str) -> Artifact:

@@ -12,10 +12,11 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.findings import Finding, answer_sentences, findings_section
+from ml_factory.evaluation.findings import Finding, findings_section, next_step_sentence
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
-from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.evaluation.verdict import BASELINE_LINES, ModelVerdict, format_verdict_bounds
+from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.run_folder import RunFolder
@@ -30,9 +31,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 from ml_factory.workflows.run_report_sections import run_report_sections
 
-GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
-SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
-MANY = 2  # forecasts per reliability plot
+SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece"]
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 plots = LazyModule("ml_factory.evaluation.plots")
 
@@ -46,8 +45,7 @@ class ReportPredictions:
     metrics : `compute_forecast_metrics`.
     verdicts : model -> its verdict on these rows.
     chosen : the model of the headline; of several the best one on validation rows.
-    reference_gains : as of `predict.PredictionEvaluation`.
-    findings : on the chosen model, the most severe first.
+    months, reference_gains, findings : as of `predictions.PredictionEvaluation`.
     """
 
     rows: np.ndarray
@@ -55,6 +53,7 @@ class ReportPredictions:
     metrics: pd.DataFrame
     verdicts: Mapping[str, ModelVerdict]
     chosen: str
+    months: pd.DataFrame
     reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
@@ -71,47 +70,49 @@ def write_evaluation_report(
     """Write the report of one run, or of several runs on the same rows.
 
     quick_limits : limits of QUICK.
-    extra_sections : sections between the verdict and the data, such as learning curves.
+    extra_sections : sections of the runs, such as learning curves.
     """
     sections = [
+        _gain_section(evaluated),
+        report_calibration_section(data, evaluated),
         findings_section(evaluated.findings),
         report_verdict_section(evaluated, len(data.splits["test"]), two_sided=_report_has_directional_part(data)),
         decile_returns_section(data, evaluated),
-        report_calibration_section(data, evaluated),
         *extra_sections,
         *_data_sections(data, store),
     ]
-    _write_report_facts(path.with_suffix(".json"), data, evaluated)
-    return write_html_report(
-        path, title, sections, answer=answer_sentences(evaluated.chosen_verdict, evaluated.findings),
-        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {report_test_period(data, evaluated)}",
-        facts=report_headline_cards(evaluated,
-        two_sided=_report_has_directional_part(data)) | {"proof": describe_proof_of_store(store, data.horizon)},
-        notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
-        footer=f"data {data.fingerprint[:12]}. Past results do not guarantee future results; a gain whose interval "
-        "includes 0 is no gain.",
-    )  # fmt: skip
-
-
-def _write_report_facts(path: Path, data: PreparedDataset, evaluated: ReportPredictions) -> None:
-    """Write the numbers of a report next to its page: answer, findings, verdicts and metrics of the test rows."""
-    files.write_json(path, to_json_value({
+    files.write_json(path.with_suffix(".json"), to_json_value({
         "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
-        "answer": answer_sentences(evaluated.chosen_verdict, evaluated.findings),
+        "answer": evaluated.chosen_verdict.answer, "next_step": next_step_sentence(evaluated.findings),
         "findings": [one.to_dict() for one in evaluated.findings],
         "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
         "metrics": evaluated.metrics.reset_index().to_dict("records"),
     }))  # fmt: skip
+    return write_html_report(
+        path, title, sections, answer=evaluated.chosen_verdict.answer,
+        subtitle=f"{next_step_sentence(evaluated.findings)}\n\n{report_test_period(data, evaluated)}",
+        facts=report_headline_cards(evaluated),
+        notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
+        footer=f"data {data.fingerprint[:12]}, proof that nothing looks ahead: "
+        f"{describe_proof_of_store(store, data.horizon)}. Past results do not guarantee future results; a gain whose "
+        "interval includes 0 is no gain.",
+    )  # fmt: skip
 
 
 def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> str:
-    """Format the test period with its rows."""
+    """Describe model, labels and test period."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
     return (
-        f"Test period {first} to {last}: {evaluated.chosen_verdict.rows:,} rows no model was fitted or chosen on, "
-        f"worth {evaluated.chosen_verdict.effective_rows:,.0f} without overlap (effective rows)."
+        f"{evaluated.chosen}, labels {describe_horizon(data)} ahead. Test period {first} to {last}: rows that no model "
+        "was fitted or chosen on."
     )
+
+
+def describe_horizon(data: PreparedDataset) -> str:
+    """Describe the horizon with the length of a bar, such as "20 bars of 5 minutes"."""
+    features = FeatureSpec(**data.settings["data"]["features"])
+    return f"{data.horizon} bars of {features.base_description}"
 
 
 def _write_run_report(
@@ -121,10 +122,10 @@ def _write_run_report(
     facts, name = artifact.facts, artifact.facts["model"]
     evaluated = ReportPredictions(
         verdict.test_rows, {name: verdict.test_p}, verdict.test_metrics, {name: verdict.verdict}, name,
-        verdict.reference_gains, verdict.findings,
+        verdict.months, verdict.reference_gains, verdict.findings,
     )  # fmt: skip
     return write_evaluation_report(
-        folder / "report.html", f"{name} on {data.symbol}", data,
+        folder / "report.html", f"{data.symbol}: {name}", data,
         DatasetStore.current(workspace.processed(data.symbol)),
         evaluated, quick_limits=facts["limited"],
         extra_sections=run_report_sections(facts, verdict.priors["validation"]),
@@ -182,12 +183,12 @@ def report_verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: 
     """
     chosen_first = sorted(evaluated.verdicts.values(), key=lambda one: one.model != evaluated.chosen)
     lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
+    count = len(evaluated.rows)
+    some = f"{count:,} of the {of:,} test rows, those with a full input window"
+    lines.append(f"Evaluated on {some if count < of else f'all {of:,} test rows'}.")
     lines += [
         report_comparison_sentence(evaluated.chosen, who, gain) for who, gain in evaluated.reference_gains.items()
     ]
-    count = len(evaluated.rows)
-    some = f"{count:,} of the {of:,} test rows, those with a full input window"
-    rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
     lines.append(
         "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
         "of the session and the volatility predict when a barrier is touched; the directional gain, over the class "
@@ -201,17 +202,38 @@ def report_verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: 
             f"{evaluated.chosen} was chosen on validation rows. The best of several on the same test rows looks better "
             "than it is."
         )
+    lines.append("The baselines, counted on training rows:")
+    lines += [f"`{name}`: {how}." for name, how in BASELINE_LINES.items()]
     metrics = evaluated.metrics
-    gains = [name for name in GAINS if name in metrics and (two_sided or not name.startswith("direction"))]
+    best = metrics["best_baseline"].iloc[0]
+    gains = {f"over {best}": _bounds(metrics, "gain_best", "gain_best_low", "gain_best_high")}
+    if two_sided:
+        gains["directional, over prior"] = _bounds(metrics, "direction_gain", "direction_low", "direction_high")
+    gains["over prior"] = _bounds(metrics, "log_loss_gain", "gain_low", "gain_high")
     return HtmlSection(
         "Verdict",
-        text="\n\n".join([*lines[: len(evaluated.verdicts)], rows, *lines[len(evaluated.verdicts) :]]),
-        figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.plot_metrics(metrics))],
+        text="\n\n".join(lines),
         tables=[
-            ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
+            ("Test rows: gains in nats per row, with 95 % intervals", pd.DataFrame(gains)),
             ("Test rows: scores", metrics[[name for name in SCORES if name in metrics]]),
         ],
     )
+
+
+def _bounds(table: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
+    """Format a gain and its interval; "0" for a forecast compared with itself."""
+    return table.apply(
+        lambda row: format_verdict_bounds(row[value], row[low], row[high]) if row[value] else "0", axis=1
+    )
+
+
+def _gain_section(evaluated: ReportPredictions) -> HtmlSection:
+    best = evaluated.chosen_verdict.best_baseline
+    return HtmlSection("Gain", figures=[
+        (f"Gain of {evaluated.chosen} over {best} in each month of the test rows; below 0 it was worse.",
+         plots.plot_months(evaluated.months)),
+        (f"Right of 0 is better than {best}. Diamonds are baselines.", plots.plot_metrics(evaluated.metrics)),
+    ])  # fmt: skip
 
 
 def _capital(text: str) -> str:
@@ -261,42 +283,36 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
 
 
 def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
-    """Return the section of reliability diagrams of the test rows, frequencies by class, and calibration errors."""
-    rows, test = evaluated.rows, evaluated.forecasts
-    clear, errors = data.unambiguous_mask[rows], evaluated.metrics[["ece_debiased", "ece"]]
-    tables = {name: reliability_table(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
-    together = {"Predicted and observed": tables}
-    if len(tables) > MANY:
-        together = {name: {name: table} for name, table in tables.items()}
+    """Return the section of the chosen model's reliability diagram, and of frequencies by class of every model."""
+    rows, chosen = evaluated.rows, evaluated.chosen
+    clear = data.unambiguous_mask[rows]
+    table = reliability_table(data.y[rows][clear], evaluated.forecasts[chosen][clear], horizon=data.horizon)
+    by_class = dataset_calibration_by_class(data, rows, evaluated.forecasts)
+    shown = by_class[["name", "class", "predicted", "observed"]].assign(
+        difference=_bounds(by_class, "difference", "low", "high")
+    )
     return HtmlSection(
         "Calibration",
         text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
-        "Bars are 95 % intervals that count overlapping labels once.\n\n"
-        + " ".join(f"Calibration error of {name}: {errors.loc[name, 'ece_debiased']:.3f} debiased, "
-                   f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
-        + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
-        "0 where chance could explain all of it, which with few independent rows does not prove calibration.",
-        figures=[("", plots.plot_calibration(some, name, data.classes)) for name, some in together.items()],
+        "Bars are 95 % intervals that count overlapping labels once. The expected calibration error of "
+        f"{chosen} is {evaluated.metrics.loc[chosen, 'ece']:.3f}; it is not 0 by chance alone.",
+        figures=[(f"Probabilities of {chosen} on test rows.", plots.plot_calibration(table, classes=data.classes))],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
-                 "difference", dataset_calibration_by_class(data, rows, test).set_index("name"))],
+                 "difference", shown.set_index("name"))],
     )  # fmt: skip
 
 
-def report_headline_cards(evaluated: ReportPredictions, *, two_sided: bool = True) -> dict[str, object]:
-    """Return the cards below the title, those of the chosen model: label -> value, or (value, note)."""
-    one, loss = evaluated.chosen_verdict, evaluated.metrics["log_loss"]
-    side = {"directional gain": _gain_card(one.direction_gain, one.direction_low, one.direction_high)}
+def report_headline_cards(evaluated: ReportPredictions) -> dict[str, object]:
+    """Return the cards below the headline, those of the chosen model: label -> (value, note)."""
+    one = evaluated.chosen_verdict
+    low, high = one.gain_best_low, one.gain_best_high
     return {
-        "best on validation rows" if len(evaluated.verdicts) > 1 else "model": (evaluated.chosen, one.status),
-        f"gain over {one.best_baseline}": _gain_card(one.gain_best, one.gain_best_low, one.gain_best_high),
-        **(side if two_sided else {}),
-        "log loss": (f"{loss[evaluated.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
-        "test rows": (one.rows, f"{one.effective_rows:,.0f} effective"),
+        f"gain over {one.best_baseline}, nats per row": (
+            f"{one.gain_best:+.4f}",
+            f"95 % from {low:+.4f} to {high:+.4f}",
+        ),
+        "test rows": (one.rows, f"worth about {float(f'{one.effective_rows:.2g}'):,.0f} without overlap"),
     }
-
-
-def _gain_card(value: float, low: float, high: float) -> tuple[str, str]:
-    return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
 
 
 def _report_label_sentence(data: PreparedDataset) -> str:

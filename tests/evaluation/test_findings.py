@@ -8,10 +8,12 @@ from ml_factory.evaluation import findings
 from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.verdict import BEATS, DOES_NOT_BEAT, NOT_ENOUGH, ModelVerdict
 
+WEEKS_LACK = "7.6 weeks of rows, wanted at least 8"
 
-def verdict(gain: float = 0.02, half: float = 0.01, status: str = BEATS) -> ModelVerdict:
+
+def verdict(gain: float = 0.02, half: float = 0.01, status: str = BEATS, reason: str = "") -> ModelVerdict:
     return ModelVerdict(
-        "model", status, "", "clock", gain, gain - half, gain + half, 0.0, 0.0, 0.0, True, False, 9_000, 1_500.0
+        "model", status, reason, "clock", gain, gain - half, gain + half, 0.0, 0.0, 0.0, True, False, 9_000, 1_500.0
     )
 
 
@@ -25,7 +27,8 @@ def code(found: Finding | None) -> tuple[str, str]:
         (-0.02, 0.01, DOES_NOT_BEAT, ("worse_than_baseline", "serious")),
         (-0.02, 0.03, DOES_NOT_BEAT, ("worse_than_baseline", "warning")),
         (0.02, 0.03, DOES_NOT_BEAT, ("", "")),
-        (-0.02, 0.01, NOT_ENOUGH, ("", "")),
+        (-0.0275, 0.0125, NOT_ENOUGH, ("worse_than_baseline", "serious")),
+        (-0.02, 0.03, NOT_ENOUGH, ("", "")),
     ],
 )
 def test_baseline_finding_names_model_no_better_than_clock(gain, half, status, expected):
@@ -43,8 +46,17 @@ def test_few_rows_finding_names_smallest_visible_gain():
     found = findings.few_rows_finding(verdict(0.02, 0.08, DOES_NOT_BEAT))
     assert code(found) == ("few_rows", "warning") and "above 0.080 nats" in found.sentence
     assert findings.few_rows_finding(verdict(0.02, 0.04)) is None
-    assert code(findings.few_rows_finding(verdict(0.02, 0.04, NOT_ENOUGH))) == ("few_rows", "warning")
-    assert "for an interval" in findings.few_rows_finding(verdict(0.02, float("nan"), NOT_ENOUGH)).sentence
+    assert "shorter horizon" in found.advice
+
+
+@pytest.mark.parametrize(("reason", "advice"), [
+    (WEEKS_LACK, "Add bars of more weeks"), ("no test row is long", "each part has each class"),
+    ("9 rows are 2.0 memories (autocorrelation lengths) of 5 rows, wanted at least 22", "shorter horizon"),
+])  # fmt: skip
+def test_few_rows_finding_advises_by_what_is_lacking(reason, advice):
+    found = findings.few_rows_finding(verdict(0.02, float("nan"), NOT_ENOUGH, reason))
+    assert reason in found.sentence and advice in found.advice
+    assert ("horizon" in found.advice) == ("memories" in reason), "no horizon makes the rows span more weeks"
 
 
 @pytest.mark.parametrize(("train", "validation", "found"), [
@@ -57,11 +69,19 @@ def test_overfit_finding_needs_a_gap_above_limit_and_above_the_gain_left(train, 
 def test_month_finding_names_month_that_carries_the_gain():
     times = pd.date_range("2025-01-01", "2025-04-30", freq="6h", tz="UTC")
     gain = np.where(times.month == 3, 0.9, -0.1)
-    found = findings.month_finding(gain, times)
+
+    def by_month(gain, times):
+        return pd.DataFrame({"gain": gain}).groupby(np.asarray(times.strftime("%Y-%m"))).sum()
+
+    found = findings.month_finding(by_month(gain, times))
     assert code(found) == ("one_month", "warning") and "without 2025-03" in found.sentence
-    assert findings.month_finding(np.where(times.month == 3, 0.9, 0.001), times) is None, "the others gain as well"
-    assert findings.month_finding(gain[times.month < 3], times[times.month < 3]) is None, "two months are too few"
-    assert findings.month_finding(gain - 1, times) is None, "there is no gain that one month could carry"
+    assert findings.month_finding(by_month(np.where(times.month == 3, 0.9, 0.001), times)) is None, (
+        "the others gain as well"
+    )
+    assert findings.month_finding(by_month(gain[times.month < 3], times[times.month < 3])) is None, (
+        "two months are too few"
+    )
+    assert findings.month_finding(by_month(gain - 1, times)) is None, "there is no gain that one month could carry"
 
 
 def test_fold_finding_names_block_that_carries_the_gain():
@@ -70,9 +90,20 @@ def test_fold_finding_names_block_that_carries_the_gain():
     assert findings.fold_finding(np.array([-0.01, 0.05])) is None
 
 
-def test_calibration_finding_is_of_the_debiased_error():
-    assert code(findings.calibration_finding(0.05)) == ("miscalibrated", "warning")
-    assert findings.calibration_finding(0.01) is None and findings.calibration_finding(float("nan")) is None
+def by_class(*differences: float, half: float = 0.02) -> pd.DataFrame:
+    off = np.array(differences)
+    return pd.DataFrame({
+        "class": ["short", "neutral", "long"], "predicted": 1 / 3 + off, "observed": 1 / 3, "difference": off,
+        "low": off - half, "high": off + half,
+    })  # fmt: skip
+
+
+def test_calibration_finding_names_class_whose_interval_is_off():
+    found = findings.calibration_finding(by_class(0.05, -0.07, 0.02))
+    assert code(found) == ("miscalibrated", "warning") and "of neutral" in found.sentence
+    assert "0.263 predicted, 0.333 observed (difference 95 % from -0.090 to -0.050)" in found.sentence
+    assert findings.calibration_finding(by_class(0.05, -0.07, 0.02, half=0.08)) is None
+    assert findings.calibration_finding(by_class(0.025, -0.025, 0.0)) is None, "significant, but small"
 
 
 def test_population_stability_index_equals_sum_over_bins_counted_by_hand():
@@ -109,18 +140,18 @@ def test_cost_finding_compares_break_even_with_twice_the_costs(net, even, cost, 
     assert code(findings.cost_finding(net, even, cost)) == (("dies_of_costs", severity) if severity else ("", ""))
 
 
-def test_sort_findings_puts_serious_ones_first_and_answer_takes_its_advice():
+def test_sort_findings_puts_serious_ones_first_and_next_step_takes_its_advice():
     found = findings.sort_findings([
-        findings.calibration_finding(0.05), None, findings.baseline_finding(verdict(-0.02, 0.01, DOES_NOT_BEAT)),
+        findings.unchecked_note({"drift": "too few test rows", "months": ""}),
+        findings.calibration_finding(by_class(0.05, -0.07, 0.02)), None,
+        findings.baseline_finding(verdict(-0.02, 0.01, DOES_NOT_BEAT)),
     ])  # fmt: skip
-    assert [one.code for one in found] == ["worse_than_baseline", "miscalibrated"]
-    answer = findings.answer_sentences(verdict(-0.02, 0.01, DOES_NOT_BEAT), found)
-    assert answer.startswith(
-        "No edge found: model is worse than the time of the session (clock) (gain over clock -0.02"
-    )
-    assert answer.endswith("Next: use the baseline; try fewer features, more rows, a longer horizon.")
-    good = findings.answer_sentences(verdict(), ())
-    assert good.startswith("Edge found: model beats every baseline") and good.endswith("a backtest after your costs.")
+    assert [one.code for one in found] == ["worse_than_baseline", "miscalibrated", "not_checked"]
+    step = findings.next_step_sentence(found)
+    assert step == "Next: use the baseline; try fewer features, more rows, a longer horizon."
+    assert "bars that came after" in findings.next_step_sentence(found[2:]) == findings.next_step_sentence(())
+    assert found[2].sentence == "Not checked: drift (too few test rows)."
+    assert findings.unchecked_note({"months": ""}) is None
     text = findings.findings_section(found).text
     assert text.startswith("1. Serious: ") and "\n\n2. Warning: " in text
-    assert findings.finding_lines(found)[1].startswith("  finding 2, warning: The probabilities are miscalibrated")
+    assert findings.finding_lines(found)[1].startswith("  finding 2, warning: The probabilities of neutral are")

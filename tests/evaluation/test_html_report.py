@@ -23,7 +23,7 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
 from ml_factory.evaluation.metrics import compute_forecast_metrics
-from ml_factory.evaluation.plot_style import COLOURS, _for_html, _stand_upright, downsample_line, figure_to_svg
+from ml_factory.evaluation.plot_style import COLOURS, _for_html, downsample_line, figure_to_svg
 
 RNG = np.random.default_rng(0)
 N = 6000
@@ -62,7 +62,10 @@ def all_figures() -> dict:
         "learning": plots.plot_learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
         "folds": plots.plot_fold_scores(folds),
         "metrics": plots.plot_metrics(TABLE),
-        "calibration": plots.plot_calibration({"raw": reliability_table(Y, P), "cold": reliability_table(Y, P[::-1])}),
+        "calibration": plots.plot_calibration(reliability_table(Y, P)),
+        "months": plots.plot_months(
+            pd.DataFrame({"rows": 100, "gain": RNG.normal(size=18)}, pd.period_range("2024-01", periods=18, freq="M"))
+        ),
         "weights": plots.plot_stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
         "importances": plots.plot_importances(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
@@ -142,25 +145,17 @@ def test_html_report_ids_are_unique_and_references_resolve():
     assert {a or b for a, b in wanted} <= set(ids)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", FIGURES)
-def test_to_svg_figure_is_small_and_uses_css_colours(name, narrow):
-    svg = figure_to_svg(FIGURES[name], "x", narrow=narrow)
+def test_to_svg_figure_is_small_and_uses_css_colours(name):
+    svg = figure_to_svg(FIGURES[name], "x")
     assert len(svg) < 100_000
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg), "a colour that would stay the same in the dark"
     assert "DejaVu" not in svg and "<style" not in svg
     left, top, width, height = map(float, re.search(r'viewBox="([^"]+)"', svg)[1].split())
-    assert (left, top) == (0, 0) and (260 <= width <= 270 if narrow else 615 <= width <= 625) and height > 60
+    assert (left, top) == (0, 0) and 325 <= width <= 335 and height > 60
     # A word cut off at the right edge would begin beyond it.
     starts = [float(x) for x in re.findall(r'<text[^>]* x="([-\d.]+)"', svg)]
     assert starts and all(0 <= x <= width for x in starts)
-
-
-def test_to_svg_narrow_leaves_figure_unchanged():
-    figure = FIGURES["calibration"]
-    first, size = figure_to_svg(figure, "a"), figure.get_size_inches().tolist()
-    narrow = figure_to_svg(figure, "a", narrow=True)
-    assert figure_to_svg(figure, "a") == first != narrow and figure.get_size_inches().tolist() == size
 
 
 def test_html_report_every_colour_has_light_and_dark_value():
@@ -212,9 +207,36 @@ def test_html_report_table_values_are_formatted():
     page = render_html_report("t", [HtmlSection("s", tables=[table])])
     words, first_row = Page(page).text, page.split("a_b")[1].split("</tr>")[0]
     assert "yes" in first_row and "no" not in first_row
-    for word in ("0.0123", "–", "1,234,567", "-3", "yes", "no", "1.0e-07", "0", "123,457", "inf", "2025-01-06 00:00"):
+    for word in (
+        "0.0123",
+        "–",
+        "1,234,567",
+        "−3",
+        "yes",
+        "no",
+        "1.0e-07",
+        "0",
+        "123,457",
+        "inf",
+        "2025-01-06 00:00",
+    ):
         assert word in words, word
     assert "model name" in words and "a_b" in words
+
+
+def test_html_report_column_has_one_number_of_digits_and_page_one_minus_sign():
+    table = pd.DataFrame({"loss": [0.5, -12.25, np.nan], "net": [3.5, -1234.4, 0.2], "zero": [-1e-9, 2.0, 0.5]})
+    text = "DEMO-NULL lost -0.5 (-1 to +2) on 2025-01-02."
+    page = render_html_report("t", [HtmlSection("s", text, tables=[("", table)])], facts={"net": ("-3.0", "-1 to -2")})
+    words = Page(page).text
+    for column in (["0.50", "−12.25", "–"], ["4", "−1,234", "0"], ["0.0000", "2.0000", "0.5000"]):
+        assert [word for word in words if word in column] == column
+    assert "DEMO-NULL lost −0.5 (−1 to +2) on 2025-01-02." in words and {"−3.0", "−1 to −2"} <= set(words)
+
+
+def test_html_report_headline_is_the_answer():
+    page = render_html_report("DEMO: xgboost", [HtmlSection("s")], answer="No edge found: `x` is worse.")
+    assert "<p class=title>DEMO: xgboost</p>\n<h1>No edge found: <code>x</code> is worse.</h1>" in page
 
 
 def test_write_report_same_input_gives_same_bytes(tmp_path):
@@ -267,13 +289,12 @@ def test_attention_plots_legend_names_mean_range_and_equal_share():
         assert named == {"mean over rows", "middle 80 % of rows", alike}
 
 
-@pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning"])
-def test_narrow_figure_text_stays_inside_figure(name):
+@pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning", "months"])
+def test_figure_text_stays_inside_figure(name):
     figure = all_figures()[name] if name != "metrics" else plots.plot_metrics(
         compute_forecast_metrics({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y,
         best="clock_volatility")
     )  # fmt: skip
-    _stand_upright(figure)
     FigureCanvasAgg(figure).draw()
     words = [figure._suptitle, *(label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label, ax.title))]
     for text in words:

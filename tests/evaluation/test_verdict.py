@@ -139,6 +139,18 @@ def test_verdict_absent_class_is_not_enough_data():
     assert found.status == NOT_ENOUGH and "no test row is long" in found.sentence
 
 
+def test_verdict_answer_is_one_sentence_with_the_edge_first():
+    prior = over(0.2, 0.1, 0.3)
+    lacking = over(-0.0275, -0.04, -0.015, enough=False)
+    for clock, answer in (
+        (over(0.1, 0.05, 0.15), "Edge found: m predicts when a barrier is touched, and which way."),
+        (over(0.1, -0.05, 0.15), "No edge found: m does not beat the time of the session (clock)."),
+        (over(0.1, -0.05, 0.15, enough=False), "No verdict yet: 3 weeks of rows, wanted at least 8."),
+        (lacking, "No edge found: m is worse than the time of the session (clock)."),
+    ):
+        assert by_intervals(prior=prior, clock=clock).answer == answer
+
+
 def test_verdict_of_meta_labels_has_no_direction():
     y, p, clock = market(0.2, 0.0)
     found = verdict(y, p, clock, kind="meta")

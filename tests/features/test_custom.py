@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ml_factory.data.sessions import resolve_market_spec
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.errors import LookAheadError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
@@ -153,6 +155,24 @@ def test_custom_feature_writing_to_bars_raises_value_error():
 
     with pytest.raises(ValueError, match="read-only"):
         feature(vandal)
+
+
+def test_custom_feature_that_fails_is_one_line_with_its_place_and_says_that_volume_is_absent():
+    def misspelt(bars):
+        return bars.closee.rolling(5).mean()
+
+    with pytest.raises(SettingsError, match=r"misspelt, test_custom.py line \d+.*got AttributeError.*closee"):
+        feature(misspelt)
+
+    def volume_gap(bars):
+        return bars.volume / bars.volume.rolling(20, min_periods=1).max()
+
+    feature(volume_gap, memory=20)
+    bars = synthetic_market(SyntheticSpec(days=8)).bars.drop(columns="volume")
+    market = resolve_market_spec("TEST", calendar="cme", tick=0.25, has_volume=False)
+    with pytest.raises(SettingsError, match=r"volume_gap, test_custom.py line.*these bars have no volume") as caught:
+        build_features(bars, market, FeatureSpec(families=("momentum",), custom=("volume_gap",)))
+    assert "\n" not in str(caught.value)
 
 
 def test_custom_feature_redefined_under_same_name_has_other_signature():

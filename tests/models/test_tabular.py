@@ -120,7 +120,15 @@ def test_catboost_fit_leaves_no_files(data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("settings", "field"),
-    [({"rounds": 0}, "rounds"), ({"depth": 2.5}, "depth"), ({"row_sample": 0.0}, "row_sample"), ({"l2": -1.0}, "l2")],
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"depth": 2.5}, "depth"),
+        ({"row_sample": 0.0}, "row_sample"),
+        ({"l2": -1.0}, "l2"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"min_leaf": None}, "min_leaf"),
+        ({"l2": "1"}, "l2"),
+    ],
 )
 def test_booster_spec_invalid_values_raise_settings_error(settings, field):
     with pytest.raises(SettingsError, match=rf"\[{field}\]"):

@@ -113,6 +113,15 @@ def test_guides_command_of_sdce_reaches_the_training(command, clean):
     assert not ended.value.code and len(seen) == 1
 
 
+@pytest.mark.parametrize("script", [
+    "recipes/train.py", "recipes/run_train_test.py", "recipes/test_train_mp_wds_cifar.py",
+    "scripts/export_training_data.py",
+])  # fmt: skip
+def test_guides_script_under_a_python_without_packages_says_what_to_install(script):
+    done = subprocess.run([sys.executable, "-S", script, "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "Next: make setup" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_guides_verb_of_slices_prints_its_commands(verb, clean, call, tmp_path):
     for line in ("PROJECT_ID=your-gcp-project", "TPU_NAME=tinyllama-v4-32", "ZONE=us-central2-b",

@@ -149,6 +149,16 @@ def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
     assert record["settings"]["training"]["learning_rate"] == 3e-3
 
 
+@pytest.mark.parametrize(("threshold", "share"), [(1e-9, 1.0), (0.999, 0.0)])
+def test_recipe_sdce_says_how_many_positions_the_surrogate_speaks_to(settings, threshold, share):
+    lines: list[str] = []
+    given = settings(f"share{share}", surrogate={"probability_threshold": threshold}, training={"num_epochs": 1})
+    result = run_sdce(given, mirror="off", on_status=lines.append)
+    assert result["surrogate"]["positions_with_token"] == share
+    [line] = [one for one in lines if "positions have a token" in one]
+    assert f"{share:.1%} of" in line and ("the loss is the standard one. Next:" in line) == (share == 0)
+
+
 def test_recipe_sdce_own_model_is_surrogate_of_another(settings):
     first = trained(settings("first", training={"loss_type": "standard", "num_epochs": 1}))
     second = trained(settings("second", surrogate={"name_or_path": first["model"]}, training={"num_epochs": 1}))

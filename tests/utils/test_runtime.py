@@ -254,7 +254,9 @@ print(mlfkept.version)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    first, refusal, changed, version = done.stdout.strip().splitlines()
+    said = done.stdout.strip().splitlines()
+    assert said.count("Installing mlfnew: a minute or two") == 1  # before pip, which says nothing for minutes
+    first, refusal, changed, version = (line for line in said if not line.startswith("Installing "))
     assert first == "('mlfnew 1.0',) ()"
     assert "could not be installed [mlfgreedy]" in refusal and "Next: check the network" in refusal
     assert "could not be installed [mlfother]" in changed and "Got        " in changed

@@ -1,6 +1,7 @@
 """Exports of QuestDB's REST interface, a fake server on loopback: right rows, resumed, and no half answer taken."""
 
 import json
+import shlex
 
 import numpy as np
 import pandas as pd
@@ -63,6 +64,13 @@ def test_questdb_export_equals_table_and_is_read_by_prepare(quest, tmp_path, mad
     assert got["note"].tolist() == [row[7] for row in made_rows[:-1]] and got["live"].all()
     assert import_bars(result.path, Workspace(tmp_path / "w"), "MES").rows == ROWS
     assert json.loads((tmp_path / f"bars{suffix}.json").read_text())["rows"] == ROWS
+
+
+def test_questdb_export_of_a_live_table_holds_the_rows_of_its_start(quest, tmp_path, made_rows):
+    later = pd.date_range("2024-01-20", periods=9, freq="1min").strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    quest.arriving = [("MES", at, *made_rows[0][2:]) for at in later]
+    result = export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
+    assert (result.rows, len(pd.read_parquet(result.path))) == (ROWS, ROWS) and len(quest.arriving) < 9
 
 
 def test_questdb_export_start_and_end_and_columns_choose_rows(quest, tmp_path):
@@ -165,3 +173,12 @@ def test_questdb_that_is_absent_is_one_line(call, tmp_path):
     code, _, err = call("export-data", "--source", "http://127.0.0.1:9", "--output", tmp_path / "b.csv")
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == 1 and "cannot be reached" in line
+
+
+def test_export_names_a_command_that_a_shell_takes_as_words_and_a_legal_symbol(quest, tmp_path, made_rows):
+    symbol, folder = "$HOME & #x", tmp_path / "a b"
+    folder.mkdir()
+    quest.add_table("odd", COLUMNS, [(symbol, *row[1:]) for row in made_rows[:50]])
+    summary = export_data(quest.source, folder / "bars.parquet", table="odd").summary()
+    words = shlex.split(summary.partition("next: ")[2])
+    assert words[-4:] == ["--data", str(folder / "bars.parquet"), "--symbol", "HOME-X"]

@@ -7,6 +7,8 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import NotPreparedError
+from ml_factory.settings import DataSpec
+from ml_factory.targets.labels import LabelSpec
 
 
 def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_path):
@@ -37,6 +39,32 @@ def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_p
     assert code == 0, err
     assert [one["model"] for one in json.loads(out)["models"]] == list(table.index) and json.loads(out)["skipped"] == []
     assert pd.read_csv(tmp_path / "board.csv")["log_loss"].tolist() == pytest.approx(table["log_loss"].tolist())
+
+
+def test_leaderboard_keeps_full_run_counts_trials_and_lists_models_of_other_data(prepared):
+    def board():
+        found = pipeline.leaderboard(prepared)
+        return found, found.frame.set_index("model")
+
+    full = pipeline.train(prepared, "DEMO", 5, "linear", uncertified=True)
+    quick = pipeline.train(prepared, "DEMO", 5, "linear", quick=True, uncertified=True)
+    pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True, uncertified=True)
+    found, table = board()
+    assert table.loc["linear", "run_id"] == full.run_id != quick.run_id and not table.loc["linear", "quick"]
+    assert table.loc["lightgbm", "quick"] and found.trials == {"DEMO": 3}
+    assert [line.split()[3] for line in found.summary().splitlines()[1:3]].count("QUICK") == 1
+    assert "full run of 2" in pipeline.evaluate(prepared, "DEMO", 5).choices["linear"]
+    traded = pipeline.backtest(prepared, "DEMO", 5, "linear", run_id=full.run_id)
+    own = traded.strategies.set_index("strategy").loc["linear"]
+    assert table.loc["linear", "net"] == own["net"] and f"{own['net']:,.0f}" in found.summary()
+    # A cross-validation is one more trial; models of data that is no longer the prepared one keep a line.
+    pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=2, quick=True, uncertified=True)
+    pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(labels=LabelSpec(k_up=0.9)))
+    pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True, uncertified=True)
+    found, table = board()
+    assert found.trials == {"DEMO": 5} and list(table.index) == ["lightgbm", "linear"]
+    assert table.loc["linear", "status"] == "other data" and pd.isna(table.loc["linear", "log_loss"])
+    assert table.loc["lightgbm", "status"] != "other data"
 
 
 def test_leaderboard_of_symbol_not_prepared_is_refused(prepared):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
@@ -33,13 +34,18 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
     assert "few_rows" in {one.code for one in result.findings}, "a week of bars"
     assert compared.findings == result.findings
     page = html.unescape(result.report_path.read_text())
+    shown = page.replace("−", "-").replace("<code>", "`").replace("</code>", "`")
     facts = parse_json(result.report_path.with_suffix(".json").read_text())
-    assert facts["answer"] in page and facts["findings"] == [one.to_dict() for one in result.findings]
+    assert f"<h1>{result.verdict.answer}</h1>".replace("-0", "−0") in page and facts["answer"] == result.verdict.answer
+    assert facts["next_step"] in page and "20 bars of" not in page and "5 bars of 5 minutes" in page
+    assert all(f"<code>{name}</code>: " in page for name in BASELINES)
+    assert "Not checked: one month" in page and "None of the checks" not in page
+    assert facts["findings"] == [one.to_dict() for one in result.findings]
     for number, one in enumerate(result.findings, 1):
-        assert f"{number}. {one.severity.capitalize()}: {one.sentence} {one.advice}" in page.replace("<code>", "`")
+        assert f"{number}. {one.severity.capitalize()}: {one.sentence} {one.advice}".strip() in shown
         assert f"finding {number}, {one.severity}: {one.sentence}" in result.summary()
     verdict = facts["verdicts"]["xgboost"]
-    assert verdict["sentence"] == result.verdict.sentence and f"{verdict['gain_best']:+.4f}" in page
+    assert verdict["sentence"] == result.verdict.sentence and f"{verdict['gain_best']:+.4f}" in shown
     losses = {row["name"]: row["log_loss"] for row in facts["metrics"]}
     assert losses == pytest.approx(result.metrics.query("split == 'test'").set_index("name")["log_loss"].to_dict())
     assert all(f"{loss:.4f}" in page for loss in losses.values())
@@ -50,7 +56,7 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     workspace, result, _ = trained
     seen = {}
     monkeypatch.setattr(model_findings, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
-    monkeypatch.setattr(model_findings, "month_finding", lambda gain, times: seen.update(gain=gain, times=times))
+    monkeypatch.setattr(model_findings, "month_finding", lambda months: seen.update(months=months))
     pipeline.train(workspace, "DEMO", 5, "xgboost", uncertified=True, model_settings={"rounds": 150, "min_leaf": 1.0})
     data, stored = load_dataset(workspace, "DEMO", 5), pipeline.load_predictions(workspace, "DEMO", 5, "xgboost")
     rows = {part: data.labels.index.get_indexer(stored.index[stored["split"] == part]) for part in ("train", "test")}
@@ -60,6 +66,8 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     shares = np.array([(y == label).mean() for label in (-1, 0, 1)])
     by_hand = -np.log(shares[y + 1]).mean() - row_log_loss(y, p[clear]).mean()
     assert seen["train"] == pytest.approx(by_hand) and seen["train"] > seen["valid"]
-    test = data.unambiguous_mask[rows["test"]]
-    assert len(seen["gain"]) == test.sum() and list(seen["times"]) == list(data.labels.index[rows["test"]][test])
-    assert seen["gain"].mean() == pytest.approx(result.verdict.gain_best)
+    test, months = data.unambiguous_mask[rows["test"]], seen["months"]
+    assert months["rows"].sum() == test.sum() and list(months.index) == sorted(
+        set(data.labels.index[rows["test"]].strftime("%Y-%m"))
+    )
+    assert months["gain"].sum() / test.sum() == pytest.approx(result.verdict.gain_best)

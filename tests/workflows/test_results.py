@@ -23,10 +23,10 @@ def verdict_of(model: str = "xgboost", kind: str = "triple_barrier") -> ModelVer
 
 METRICS = pd.DataFrame(
     [
-        ("validation", "lstm", 0.6, 0.5), ("test", "clock", 0.5, 0.4), ("test", "xgboost", 0.0321, 0.0123),
-        ("test", "lstm", 0.0654, 0.0456),
+        ("validation", "lstm", 0.6), ("test", "clock", 0.5), ("test", "xgboost", 0.0321),
+        ("test", "lstm", 0.0654),
     ],
-    columns=["split", "name", "ece", "ece_debiased"],
+    columns=["split", "name", "ece"],
 )  # fmt: skip
 BY_CLASS = pd.DataFrame({
     "name": ["xgboost"] * 3 + ["lstm"] * 3, "class": ["short", "neutral", "long"] * 2,
@@ -65,7 +65,7 @@ def test_verdict_lines_of_meta_labels_omit_directional_gain():
 
 def test_train_result_summary_shows_calibration_error_and_class_shares():
     error, shares = trained(verdict_of()).summary().splitlines()[-7:-5]
-    assert error == "  calibration error            0.0321 (debiased 0.0123)"
+    assert error == "  calibration error            0.0321"
     assert shares == "  predicted/observed  short 0.301/0.292, neutral 0.378/0.447, long 0.321/0.261"
     assert len(shares) <= 80
 
@@ -91,5 +91,5 @@ def test_evaluate_result_summary_ends_with_model_chosen_on_validation():
     )  # fmt: skip
     lines = result.summary().splitlines()
     assert lines[-5] == verdicts["lstm"].sentence and "chosen on validation rows: lstm" in lines[-8]
-    assert lines[-7].endswith("0.0654 (debiased 0.0456)") and "short 0.200/0.500" in lines[-6]
+    assert lines[-7].endswith("0.0654") and "short 0.200/0.500" in lines[-6]
     assert lines[2].strip() == verdicts["linear"].sentence

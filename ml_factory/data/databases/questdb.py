@@ -59,6 +59,7 @@ class QuestDBRows:
             self._conditions.append(f"{_quoted(self.columns.symbol.name)} = '{self.symbol}'")
         self._limit(selection)
         self.summary = self._summarize(where)
+        self._conditions.append(self._bound("<=", self.summary.last))  # a live table grows while it is read
 
     @property
     def known_rows(self) -> int:

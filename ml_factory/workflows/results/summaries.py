@@ -41,14 +41,13 @@ def summary_verdict_lines(verdict: ModelVerdict | None) -> list[str]:
 def summary_calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, name: str) -> list[str]:
     """Return calibration error and frequency by class of a forecast of the test rows, predicted and observed.
 
-    metrics : with `split`, `name`, `ece`, `ece_debiased`.
+    metrics : with `split`, `name`, `ece`.
     calibration : as of `dataset_calibration_by_class`; None: no lines.
     """
     if calibration is None:
         return []
-    errors = metrics.loc[(metrics["split"] == "test") & (metrics["name"] == name), ["ece", "ece_debiased"]]
-    plain, debiased = errors.iloc[0]
+    error = metrics.loc[(metrics["split"] == "test") & (metrics["name"] == name), "ece"].iloc[0]
     rows = calibration[calibration["name"] == name]
     pairs = zip(rows["class"], rows["predicted"], rows["observed"], strict=True)
     shares = ", ".join(f"{side} {predicted:.3f}/{observed:.3f}" for side, predicted, observed in pairs)
-    return [f"  calibration error            {plain:.4f} (debiased {debiased:.4f})", f"  predicted/observed  {shares}"]
+    return [f"  calibration error            {error:.4f}", f"  predicted/observed  {shares}"]

@@ -19,7 +19,8 @@ _ATTEMPT = re.compile(r"(.*-[0-9a-f]{10})(?:-\d+)?")
 # What runs themselves write into their folders.
 _OWN = (
     "run.json", "done.json", "log", "predictions.parquet", "predictions.json", "report.html", "report.json",
-    "folds.parquet", "paths.parquet", "barriers-*.json", "profile", "*.lock", ".*", *FINISHED_PARTS,
+    "backtest*.json", "backtest*.csv", "folds.parquet", "paths.parquet", "barriers-*.json", "profile", "*.lock", ".*",
+    *FINISHED_PARTS,
 )  # fmt: skip
 
 
@@ -33,6 +34,7 @@ class StoredRun:
     bases : hashes of the artifacts that a stack combines.
     begun_at : UTC, ISO 8601.
     ended : True where it is marked as finished.
+    rules : trading rules that were chosen by hand in backtests of its test rows.
     added : a file in its folder that no run writes, such as an export; "" for none.
     """
 
@@ -47,6 +49,7 @@ class StoredRun:
     bases: tuple[str, ...]
     begun_at: str
     ended: bool
+    rules: int
     added: str
 
     @contextmanager
@@ -65,36 +68,42 @@ class StoredRun:
 class StoredRuns:
     """The runs of one symbol.
 
-    searched_data : fingerprints of the data that searches of barriers read.
+    searched_data : fingerprints of the data that searches of barriers read; searches : how many there are.
     unknown : folders of runs whose record cannot be read: what they need is not known.
     """
 
     runs: tuple[StoredRun, ...]
     searched_data: frozenset[str]
     unknown: tuple[Path, ...]
+    searches: int
 
 
-def count_finished_runs(workspace: Workspace, symbol: str) -> int:
-    """Return the trials whose best may have been chosen: finished runs of models, each once however often resumed."""
-    runs = read_stored_runs(workspace, symbol).runs
-    return max(len({one.base for one in runs if one.ended and one.task in ("train", "stack")}), 1)
+def count_trials(workspace: Workspace, symbol: str) -> int:
+    """Return the trials of a symbol whose best may have been chosen, 1 at least, each once however often resumed.
+
+    Finished trainings, stacks, cross-validations and searches of barriers, and rules chosen by hand in backtests of
+    test rows.
+    """
+    found = read_stored_runs(workspace, symbol)
+    finished = len({one.base for one in found.runs if one.ended})
+    return max(finished + found.searches + sum(one.rules for one in found.runs), 1)
 
 
 def read_stored_runs(workspace: Workspace, symbol: str) -> StoredRuns:
     """Read the record of every run of a symbol. Raises UnresponsiveMountError."""
-    parent, runs, searched, unknown = workspace.results / symbol, [], set(), []
+    parent, runs, searched, unknown = workspace.results / symbol, [], [], []
     for name in files.names(parent):
         task = name.partition("-")[0]
         if task not in (*TASKS, SEARCH) or not files.is_folder(parent / name):
             continue
         try:
             if task == SEARCH:
-                searched.add(str(files.read_json_or_none(parent / name / "search.json")["data"]))
+                searched.append(str(files.read_json_or_none(parent / name / "search.json")["data"]))
             else:
                 runs.append(_read_run(parent / name))
         except (KeyError, TypeError, ValueError, OverflowError):  # missing or damaged
             unknown.append(parent / name)
-    return StoredRuns(tuple(runs), frozenset(searched), tuple(unknown))
+    return StoredRuns(tuple(runs), frozenset(searched), tuple(unknown), len(searched))
 
 
 def list_interrupted_removals(parent: Path) -> list[Path]:
@@ -114,5 +123,6 @@ def _read_run(folder: Path) -> StoredRun:
         horizon=int(record["horizon"]), data=str(record["data"]),
         models=tuple(settings.get("base_models") or (str(record["model"]),)),
         bases=tuple(settings.get("bases") or ()), begun_at=str(record["begun_at"]), ended="done.json" in names,
+        rules=sum(fnmatchcase(name, "backtest-rule-*.json") for name in names),
         added=next((name for name in names if not any(fnmatchcase(name, one) for one in _OWN)), ""),
     )  # fmt: skip
