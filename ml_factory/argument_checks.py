@@ -13,8 +13,6 @@ DEMOS = (DEMO, DEMO_NULL)
 BASE_MODELS = ("xgboost", "lstm", "patchtst")  # default base models of a stack
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 LABEL_KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
-ACTIVITY_BARS = ("volume", "dollar", "tick_imbalance")
-BARS = ("time", *ACTIVITY_BARS)  # kinds of base bars
 CALENDARS = ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates", "us_equity", "fx", "24h")
 # scheme of cross-validation -> description of its folds
 SCHEMES = {

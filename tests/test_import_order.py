@@ -34,7 +34,7 @@ data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.p
 data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.bar_columns data.validation
 data.bad_rows data.append_check
-data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream data.activity_bars
+data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream
 data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
 data.databases.export_parts data.databases.exported_file data.databases.postgres_session data.databases.postgres
 data.databases.questdb

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
+from ml_factory.argument_checks import CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
 from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_cli_result, print_json
 from ml_factory.commands.options import (
     BarFileOptions,
@@ -35,8 +35,6 @@ class BaseBars:
     calendar: Annotated[str | None, Option(help="One of " + ", ".join(CALENDARS) + "; empty: by symbol.")] = None
     tick: Annotated[float | None, Option(help="Price step; empty: by symbol.")] = None
     roll: Annotated[str | None, Option(help="Join the contracts in --data: volume or date.")] = None
-    bars: Annotated[str | None, Option(help="Base bars by: " + ", ".join(BARS) + ".")] = None
-    bar_size: Annotated[float | None, Option(help="Amount per bar; empty: from the first 20 sessions.")] = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def _specs(
 ) -> tuple["settings_module.DataSpec", "rolls.RollSpec | None"]:
     """Return the settings of the data and of the roll: those of the options, and over them those by dotted name."""
     of_options = {f"bars.{name}": value for name, value in file.raw_bar_spec_fields().items()} | {
-        "features.bars": base.bars, "features.bar_size": base.bar_size, "features.spans": labels.span,
+        "features.spans": labels.span,
         "labels.kind": labels.target, "labels.primary": labels.primary,
         "labels.session_end": "span" if labels.span else None,
         "calendar": base.calendar, "tick": base.tick, "roll.by": base.roll,

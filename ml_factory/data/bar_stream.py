@@ -1,7 +1,4 @@
-"""Resample a live feed: bars pushed in chunks of any size give the buckets of `resample_bars`, bit for bit.
-
-`BarStream` is the base of every bar stream: it splits minutes into runs, and its state is saved exactly.
-"""
+"""Resample a live feed: bars pushed in chunks of any size give the buckets of `resample_bars`, bit for bit."""
 
 import numpy as np
 import pandas as pd
@@ -29,18 +26,22 @@ _NOTHING = (
 _VERSION = 2
 
 
-class BarStream:
-    """A feed of bars, split into runs of one session, one contract and no hole.
+class TimeBarStream:
+    """Buckets of one length, each emitted once, in order, as soon as it is known.
 
-    A subclass keeps the unfinished bar in `_bucket`, a record of plain numbers, and returns the finished bars with
-    `_emit`. Segments are counted from the first bar ever pushed; the count is part of the state.
+    The feed is split into runs of one session, one contract and no hole. Segments are counted from the first bar ever
+    pushed; the count is part of the state, which is saved exactly.
+
+    market, minutes, bar_minutes : as in `resample_bars`
     """
 
-    def __init__(self, market: MarketSpec, bucket: np.ndarray, bar_minutes: int | None = None):
-        self.market, self.bar_minutes = market, bar_minutes or market.bar_minutes
+    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
+        self.market, self.minutes, self.bar_minutes = market, minutes, bar_minutes or market.bar_minutes
+        check_resample_length(minutes, self.bar_minutes)
         self._bar_ns = self.bar_minutes * MINUTE_NS
         self._silence_ns = (market.hole_minutes + self.bar_minutes) * MINUTE_NS
-        self._position, self._bucket = resample_kernels.initial_bar_kernel_state(), bucket
+        self._position = resample_kernels.initial_bar_kernel_state()
+        self._bucket = np.zeros(1, resample_kernels.BUCKET)
         self._now = resample_kernels.BEFORE_ALL
         self._contracts: list[str] = []
         self._stretches, self._covered = np.empty(0, resample_kernels.STRETCH), (0, 0)
@@ -51,13 +52,9 @@ class BarStream:
         To feed several streams, `to_bar_chunk(bars, market)` reads the table once for all. A bar that was complete at
         the time passed to `advance` is refused: its bucket may have been emitted.
         """
-        return self._emit(*self.split_into_runs(bars))
-
-    def split_into_runs(self, bars: pd.DataFrame | BarChunk) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
-        """Return (start, columns, runs) of these minutes and advance past them."""
         start, columns, names = chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
         if not len(start):
-            return _NOTHING
+            return self._emit(*_NOTHING)
         if start[0] + self._bar_ns <= self._now:
             wanted = f"bars that end after {pd.Timestamp(self._now, tz='UTC')}, the time last passed to advance"
             step = "push the bars of a minute before advancing the clock to its end"
@@ -71,7 +68,7 @@ class BarStream:
         )
         raise_on_overlapping_bars(chunk, wrong, self.bar_minutes)
         self._position = position
-        return start, columns, runs
+        return self._emit(start, columns, runs)
 
     def advance(self, now_ns: int) -> ResampledBars:
         """Return the bar, if any, that is complete at `now_ns` (UTC); call it once all bars up to then are pushed."""
@@ -106,10 +103,14 @@ class BarStream:
         """Return the settings that a saved state must share."""
         market = self.market
         names = ("calendar", "hole_minutes", "has_volume")
-        return {"bar_minutes": self.bar_minutes, **{name: getattr(market, name) for name in names}}
+        own = {"minutes": self.minutes, "bar_minutes": self.bar_minutes}
+        return own | {name: getattr(market, name) for name in names}
 
     def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> ResampledBars:
-        raise NotImplementedError
+        clock = max(self._now, int(self._position["clock"][0]))
+        has_volume = self.market.has_volume
+        lengths = (self.minutes,)
+        return resample_runs(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]
 
     def _stretches_for(self, start: np.ndarray) -> np.ndarray:
         """Return the calendar around these bars, looked up some days ahead so that the next bars find it cached."""
@@ -124,24 +125,3 @@ class BarStream:
             )
             self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
         return self._stretches
-
-
-class TimeBarStream(BarStream):
-    """Buckets of one length, each emitted once, in order, as soon as it is known.
-
-    market, minutes, bar_minutes : as in `resample_bars`
-    """
-
-    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
-        check_resample_length(minutes, bar_minutes or market.bar_minutes)
-        super().__init__(market, np.zeros(1, resample_kernels.BUCKET), bar_minutes)
-        self.minutes = minutes
-
-    def _settings(self) -> dict:
-        return {"minutes": self.minutes, **super()._settings()}
-
-    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> ResampledBars:
-        clock = max(self._now, int(self._position["clock"][0]))
-        has_volume = self.market.has_volume
-        lengths = (self.minutes,)
-        return resample_runs(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]

@@ -23,7 +23,7 @@ PRICES = ("open", "high", "low", "close")
 class ResampledBars:
     """Bars of one length as columns; every array has N entries in time order.
 
-    minutes : length of a bar; 0 for activity bars
+    minutes : length of a bar
     start, known_at : int64 ns UTC, both increasing; `known_at` is when the bar is complete
     open, high, low, close : float64
     volume : float64, or None where the market has none
@@ -117,6 +117,19 @@ def resample_bars_to_lengths(
             done = list(pool.map(make, jobs))
     made = {frame.minutes: frame for part in done for frame in part}
     return {length: made[length] for length in lengths}
+
+
+def resample_base_and_frames(
+    bars: pd.DataFrame, market: MarketSpec, base: int, frames: Iterable[int], *, threads: int = 1
+) -> tuple[ResampledBars, dict[int, ResampledBars]]:
+    """Return the bars of `base` minutes, on which rows are built, and the coarse frames of these lengths."""
+    made = resample_bars_to_lengths(bars, market, (base, *frames), threads=threads)
+    return made.pop(base), made
+
+
+def resample_minute_bars_for_labels(bars: pd.DataFrame, market: MarketSpec, base: int) -> ResampledBars | None:
+    """Return the raw bars inside the base bars, which labels are resolved with; None where both are equal."""
+    return None if base == market.bar_minutes else resample_bars(bars, market, market.bar_minutes)
 
 
 def check_resample_length(minutes: int, bar_minutes: int) -> None:

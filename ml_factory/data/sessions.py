@@ -55,8 +55,6 @@ class MarketSpec:
     tick : price step, or None where prices follow none
     has_volume : whether volume is meaningful
     hole_minutes : a silence inside a session longer than this is a hole
-    bar_size, bars_since : of activity bars (`data.activity_bars`): the size of a bar, and the first exchange day with
-        any
     bar_minutes : length of the raw bars, of which frames are made and with which labels are resolved
     learn_since : the first exchange day whose rows may be used for training, days since 1970-01-01: where calendar or
         tick were inferred, the day after the sessions they were inferred from; else 0
@@ -68,8 +66,6 @@ class MarketSpec:
     tick: float | None
     has_volume: bool
     hole_minutes: int = 60
-    bar_size: float | None = None
-    bars_since: int = 0
     bar_minutes: int = 1
     learn_since: int = 0
     source: tuple[tuple[str, str], ...] = ()
@@ -90,16 +86,14 @@ class MarketSpec:
         """Return one warning for each fact that was inferred from the bars instead of being given or looked up."""
         return [
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
-            + ("bars begin after them; " if field == "bar_size" else "")
-            + f"give {field}= (prepare --{field.replace('_', '-')}) to fix it"
+            f"give {field}= (prepare --{field}) to fix it"
             for field, how in self.source
             if how == "inferred" and field != "has_volume"  # presence of volume is certain
         ]
 
     def to_dict(self) -> dict:
         """Return plain values for a manifest; `from_dict` inverts it."""
-        first = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
-        names = (*first, "bar_minutes", "learn_since")
+        names = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_minutes", "learn_since")
         return {name: getattr(self, name) for name in names} | {"source": dict(self.source)}
 
     @classmethod

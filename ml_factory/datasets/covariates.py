@@ -30,8 +30,7 @@ def resolve_covariate_settings(settings: Mapping, horizon: int, features: Featur
 
     Raises
     ------
-    SettingsError : a variable that is not known ahead, or changes in a window; activity bars; windows and labels that
-        span sessions
+    SettingsError : a variable that is not known ahead, or changes in a window; windows and labels that span sessions
     """
     settings = dict(settings)
     # A window that spans nights contains several days of the week.
@@ -39,11 +38,6 @@ def resolve_covariate_settings(settings: Mapping, horizon: int, features: Featur
         if names := _requested_names(name, settings.pop(name, None), available):
             settings[name] = names
     if "known" in settings:
-        if not isinstance(features.base, int):
-            raise SettingsError(
-                "The moments of bars by activity are not known ahead", where="known", got=features.base_description,
-                wanted="bars of so many minutes", next_step="leave known= out",
-            )  # fmt: skip
         if features.spans:
             raise SettingsError(
                 "Which bars of the next session will come is not known ahead", where="known",

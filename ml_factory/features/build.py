@@ -9,9 +9,13 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.argument_checks import BARS
-from ml_factory.data.activity_bars import KINDS, build_base_bars_and_frames, resolve_activity_bar_size
-from ml_factory.data.resample import ResampledBars, apply_roll_adjustment, asof_rows, segments_between_rolls
+from ml_factory.data.resample import (
+    ResampledBars,
+    apply_roll_adjustment,
+    asof_rows,
+    resample_base_and_frames,
+    segments_between_rolls,
+)
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -59,12 +63,9 @@ class FeatureSpec:
     """Selection of columns.
 
     base_minutes : length of the base bars; a row is known at each one's `known_at`
-    bars : "time" (of `base_minutes`), or by activity: "volume", "dollar" or "tick_imbalance" (`data.activity_bars`);
-        None: as this symbol was prepared before, else time
-    bar_size : size of an activity bar; None: estimated from the first 20 sessions
     spans : input windows of rows continue over session ends and holes, never over a roll's step in the price; else a
         row's `segment` changes at all of these and a window stays inside one. No column depends on it
-    frames : lengths of the coarse frames in minutes, increasing, each longer than base bars of time; 1440 is a whole
+    frames : lengths of the coarse frames in minutes, increasing, each longer than the base bars; 1440 is a whole
         day
     families : names out of FAMILIES, in the order of the columns
     custom : names of the user's own features (`features.custom.feature`), stored as "name#source hash"
@@ -76,8 +77,6 @@ class FeatureSpec:
     families: tuple[str, ...] = tuple(FAMILIES)
     custom: tuple[str, ...] = ()
     full_frames: bool = False
-    bars: str | None = None
-    bar_size: float | None = None
     spans: bool = False
 
     def __post_init__(self) -> None:
@@ -89,8 +88,7 @@ class FeatureSpec:
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
         if not isinstance(self.spans, bool):
             raise SettingsError("Windows span or do not", where="spans", got=repr(self.spans), wanted="True or False")
-        self._check_bars()
-        steps = (self.base if isinstance(self.base, int) else 0, *self.frames)
+        steps = (self.base_minutes, *self.frames)
         if any(not isinstance(later, int) or later <= before for before, later in pairwise(steps)):
             wanted = f"rising whole numbers above the base frame's {steps[0]}"
             raise SettingsError("Coarse frames are out of order", where="frames", got=self.frames, wanted=wanted)
@@ -103,43 +101,9 @@ class FeatureSpec:
                 wanted = "at least one family, each once" if field == "families" else "each feature once"
                 raise SettingsError("Features repeat or lack", where=field, got=names, wanted=wanted)
 
-    def _check_bars(self) -> None:
-        if self.bars is not None and self.bars not in BARS:
-            hint = did_you_mean(str(self.bars), BARS)
-            raise SettingsError(
-                "No such bars", where="bars", got=repr(self.bars), wanted=", ".join(BARS), next_step=hint
-            )
-        if self.bar_size is not None and isinstance(self.base, int):
-            step = f"name what fills them: bars= (prepare --bars) {', '.join(KINDS)}"
-            raise SettingsError("Bars of time have no size", where="bar_size", got=self.bar_size, next_step=step)
-
-    @property
-    def base(self) -> int | str:
-        """The base bars: minutes, or the activity kind, as `data.activity_bars.build_base_bars` takes it."""
-        return self.base_minutes if self.bars in (None, "time") else self.bars
-
-    @property
-    def base_description(self) -> str:
-        """Description of a base bar."""
-        return f"{self.base} minutes" if isinstance(self.base, int) else f"{self.base.replace('_', ' ')}"
-
-    def with_bar_size(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
-        """Return the market with the size of its activity bars, estimated from `bars` where not given."""
-        return (
-            market if isinstance(self.base, int) else resolve_activity_bar_size(market, self.base, self.bar_size, bars)
-        )
-
     @property
     def warmup_bars(self) -> int:
-        """Base bars of history after which a row is within 1e-6 of the row that the whole history gives.
-
-        Raises SettingsError for activity bars: the number of them in an hour or a session is unknown in advance.
-        """
-        if not isinstance(self.base, int):
-            raise SettingsError(
-                "Bars by activity have no cold start", where="bars", got=self.bars, wanted="the history, or a state",
-                next_step="push the bars from the first one on, or load the state of a stream that has seen them",
-            )  # fmt: skip
+        """Base bars of history after which a row is within 1e-6 of the row that the whole history gives."""
         longest = max(self.frames, default=0)
         coarse = (MEMORY_BARS[self.coarse_frame_columns] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
@@ -270,9 +234,8 @@ class _FeatureFrames:
 
 def _build_feature_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> _FeatureFrames:
     """Return the frames of `spec`; raise BarsError where too few bars are left after warm-up."""
-    market = spec.with_bar_size(market, bars)
     with progress_phase("frames", len(bars)):  # the base at traded prices; features use roll-adjusted ones
-        unadjusted, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames, threads=threads)
+        unadjusted, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames, threads=threads)
     base, frames = (
         apply_roll_adjustment(unadjusted),
         {minutes: apply_roll_adjustment(frame) for minutes, frame in frames.items()},
@@ -283,7 +246,7 @@ def _build_feature_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureS
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
-            got=f"{len(base)} bars of {spec.base_description}",
+            got=f"{len(base)} bars of {spec.base_minutes} minutes",
             wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.coarse_frame_columns]} of each frame of "
             f"{spec.frames}, reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",

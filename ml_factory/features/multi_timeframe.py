@@ -8,9 +8,9 @@ CHUNK = 65_536
 _LONG = {240: "4h", 1440: "1d"}
 
 
-def timeframe_name(length: int | str) -> str:
-    """Return the name of a frame: 60m, 4h, 1d; activity bars by their kind."""
-    return _LONG.get(length, f"{length}m") if isinstance(length, int) else length
+def timeframe_name(length: int) -> str:
+    """Return the name of a frame: 60m, 4h, 1d."""
+    return _LONG.get(length, f"{length}m")
 
 
 def timeframe_column_name(name: str, minutes: int) -> str:

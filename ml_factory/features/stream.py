@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import make_base_bar_stream
+from ml_factory.data.bar_stream import TimeBarStream
 from ml_factory.data.resample import (
     BarChunk,
     ResampledBars,
@@ -58,14 +58,16 @@ class FeatureStream:
 
     def __init__(self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False):
         self.spec, self.cold = spec or FeatureSpec(), cold
-        self.market = market = self.spec.with_bar_size(market)
+        self.market = market
         self._warm = self.spec.warmup_bars if cold else 0
         self.names = feature_column_names(market, self.spec)
         families = self.spec.families_for_market(market)
-        lengths = (self.spec.base, *self.spec.frames)
-        self._frames = {length: make_base_bar_stream(market, length) for length in lengths}
+        lengths = (self.spec.base_minutes, *self.spec.frames)
+        self._frames = {length: TimeBarStream(market, length) for length in lengths}
         self._engines = {
-            length: FeatureEngine(market, families, coarse=length != self.spec.base and not self.spec.full_frames)
+            length: FeatureEngine(
+                market, families, coarse=length != self.spec.base_minutes and not self.spec.full_frames
+            )
             for length in lengths
         }
         first = FIRST_BARS[self.spec.coarse_frame_columns]
@@ -84,7 +86,7 @@ class FeatureStream:
         for frame in stream._frames.values():
             frame.push(chunk)
         for minutes, engine, known_at in matrix.engines:
-            stream._engines[minutes or spec.base].load_state(engine.get_state())
+            stream._engines[minutes].load_state(engine.get_state())
             if minutes in stream._coarse:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
@@ -140,13 +142,13 @@ class FeatureStream:
     def _settings(self) -> dict:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
-    def _next(self, new: dict[int | str, ResampledBars]) -> StreamedFeatureRows:
-        unadjusted = new[self.spec.base]
+    def _next(self, new: dict[int, ResampledBars]) -> StreamedFeatureRows:
+        unadjusted = new[self.spec.base_minutes]
         new = {minutes: apply_roll_adjustment(frame) for minutes, frame in new.items()}
-        base = new[self.spec.base]
+        base = new[self.spec.base_minutes]
         values = np.empty((len(base), len(self.names)), np.float32)
-        place = len(self._engines[self.spec.base].names)
-        self._engines[self.spec.base].push(base, values[:, :place])
+        place = len(self._engines[self.spec.base_minutes].names)
+        self._engines[self.spec.base_minutes].push(base, values[:, :place])
         ready = self._ready(base)
         for minutes, newest in self._coarse.items():
             stop = place + newest.width

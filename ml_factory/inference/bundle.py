@@ -185,13 +185,12 @@ class Bundle:
         with _damaged(self.where):
             return add_prediction_splits(frame, self.description, all_rows, self.where)
 
-    def _first_warm_moment(self, checked: pd.DataFrame) -> int | None:
-        """Return from when on rows have the warm-up before them, UTC ns; None where the bars are taken for the whole
-        history. Raises BarsError for too few bars, before anything else is computed.
+    def _first_warm_moment(self, checked: pd.DataFrame) -> int:
+        """Return from when on rows have the warm-up before them, UTC ns.
+
+        Raises BarsError for too few bars, before anything else is computed.
         """
-        wanted, length = self.description["warmup_bars"], self.spec.features.base
-        if wanted is None or not isinstance(length, int):
-            return None
+        wanted, length = self.description["warmup_bars"], self.spec.features.base_minutes
         known_at = resample_bars(checked, self.spec.market, length).known_at
         if len(known_at) <= wanted:
             raw = (wanted + 1) * max(length // self.spec.market.bar_minutes, 1)

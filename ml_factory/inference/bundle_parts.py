@@ -26,10 +26,8 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def warmup_bars(spec: PredictionSpec, models: Mapping[str, TrainedModel]) -> int | None:
-    """Return base bars after which a cold start predicts; None where only the whole history will do."""
-    if not isinstance(spec.features.base, int):
-        return None
+def warmup_bars(spec: PredictionSpec, models: Mapping[str, TrainedModel]) -> int:
+    """Return base bars after which a cold start predicts."""
     return spec.features.warmup_bars + max(_rows_before(model.scaler) + model.lookback for model in models.values())
 
 

@@ -13,8 +13,6 @@ def model_card(description: Mapping) -> str:
     about, spec = description, description["spec"]
     market, labels = spec["market"], spec["data"]["labels"]
     parts = "".join(f"- base model: {name}\n" for name in about["hashes"]["models"]) if about["stack"] else ""
-    warmup = about["warmup_bars"]
-    history = f"{warmup:,} base bars" if warmup else "all bars from the first one on"
     own = ", ".join(f"{name} (module {one['module']}, source {one['hash']})" for name, one in about["custom"].items())
     tick = f"{market['tick']:g}" if market["tick"] is not None else "none"
     return "\n".join([
@@ -23,7 +21,7 @@ def model_card(description: Mapping) -> str:
         "## What it reads", "",
         f"- raw bars of {market['bar_minutes']} min: {about['symbol']}, calendar {market['calendar']}, tick {tick}, "
         f"volume {'yes' if market['has_volume'] else 'no'}",
-        f"- {len(about['feature_names'])} features; after a cold start it waits for {history}",
+        f"- {len(about['feature_names'])} features; after a cold start it waits for {about['warmup_bars']:,} base bars",
         f"- your own features: {own or 'none'}",
         f"- preprocessing: {', '.join(map(_step_name, spec['data']['preprocess']))}, fitted on the training rows", "",
         "## What it was taught", "",

@@ -51,12 +51,9 @@ class PredictionStream:
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
     @property
-    def lacking_bars(self) -> int | None:
-        """Base bars that must still be complete, at least, before the first prediction of a cold stream; None where the
-        model needs the whole history.
-        """
-        warmup = self.bundle.description["warmup_bars"]
-        return None if warmup is None else self._features.lacking_bars(warmup + 1)
+    def lacking_bars(self) -> int:
+        """Base bars that must still be complete, at least, before the first prediction of a cold stream."""
+        return self._features.lacking_bars(self.bundle.description["warmup_bars"] + 1)
 
     def push(self, bars: pd.DataFrame) -> pd.DataFrame:
         """Return the predictions that these bars complete: the columns of `Bundle.predict`, perhaps no row.

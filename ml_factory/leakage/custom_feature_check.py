@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_bars
-from ml_factory.data.resample import ResampledBars
+from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
@@ -42,7 +41,7 @@ def check_custom_features(
     """
     if not spec.custom:
         return 0, []
-    base = build_base_bars(bars, MarketSpec.from_dict(facts), spec.base)
+    base = resample_bars(bars, MarketSpec.from_dict(facts), spec.base_minutes)
     days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
     compared, leaks = 0, []
     for name in spec.custom:

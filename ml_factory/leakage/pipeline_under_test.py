@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_and_minute_bars, build_base_bars_and_frames
+from ml_factory.data.resample import resample_bars, resample_base_and_frames, resample_minute_bars_for_labels
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
@@ -107,7 +107,7 @@ class StandardPipelineUnderTest:
     preprocess: tuple = ("robust",)
 
     def market_facts(self, bars: pd.DataFrame) -> dict:
-        return self.features_spec.with_bar_size(resolve_market_spec(self.symbol, bars, **self.given), bars).to_dict()
+        return resolve_market_spec(self.symbol, bars, **self.given).to_dict()
 
     def count_head_bars(self, bars: pd.DataFrame) -> int:
         """Return the number of bars in the first 20 sessions (or 20 days with a bar, if that is more), plus one.
@@ -134,8 +134,8 @@ class StandardPipelineUnderTest:
 
     def coarse_frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
-        base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
-        made = {timeframe_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}
+        base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
+        made = {timeframe_name(length): vars(frame) for length, frame in {spec.base_minutes: base, **frames}.items()}
         for labels in [one for one in self.label_specs if one.kind == "meta"][:1]:  # all horizons bet alike
             side = primary_rule_side(base, labels, market).to_numpy()
             made["primary side"] = {"known_at": base.known_at, "side": side}  # known with its row, not with its label
@@ -143,8 +143,8 @@ class StandardPipelineUnderTest:
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
         """Return the labels with the entry close of each, for steps that follow the price."""
-        market = MarketSpec.from_dict(facts)
-        base, minute_bars = build_base_and_minute_bars(bars, market, self.features_spec.base)
+        market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
+        base, minute_bars = resample_bars(bars, market, minutes), resample_minute_bars_for_labels(bars, market, minutes)
         made = {f"h{spec.horizon}": make_labels(base, minute_bars, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 

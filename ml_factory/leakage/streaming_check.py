@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_bars
-from ml_factory.data.resample import to_bar_chunk
+from ml_factory.data.resample import resample_bars, to_bar_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
@@ -29,7 +28,7 @@ def stream_feature_table(
     Columns of the user's own features are left out: a stream may compute them with other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = stream_push_positions(bars, market, spec.base, rows, seed, since)
+    cuts = stream_push_positions(bars, market, spec.base_minutes, rows, seed, since)
     given, chunk = [], to_bar_chunk(bars, market)
     with progress_phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
@@ -42,16 +41,13 @@ def stream_feature_table(
 
 
 def stream_push_positions(
-    bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, seed: int, since: int = 0
+    bars: pd.DataFrame, market: MarketSpec, base: int, rows: int, seed: int, since: int = 0
 ) -> np.ndarray:
     """Return int64 positions, increasing, that split the bars from `since` on into pushes of at most one base bar.
 
-    The pushes lie in stretches over all bars. Activity bars are split at their ends: minutes that complete none may
-    follow the last of a session.
+    The pushes lie in stretches over all bars.
     """
-    made = build_base_bars(bars, market, base)
-    edges = made.start if isinstance(base, int) else made.known_at
-    first = np.searchsorted(bars.index.as_unit("ns").asi8, edges)
+    first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, base).start)
     first = first[first >= since]
     stretch = min(STRETCH, rows)
     count = -(-rows // stretch)

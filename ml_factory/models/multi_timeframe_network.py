@@ -21,18 +21,11 @@ CODE = 32  # width of the code of a frame's network
 Strides = tuple[tuple[int, int], ...]
 
 
-def frame_strides(columns: Sequence[str], base_minutes: int | str) -> Strides:
+def frame_strides(columns: Sequence[str], base_minutes: int) -> Strides:
     """Return ((stride, count), …) of columns as `FeatureSpec` orders them: `@60m` on 5-minute rows has stride 12.
 
     Frames of hours and days (`@4h`, `@1d`), longer than a window may be, keep stride 1.
-    base_minutes : `FeatureSpec.base`.
-    Raises SettingsError for bars by activity, whose number per hour is not fixed.
     """
-    if not isinstance(base_minutes, int):
-        raise SettingsError(
-            "Bars by activity have no stride for frames", where="base_minutes", got=base_minutes,
-            wanted="bars of so many minutes", next_step="give the network the columns as they are, without frames",
-        )  # fmt: skip
     runs: list[list[int]] = []
     for column in columns:
         minutes = re.search(r"@(\d+)m$", column)

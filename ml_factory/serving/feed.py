@@ -31,7 +31,6 @@ from ml_factory.storage.serialization import read_state_file, write_state_file
 
 FORMAT = "ml_factory.feed/1"
 RECORDS_BETWEEN_SNAPSHOTS, BARS_BETWEEN_SNAPSHOTS, RECORDS_OF_SEGMENT = 200, 5000, 2000
-MOST_KEPT_BARS = 200_000  # of bundles that need the whole history
 ADVANCE_TOLERANCE = pd.Timedelta(minutes=1)  # that a sender's clock may be ahead of this one
 
 
@@ -223,8 +222,7 @@ class Feed:
     def _start_stream(self, served: ServedBundle) -> None:
         self._served, self._recent, self._bars_since = served, RecentAnswers(), 0
         self._identity = fingerprint_json([served.id, asdict(self._guard)])
-        cold = served.bundle.description["warmup_bars"] is not None
-        self._stream = GuardedStream(served.bundle, self._guard, cold=cold)
+        self._stream = GuardedStream(served.bundle, self._guard, cold=True)
 
     def _warm_up(self, log: FeedLog) -> None:
         """Push the kept bars as history, and write that state.
@@ -299,10 +297,8 @@ def not_remembered(served: ServedBundle, reason: str) -> dict[str, Any]:
 def kept_bars(bundle: Bundle) -> int:
     """Return how many raw bars another bundle of this kind reads before its first answer: its warm-up and two days."""
     warmup, spec = bundle.description["warmup_bars"], bundle.spec
-    if warmup is None or not isinstance(spec.features.base, int):
-        return MOST_KEPT_BARS
     minutes = spec.market.bar_minutes
-    return warmup * max(spec.features.base // minutes, 1) + 2 * 1440 // minutes
+    return warmup * max(spec.features.base_minutes // minutes, 1) + 2 * 1440 // minutes
 
 
 def _form(columns: Columns) -> list[tuple[str, bool]]:

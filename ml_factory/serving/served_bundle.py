@@ -33,7 +33,6 @@ from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data")  # fmt: skip
-_WHOLE_HISTORY = 3000  # bars for a bundle without a warm-up of known length
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class ServedBundle:
         """Return raw bars on this bundle's calendar and tick, some sessions more than its warm-up."""
         spec, market = self.bundle.spec, self.bundle.spec.market
         _, opens, closes = TRADING_HOURS[market.calendar]
-        base = spec.features.base if isinstance(spec.features.base, int) else market.bar_minutes
-        minutes = (self.lacking_bars or _WHOLE_HISTORY) * base
+        minutes = self.lacking_bars * spec.features.base_minutes
         tick, days = market.tick or 0.25, 3 + minutes // (closes - opens)
         made = SyntheticSpec(days=days, calendar=market.calendar, tick=tick, price=20_000 * tick)
         bars = synthetic_market(made).bars
@@ -103,10 +101,9 @@ class ServedBundle:
         )
 
     @property
-    def lacking_bars(self) -> int | None:
-        """Base bars that a feed without bars lacks for its first answer; None where it needs the whole history."""
-        warmup = self.bundle.description["warmup_bars"]
-        return None if warmup is None else warmup + 1
+    def lacking_bars(self) -> int:
+        """Base bars that a feed without bars lacks for its first answer."""
+        return self.bundle.description["warmup_bars"] + 1
 
     def named(self, answers: list[dict]) -> dict[str, Any]:
         """Return the answers with the names of what made them."""

@@ -72,15 +72,14 @@ class AckMessage(PredictAnswer):
 
     repeated : bars at the beginning that were sent before
     repeated_answers : of them, before the new answers
-    lacking_bars : bars, counted as `warmup_bars` of /info, that must still come at least before the first answer; null
-        where a model reads the whole history
+    lacking_bars : bars, counted as `warmup_bars` of /info, that must still come at least before the first answer
     """
 
     type: Literal["ack"]
     id: MessageId
     repeated: int
     repeated_answers: int
-    lacking_bars: int | None
+    lacking_bars: int
 
 
 class PositionReply(FeedPosition):

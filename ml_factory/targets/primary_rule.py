@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import make_base_bar_stream
+from ml_factory.data.bar_stream import TimeBarStream
 from ml_factory.data.resample import BarChunk, ResampledBars, apply_roll_adjustment
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec, build_feature_column, find_column_family
@@ -34,8 +34,7 @@ class PrimaryRuleStream:
     """Sides of a feed, bar by bar: those of `primary_rule_side` on the bars pushed so far."""
 
     def __init__(self, market: MarketSpec, features: FeatureSpec, spec: LabelSpec):
-        market = features.with_bar_size(market)
-        self._spec, self._base = spec, make_base_bar_stream(market, features.base)
+        self._spec, self._base = spec, TimeBarStream(market, features.base_minutes)
         self._engine = FeatureEngine(market, {"": find_column_family(market, spec.primary)}, coarse=False)
 
     def push(self, bars: BarChunk) -> pd.Series:

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.activity_bars import build_base_bars_and_frames
 from ml_factory.data.append_check import canonicalize_for_append, check_appended_bars
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.resample import ResampledBars, asof_rows
+from ml_factory.data.resample import ResampledBars, asof_rows, resample_base_and_frames
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
@@ -54,10 +53,9 @@ class CheckedRawBars:
 
 def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
     """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
-    market = resolve_market_spec(
+    return resolve_market_spec(
         symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
     )
-    return settings.features.with_bar_size(market, bars)
 
 
 def find_appendable_store(store: DatasetStore, settings: DataSpec) -> DatasetStore | None:
@@ -168,7 +166,7 @@ def base_frame_and_staleness(
     bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int
 ) -> tuple[ResampledBars, dict]:
     """Return the base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
-    base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
+    base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
     ages = {}
     for minutes, frame in frames.items():
         joined = asof_rows(base.known_at, frame.known_at)[first:]

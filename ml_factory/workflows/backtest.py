@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_bars
 from ml_factory.data.bar_files import read_bars_table
-from ml_factory.data.resample import ResampledBars, segments_between_rolls
+from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
@@ -251,7 +250,8 @@ def _base_bars(workspace: Workspace, data: PreparedDataset) -> ResampledBars:
     """Return the base bars of the symbol's raw file."""
     spec = PredictionSpec.from_stored(data.settings)
     source = require_raw_bars(workspace, data.symbol)
-    return build_base_bars(spec.check_bars(read_bars_table(source), where=source)[0], spec.market, spec.features.base)
+    raw, _ = spec.check_bars(read_bars_table(source), where=source)
+    return resample_bars(raw, spec.market, spec.features.base_minutes)
 
 
 def _bars_of_rows(base: ResampledBars, index: pd.DatetimeIndex, horizon: int) -> pd.DataFrame:

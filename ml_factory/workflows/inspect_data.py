@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import build_base_bars, build_base_bars_and_frames
 from ml_factory.data.gaps import find_gaps
 from ml_factory.data.io import load_bars
-from ml_factory.data.resample import asof_rows
+from ml_factory.data.resample import asof_rows, resample_bars, resample_base_and_frames
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.features import custom
@@ -56,7 +55,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     store = open_current_store(workspace, symbol)
     spec = stored_data_settings(store).features
     bars, market = _bars_of(workspace, store)
-    base, frames = build_base_bars_and_frames(bars, market, spec.base, spec.frames)
+    base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
     coarse = list(frames.values())
     if row is None:
         session = base.session == base.session[len(base) // 2]
@@ -91,7 +90,7 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
     store = open_current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
     base, made = (
-        build_base_bars(bars, market, stored_data_settings(store).features.base),
+        resample_bars(bars, market, stored_data_settings(store).features.base_minutes),
         custom.get_custom_feature(name),
     )
     custom.prove_custom_feature(made, custom.tail(base, PROOF_BARS))

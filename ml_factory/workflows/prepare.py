@@ -11,10 +11,9 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.activity_bars import build_minute_bars_for_labels
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.resample import ResampledBars, check_resample_length
+from ml_factory.data.resample import ResampledBars, check_resample_length, resample_minute_bars_for_labels
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
@@ -97,7 +96,7 @@ def prepare(
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
     data : a file to bring into `data/raw` first.
     settings : everything that decides what is written; None: the labels of the last call (but for searched ones). A
-        calendar or tick, or bars by activity, given once for this symbol hold until others are given.
+        calendar or tick given once for this symbol holds until another is given.
     roll : how the contracts in `data` become one series, where it holds several.
     searched : label specs of `pipeline.search_barriers` that replace the given barriers: "h20-v1", a file, or the spec
         itself; one a horizon. Refused when the search saw a row that is now a validation or test row.
@@ -232,9 +231,8 @@ def _write(
     store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> tuple[DatasetStoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
     """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
-    for length in (settings.features.base, *settings.features.frames):
-        if isinstance(length, int):
-            check_resample_length(length, settings.bars.minutes)
+    for length in (settings.features.base_minutes, *settings.features.frames):
+        check_resample_length(length, settings.bars.minutes)
     known = find_appendable_store(store, settings)
     checked = known and load_appended_bars(known, workspace, symbol, settings)
     checked = checked or _check_all_bars(workspace, symbol, settings)
@@ -242,8 +240,8 @@ def _write(
     _warn_findings(symbol, checked.report["findings"], "reported")
     for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
-    if isinstance(settings.features.base, int) and len(bars):  # before features are computed
-        longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
+    if len(bars):  # before features are computed
+        longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
         for horizon in horizons:
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
@@ -265,7 +263,7 @@ def _write(
     }
     if not store.committed:  # committed early: a killed prepare continues with what is missing
         store.commit(made, current=False)
-    minute_bars = build_minute_bars_for_labels(bars, market, settings.features.base)
+    minute_bars = resample_minute_bars_for_labels(bars, market, settings.features.base_minutes)
     for horizon in horizons:
         if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
             store.discard_horizon_files(horizon)
@@ -276,8 +274,7 @@ def _write(
 
 def estimate_prepared_bytes(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
     """Estimate the size of a data set: float32 features and facts of the new rows, labels of all rows."""
-    base = settings.features.base
-    raw_bars = base // market.bar_minutes if isinstance(base, int) else 1  # a bar by activity has at least one
+    raw_bars = settings.features.base_minutes // market.bar_minutes
     per_row = 4 * len(feature_column_names(market, settings.features)) + FACTS_BYTES
     return (new_bars * per_row + bars * horizons * LABEL_BYTES) // raw_bars
 
@@ -313,9 +310,6 @@ def _write_horizon(
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
         check_found_barriers_bars(found, rows.base, minute_bars, market)
-    if not isinstance(settings.features.base, int):
-        longest = int(np.unique(rows.base.segment, return_counts=True)[1].max())
-        check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     with progress_phase(f"labels {horizon}", len(rows.base)):
         labels = make_labels(rows.base, minute_bars, settings.label_spec_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]

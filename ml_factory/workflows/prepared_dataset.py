@@ -177,7 +177,7 @@ def resolve_dataset_settings(data: PreparedDataset, name: str, settings: Mapping
     _check_frames(name, data.settings["data"]["preprocess"])
     if settings["frames"] is True:
         frame_strides = import_module_or_explain("ml_factory.models.multi_timeframe_network").frame_strides
-        settings["frames"] = frame_strides(data.features.columns, features.base)
+        settings["frames"] = frame_strides(data.features.columns, features.base_minutes)
     return settings
 
 

@@ -17,24 +17,16 @@ def previous_data_settings(processed: Path) -> DataSpec:
     except NotPreparedError:
         return DataSpec()
     labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
-    return DataSpec(features=FeatureSpec(spans=_stored_feature_spec(store).spans), labels=labels)
-
-
-def _stored_feature_spec(store: DatasetStore) -> FeatureSpec:
-    """Return the feature settings of a data set of any release; settings of later releases have their defaults."""
-    return FeatureSpec(**store.facts["settings"]["features"])
+    return DataSpec(features=FeatureSpec(spans=store.facts["settings"]["features"].get("spans", False)), labels=labels)
 
 
 def add_given_market_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """Return the settings with calendar, tick and kind of bars as given before, where none is given now."""
+    """Return the settings with calendar and tick as given before, where none is given now."""
     try:
         store = DatasetStore.current(processed)
     except NotPreparedError:
         return settings
-    market, before = store.facts["market"], _stored_feature_spec(store)
-    if settings.features.bars is None:
-        features = replace(settings.features, bars=before.bars, bar_size=before.bar_size)
-        settings = replace(settings, features=features)
+    market = store.facts["market"]
     given = {name for name, how in market["source"].items() if how == "given"}
     kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
     return replace(settings, **kept)

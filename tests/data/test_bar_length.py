@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.activity_bars import activity_bars
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.resample import resample_bars
@@ -136,7 +135,7 @@ def test_continuous_forced_roll_inside_5_minute_bar_joins_at_last_complete_bar(t
     assert report.minutes == 5
 
 
-# ---- frames and bars by activity -------------------------------------------------------------------------------------
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 
 def test_base_frame_of_5_minute_market_allows_multiples_of_5_only():
@@ -146,8 +145,6 @@ def test_base_frame_of_5_minute_market_allows_multiples_of_5_only():
         assert np.array_equal(getattr(own, name), getattr(wanted, name)), name
     with pytest.raises(SettingsError, match=r"got 12, wanted a multiple of the bars' own 5. Next: give FeatureSpec"):
         resample_bars(five, market, 12)
-    with pytest.raises(BarsError, match=r"Bars by activity are made of 1-minute bars.*bars of 5 minutes"):
-        activity_bars(five, market, "volume", 1_000.0)
 
 
 # ---- what the proof disturbs -----------------------------------------------------------------------------------------

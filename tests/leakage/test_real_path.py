@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import activity_bars, sessions
+from ml_factory.data import resample, sessions
 from ml_factory.datasets import feature_selection, preprocessing, scaling
 from ml_factory.features import build
 from ml_factory.features.build import FeatureSpec
@@ -106,13 +106,13 @@ def too_fresh(patch):
 
 
 def known_at_their_start(patch):
-    honest = activity_bars.resample_bars_to_lengths
+    honest = resample.resample_bars_to_lengths
 
     def spoilt(bars, market, minutes, **options):
         frames = honest(bars, market, minutes, **options)
         return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
 
-    patch.setattr(activity_bars, "resample_bars_to_lengths", spoilt)
+    patch.setattr(resample, "resample_bars_to_lengths", spoilt)
 
 
 def read_off_the_file(patch):

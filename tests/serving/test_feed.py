@@ -154,7 +154,7 @@ def test_feed_keeps_log_of_outcomes_small_over_many_snapshots(booster, made, tmp
 
 def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_path):
     bars, feed = made.bars["DEMO"], Feed(tmp_path, booster, GuardSettings())
-    lacking, answered, base = [], [], booster.bundle.spec.features.base
+    lacking, answered, base = [], [], booster.bundle.spec.features.base_minutes
     for begin, end in itertools.pairwise([0, 50, 4500, *range(4550, HISTORY, 50)]):
         reply = feed.push(booster, columns_of(bars.iloc[begin:end]), None)
         lacking.append(reply["lacking_bars"])

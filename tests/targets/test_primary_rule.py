@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.activity_bars import build_base_bars
-from ml_factory.data.resample import to_bar_chunk
+from ml_factory.data.resample import resample_bars, to_bar_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
@@ -27,7 +26,7 @@ def test_primary_rule_stream_restored_between_chunks_equals_whole_file(against):
         stream = PrimaryRuleStream(market, features, spec)
         stream.load_state(state)
     pushed.append(stream.advance(bars.index[-1].value + 10 * 60_000_000_000))
-    wanted = primary_rule_side(build_base_bars(bars, market, 5), spec, market)
+    wanted = primary_rule_side(resample_bars(bars, market, 5), spec, market)
     assert set(wanted.unique()) == {-1, 0, 1}
     pd.testing.assert_series_equal(pd.concat(pushed), wanted, check_freq=False)
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data import activity_bars
+from ml_factory.data import resample
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import BarsError, FactoryError, SettingsError
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
 from ml_factory.leakage.proof import prove_no_look_ahead
@@ -117,13 +117,13 @@ def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places
     assert found.passed and found.compared["predict"] > 0
     bars = FIVE.rename_axis("timestamp")
     assert prove_no_look_ahead(subject_of(), bars, SPEC).leaks == ()
-    honest = activity_bars.resample_bars_to_lengths
+    honest = resample.resample_bars_to_lengths
 
     def a_bar_early(*given, **options):
         frames = honest(*given, **options)
         return {k: replace(one, known_at=one.known_at - 300 * 10**9) if k == 60 else one for k, one in frames.items()}
 
-    monkeypatch.setattr(activity_bars, "resample_bars_to_lengths", a_bar_early)
+    monkeypatch.setattr(resample, "resample_bars_to_lengths", a_bar_early)
     leaks = prove_no_look_ahead(subject_of(), bars, SPEC).leaks
     assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
     assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")
@@ -142,12 +142,10 @@ def test_prepare_with_other_bar_length_raises_and_keeps_prepared_data(places, tm
         pipeline.prepare(places[5], "MES", (5,), bar_minutes=1)
     with pytest.raises(SettingsError, match=r"one length.*got bars of 5 min, wanted 1 min"):
         pipeline.prepare(places[1], "MES", (5,), data=path, bar_minutes=5)
-    with pytest.raises(FactoryError, match="made of 1-minute bars"):
-        pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(bars="volume")))
     with pytest.raises(SettingsError, match=r"A frame cannot be made of these bars.*got 12"):
         pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(frames=(12,))))
     kept = DatasetStore.current(places[5].processed("MES"))
-    assert kept.facts["settings"]["features"]["bars"] is None  # what was prepared before stays
+    assert kept.facts["settings"]["features"]["frames"] == [15, 30, 60]  # what was prepared before stays
 
 
 def test_prepare_ten_minute_bars_needs_frames_of_whole_multiples(tmp_path):
@@ -180,7 +178,7 @@ def test_make_run_passes_minutes_option():
 
 
 def test_notebook_01_passes_bar_minutes_to_prepare(monkeypatch):
-    """The two cells that prepare, as they stand in the notebook, with the parameter as papermill would set it."""
+    """The cell that prepares, as it stands in the notebook, with the parameter as papermill would set it."""
     cells = json.loads((ROOT / "colab_notebooks" / "01_data_pipeline.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells]
     first = next(k for k, text in enumerate(sources) if text.startswith("from ml_factory import pipeline"))
@@ -188,10 +186,9 @@ def test_notebook_01_passes_bar_minutes_to_prepare(monkeypatch):
     asked = []
     monkeypatch.setattr(pipeline, "prepare", lambda *_, **given: asked.append(given["bar_minutes"]) or Mock())
     for minutes in (5, 0):
-        chosen = SimpleNamespace(symbol="MES", horizon=20, bars="", bar_size=0.0, bar_minutes=minutes)
+        chosen = SimpleNamespace(symbol="MES", horizon=20, bar_minutes=minutes)
         space = {"chosen": chosen, "workspace": None}
-        for text in sources[first : first + 2]:
-            exec(text, space)
+        exec(sources[first], space)
     assert asked == [5, None]
     cell = '#@title Parameters\nBAR_MINUTES: int = 7  #@param {type: "integer"}\n'
     space = {"In": [cell], "BAR_MINUTES": 7}

@@ -166,9 +166,6 @@ def test_resolve_data_settings_known_of_non_clock_columns_raises(prepared):
     for name, given in (("known", ["rsi_14"]), ("known", "session_move"), ("static", "rsi_14")):
         with pytest.raises(SettingsError, match=rf"\[{name}\]"):
             resolve_dataset_settings(data, "tft", {name: given})
-    activity = replace(FeatureSpec(), bars="volume")
-    with pytest.raises(SettingsError, match="not known ahead"):
-        resolve_covariate_settings({"known": True}, 5, activity)
     with pytest.raises(SettingsError, match="Unknown setting"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"known": True})
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.activity_bars import build_base_and_minute_bars
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
@@ -47,7 +47,7 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
     store = DatasetStore.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
-    base, minute_bars = build_base_and_minute_bars(bars.set_index("timestamp"), market, 5)
+    base, minute_bars = (resample_bars(bars.set_index("timestamp"), market, minutes) for minutes in (5, 1))
     wanted = meta_labels(base, minute_bars, bet, LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features

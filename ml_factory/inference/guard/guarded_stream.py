@@ -38,7 +38,7 @@ class BarGuard:
         self.alarms = Alarms(settings)
         warmup = bundle.description.get("warmup_bars")
         known = warmup is not None and settings.unit != "ok"
-        self.windows = JumpWindows(self._market, bundle.spec.features.base, warmup) if known else None
+        self.windows = JumpWindows(self._market, bundle.spec.features.base_minutes, warmup) if known else None
         self.bars, self.last_end = 0, 0
 
     def check_order(self, chunk: BarChunk) -> None:
@@ -124,7 +124,7 @@ class GuardedStream:
         self._clock: list[Finding] = []
 
     @property
-    def lacking_bars(self) -> int | None:
+    def lacking_bars(self) -> int:
         """As of `PredictionStream`."""
         return self._stream.lacking_bars
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ml_factory.data.activity_bars import make_base_bar_stream
+from ml_factory.data.bar_stream import TimeBarStream
 from ml_factory.data.resample import BarChunk
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 
@@ -18,7 +18,7 @@ class JumpWindows:
 
     def __init__(self, market: MarketSpec, length: int, warmup: int):
         self._frame, self._warmup, self._bar_ns = (
-            make_base_bar_stream(market, length), warmup, market.bar_minutes * MINUTE_NS
+            TimeBarStream(market, length), warmup, market.bar_minutes * MINUTE_NS
         )  # fmt: skip
         self._count, self._newest, self._last = 0, 0, -2  # base bars, known_at of the newest, number of the last mixed
         self.known_at, self.mixed = np.empty(0, np.int64), np.empty(0, bool)

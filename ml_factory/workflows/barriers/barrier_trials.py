@@ -8,9 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
-from ml_factory.data.activity_bars import build_base_and_minute_bars
 from ml_factory.data.io import load_bars
-from ml_factory.data.resample import ResampledBars
+from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import WorkspaceError, refuse_damaged_content
@@ -32,7 +31,8 @@ def load_barrier_trial_frames(workspace: Workspace, store: DatasetStore) -> Fram
     """
     settings, market = stored_data_settings(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
-    return *build_base_and_minute_bars(bars, market, settings.features.base), market
+    base = settings.features.base_minutes
+    return resample_bars(bars, market, base), resample_minute_bars_for_labels(bars, market, base), market
 
 
 @dataclass(frozen=True)
