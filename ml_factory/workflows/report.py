@@ -17,6 +17,7 @@ from ml_factory.evaluation.findings import Finding, findings_section, next_step_
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, ModelVerdict, format_verdict_bounds
+from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.run_folder import RunFolder
@@ -116,9 +117,8 @@ def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> s
 
 def describe_horizon(data: PreparedDataset) -> str:
     """Describe the horizon with the length of a bar, such as "20 bars of 5 minutes"."""
-    return (
-        f"{data.horizon} bar{'s' * (data.horizon != 1)} of {data.settings['data']['features']['base_minutes']} minutes"
-    )
+    minutes = FeatureSpec(**data.settings["data"]["features"]).base_minutes
+    return f"{data.horizon} bar{'s' * (data.horizon != 1)} of {minutes} minute{'s' * (minutes != 1)}"
 
 
 def _write_run_report(
