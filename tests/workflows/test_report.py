@@ -87,7 +87,7 @@ def test_summary_cards_show_chosen_model_with_interval_and_rounded_effective_row
 
 def test_report_period_names_test_days_and_row_counts():
     words = report.report_test_period(data_of(evaluated(1)), evaluated(1))
-    assert "2024-01-02 to 2024-03-02" in words and "labels 1 bars of 5 minutes ahead" in words
+    assert "2024-01-02 to 2024-03-02" in words and "labels 1 bar of 5 minutes ahead" in words
 
 
 def test_report_returns_lists_deciles_of_chosen_model():
