@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.progress import ProgressPhase, add_progress_watcher, format_duration, remove_progress_watcher
+from ml_factory.progress import ProgressPhase, add_progress_watcher, remove_progress_watcher
 
 SECONDS = 4.0  # between two lines of a pipe
 ipython = LazyModule("IPython")
@@ -54,7 +54,7 @@ class Heartbeat:
         parts = [self.what] if self.what else []
         if self.phase is not None and not self.phase.over:
             parts.append(self.phase.line())
-        return ", ".join([*(parts or ["working"]), f"{format_duration(time.perf_counter() - self._began)} so far"])
+        return ", ".join([*(parts or ["working"]), f"{time.perf_counter() - self._began:.0f} s so far"])
 
     def _moved(self, phase: ProgressPhase) -> None:
         self.phase = phase
