@@ -140,7 +140,7 @@ class BacktestResult(Result):
             needed = self.luck["sessions_needed"]
             more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if sessions < needed < 1e6 else ""
             chance = f"a true ratio above 0 is {deflated:.0%} probable"
-            return f"No edge after costs: {chance} after {tried}, on {sessions:.0f} sessions{more}."
+            return f"Not certain after costs: {chance} after {tried}, on {sessions:.0f} sessions{more}."
         return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {sessions:.0f} sessions."
 
     def __str__(self) -> str:
