@@ -393,7 +393,7 @@ def test_cli_stack_and_evaluate_json_reports_requested_models_and_report_path(ca
     facts = json.loads(out)
     assert code == 0 and {"linear", "stack", "prior"} <= {row["name"] for row in facts["metrics"]}
     assert "lightgbm" not in {row["name"] for row in facts["metrics"]}
-    assert "<h1>Two</h1>" in Path(facts["report_path"]).read_text()
+    assert "<p class=title>Two</p>" in Path(facts["report_path"]).read_text()
     runs = facts["run_ids"]
     assert set(runs) == {"linear", "stack"} and "only finished run" in facts["choices"]["linear"]
     code, out, _ = call("evaluate", *place, "--model", "linear", "--run", runs["linear"])

@@ -86,6 +86,19 @@ class PredictionEvaluation:
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
 
+def baseline_training_rows(data: PreparedDataset, predicted: np.ndarray) -> np.ndarray:
+    """Return the training rows whose windows are as long as those of all predicted rows, on which baselines are counted
+    (QUICK predicts only some of them): later rows of a session have another class balance.
+
+    predicted : positions of rows in any split.
+    """
+    first = np.flatnonzero(np.diff(data.segment, prepend=data.segment[0] - 1))  # bar of each segment
+    bars = data.row[predicted]
+    lookback = int((bars - first[np.searchsorted(first, bars, side="right") - 1]).min()) + 1
+    train = data.splits["train"]
+    return train[data.full_window_mask(lookback)[train]]
+
+
 def predict_and_evaluate_artifact(
     workspace: Workspace, data: PreparedDataset, artifact: Artifact
 ) -> PredictionEvaluation:
@@ -94,7 +107,7 @@ def predict_and_evaluate_artifact(
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
-    train_rows = data.splits["train"]  # of the baselines, also where QUICK predicted few of them
+    train_rows = baseline_training_rows(data, positions)
     best = dataset_best_baseline(data, train_rows, parts["validation"])
     references = _reference_predictions(workspace, data, artifact, frame.index)
     predictions = {artifact.facts["model"]: p_N3} | references

@@ -78,7 +78,7 @@ def test_network_with_default_feature_frames_has_finite_outputs(name):
     """In the default window an hourly column has 3 steps, fewer than a PatchTST's patch."""
     data = FeatureSpec()
     columns = ["rsi_14", "atr", *(f"rsi_14@{minutes}m" for minutes in data.frames)]
-    model = build_model(name, frames=frame_strides(columns, data.base))
+    model = build_model(name, frames=frame_strides(columns, data.base_minutes))
     network = model.kind(len(columns), model.lookback, 3, model.network_spec)
     assert network.frames.steps == [32, 11, 6, 3]
     x_BTF = torch.randn(2, model.lookback, len(columns), requires_grad=True)
