@@ -83,7 +83,8 @@ def test_json_of_files_is_read_by_parse_json_alone():
     into its own local mirror."""
     pipes = {
         "storage/worker_process.py", "checkpoints/child_slots.py", "tracking/tracker.py", "tracking/wandb_restore.py",
-        "datasets/store_writer.py", "models/xgboost_trees.py", "models/catboost_trees.py", "storage/files.py", "storage/bucket_sync.py", "notebook_panel.py",
+        "datasets/store_writer.py", "models/xgboost_trees.py", "models/catboost_trees.py", "storage/files.py",
+        "storage/bucket_sync.py", "notebook_panel.py",
     }  # fmt: skip
     package = _ROOT / "ml_factory"
     found = {
