@@ -368,7 +368,14 @@ def load_database_secrets() -> list[str]:
 
 
 def _format_row(name: str, text: str) -> str:
-    return textwrap.fill(text, 110, initial_indent=f"{name:<12} ", subsequent_indent=" " * 13, break_long_words=False)
+    return textwrap.fill(
+        text,
+        110,
+        initial_indent=f"{name:<12} ",
+        subsequent_indent=" " * 13,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _time_left(hours: float) -> str:
