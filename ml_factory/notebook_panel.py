@@ -6,7 +6,6 @@ at the end of their cell, those to choose from at the end of the notebook.
 
 import html
 import importlib
-import json
 import math
 import os
 import signal
@@ -24,6 +23,7 @@ from ml_factory.heartbeat import Heartbeat, is_interactive_notebook
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.notebook import figure_png, list_workspace_choices
 from ml_factory.progress import ProgressPhase, add_progress_watcher, remove_progress_watcher
+from ml_factory.storage.json_values import parse_json
 
 ipython, display_of, widgets = LazyModule("IPython"), LazyModule("IPython.display"), LazyModule("ipywidgets")
 SECONDS = (2.0, 1.0)  # until a cell's panel appears, and between its updates
@@ -132,7 +132,7 @@ class CellPanel:
         while stream.socket.poll(0):
             frames = stream.socket.recv_multipart(copy=False)
             identities, parts = kernel.session.feed_identities(frames, copy=False)
-            kind = json.loads(bytes(parts[1]))["msg_type"]  # signature, header, …
+            kind = parse_json(bytes(parts[1]))["msg_type"]  # signature, header, …
             if kind.startswith("comm_"):
                 message = kernel.session.deserialize(parts, content=True, copy=False)
                 kernel.shell_handlers[kind](stream, identities, message)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "ml_factory"
 MAP_TEXT = """
 hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress
 heartbeat storage.worker_process storage.mounts storage.private_folder storage.scratch_folder numba_cache
-storage.atomic_replace storage.json_values storage.regular_files storage.folder_removal
+storage.atomic_replace storage.json_values storage.regular_files storage.folder_removal storage.mirror_removals
 storage.files storage.stored_paths
 storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
 storage.workspace storage.pending_uploads storage.artifact_registry

@@ -6,7 +6,6 @@ last, so that a machine that dies in between leaves no reference to a missing ob
 
 import base64
 import hashlib
-import json
 import logging
 import os
 import threading
@@ -19,12 +18,12 @@ from pathlib import Path
 from ml_factory.background_thread import BackgroundThread
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.storage.files import MIRROR_LEDGER, MIRROR_REMOVALS, files, local_cache_folder
+from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.mirror_removals import LEDGER, noted_removals
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 SCHEME = "gs"
-_LEDGER = MIRROR_LEDGER
 _KEPT = ".kept"  # suffix of a local file in whose place the bucket's came
 # Seconds for one request. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
@@ -149,7 +148,7 @@ class BucketMirror:
 
     def _pass_lock(self, *places: str) -> threading.RLock:
         """Return the lock of passes over `places`: a lease is not renewed too late behind an upload of minutes."""
-        name = places[0] if places in ((LEASES_PREFIX,), (_LEDGER,)) else ""
+        name = places[0] if places in ((LEASES_PREFIX,), (LEDGER,)) else ""
         return _sync_locks.setdefault((self.folder, name), threading.RLock())
 
     def _push(self, places: tuple[str, ...]) -> BucketSyncResult:
@@ -165,7 +164,7 @@ class BucketMirror:
                     raise
                 continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
-        noted = self._noted_removals()
+        noted = noted_removals(self.folder)
         for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
             if (name, ledger[name]["version"]) not in noted:
                 continue
@@ -252,7 +251,7 @@ class BucketMirror:
 
     def _ledger(self) -> dict[str, dict]:
         """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""
-        stored = files.read_json_or_none(self.folder / _LEDGER)
+        stored = files.read_json_or_none(self.folder / LEDGER)
         entries = stored.items() if isinstance(stored, dict) else ()
         return {name: one for name, one in entries if _is_ledger_entry(one) and self._is_usable(name)}
 
@@ -260,17 +259,11 @@ class BucketMirror:
         """Write the entries that a pass has changed in `ledger` into the stored one, which another pass may change."""
         changed, removed = list(changed), list(removed)
         if changed or removed:
-            with self._pass_lock(_LEDGER):
+            with self._pass_lock(LEDGER):
                 stored = self._ledger() | {name: ledger[name] for name in changed}
                 for name in removed:
                     stored.pop(name, None)
-                files.write_json(self.folder / _LEDGER, stored)
-
-    def _noted_removals(self) -> set[tuple[str, str]]:
-        """Return (name, version) of the objects whose files were removed through `files`."""
-        path = self.folder / MIRROR_REMOVALS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return {tuple(json.loads(line)) for line in lines}
+                files.write_json(self.folder / LEDGER, stored)
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:

@@ -33,12 +33,12 @@ from ml_factory.storage.atomic_replace import (
 )
 from ml_factory.storage.folder_removal import folder_bytes, remove_folder_tree
 from ml_factory.storage.json_values import LARGEST_JSON, parse_json
+from ml_factory.storage.mirror_removals import note_removal
 from ml_factory.storage.mounts import Mount, mount_at, mount_of
 from ml_factory.storage.regular_files import check_file_size, open_regular_file
 from ml_factory.storage.worker_process import WorkerParentConnection
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-MIRROR_LEDGER, MIRROR_REMOVALS = ".bucket.json", ".bucket-removals"  # in the local mirror of a bucket
 _PIECE = 1 << 18  # bytes between two signs of life: at most 5 s at 50 kB/s
 _OPERATIONS: dict[str, Callable] = {}
 
@@ -277,7 +277,7 @@ class Files:
     @_operation
     def remove(self, path: Path) -> None:
         """Delete the file if it exists."""
-        _note_removal(path)
+        note_removal(path)
         path.unlink(missing_ok=True)
 
     @_operation
@@ -288,7 +288,7 @@ class Files:
     @_operation
     def remove_folder(self, path: Path) -> None:
         """Delete the folder with everything in it, links themselves and never their targets (`folder_removal`)."""
-        _note_removal(path)
+        note_removal(path)
         remove_folder_tree(path, mount_of(path) is not None, self._alive)
 
     @_operation
@@ -397,18 +397,3 @@ def _answer(request: dict) -> tuple[dict, bytes]:
         number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
         return {"errno": number or errno.EIO, "strerror": text or str(error) or type(error).__name__}, b""
     return ({"raw": True}, result) if isinstance(result, bytes) else ({"raw": False, "result": result}, b"")
-
-
-def _note_removal(path: Path) -> None:
-    """In a bucket's mirror, note the objects below this path, with their versions, for the next push to remove: a file
-    that is only missing stays in the bucket.
-    """
-    mirror = next((folder for folder in path.absolute().parents if (folder / MIRROR_LEDGER).is_file()), None)
-    if mirror is None:
-        return
-    with suppress(ValueError):  # a damaged ledger: nothing is removed
-        name, ledger = path.absolute().relative_to(mirror).as_posix(), json.loads((mirror / MIRROR_LEDGER).read_text())
-        with open(mirror / MIRROR_REMOVALS, "a", encoding="utf-8") as file:
-            for one, facts in ledger.items():
-                if one == name or one.startswith(f"{name}/"):
-                    file.write(json.dumps([one, facts["version"]]) + "\n")

@@ -12,6 +12,7 @@ from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import predictions
 from ml_factory.workflows.dataset_evaluation import (
+    baseline_training_rows,
     dataset_best_baseline,
     dataset_metrics_with_baselines,
     dataset_missing_classes,
@@ -51,7 +52,7 @@ def compare_finished_models(
     """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows = predictions.baseline_training_rows(data, rows)
+    train_rows = baseline_training_rows(data, rows)
     predicted_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")
     best = dataset_best_baseline(data, train_rows, validation_rows)

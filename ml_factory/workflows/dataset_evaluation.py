@@ -177,3 +177,16 @@ def dataset_weighted_prior_loss(data: PreparedDataset, train_rows: np.ndarray, r
         prior_baseline_probabilities(data.y[train_rows], train_weights, len(rows)), data.classes.values()
     )
     return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))
+
+
+def baseline_training_rows(data: PreparedDataset, predicted: np.ndarray) -> np.ndarray:
+    """Return the training rows whose windows are as long as those of all predicted rows, on which baselines are counted
+    (QUICK predicts only some of them): later rows of a session have another class balance.
+
+    predicted : positions of rows in any split.
+    """
+    first = np.flatnonzero(np.diff(data.segment, prepend=data.segment[0] - 1))  # bar of each segment
+    bars = data.row[predicted]
+    lookback = int((bars - first[np.searchsorted(first, bars, side="right") - 1]).min()) + 1
+    train = data.splits["train"]
+    return train[data.full_window_mask(lookback)[train]]

@@ -37,6 +37,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.workflows.dataset_evaluation import (
+    baseline_training_rows,
     dataset_best_baseline,
     dataset_calibration_by_class,
     dataset_gain_over_forecast,
@@ -84,19 +85,6 @@ class PredictionEvaluation:
     def test_metrics(self) -> pd.DataFrame:
         """Metrics of the test rows, by name of the forecast."""
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
-
-
-def baseline_training_rows(data: PreparedDataset, predicted: np.ndarray) -> np.ndarray:
-    """Return the training rows whose windows are as long as those of all predicted rows, on which baselines are counted
-    (QUICK predicts only some of them): later rows of a session have another class balance.
-
-    predicted : positions of rows in any split.
-    """
-    first = np.flatnonzero(np.diff(data.segment, prepend=data.segment[0] - 1))  # bar of each segment
-    bars = data.row[predicted]
-    lookback = int((bars - first[np.searchsorted(first, bars, side="right") - 1]).min()) + 1
-    train = data.splits["train"]
-    return train[data.full_window_mask(lookback)[train]]
 
 
 def predict_and_evaluate_artifact(

@@ -12,7 +12,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES, row_log_loss
 from ml_factory.evaluation.verdict import format_verdict_bounds
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.backtest import backtest
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
+from ml_factory.workflows.dataset_evaluation import baseline_training_rows, prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
 from ml_factory.workflows.results.models import EvaluateResult
@@ -57,13 +57,14 @@ def _oracle_share(workspace: Workspace, found: EvaluateResult) -> str:
     stored = load_predictions(workspace, found.symbol, found.horizon, found.chosen, found.run_ids[found.chosen])
     stored = stored[stored["split"] == "test"]
     rows = data.labels.index.get_indexer(stored.index)
+    train = baseline_training_rows(data, rows)  # those of the gain that is shown
     sampled = np.flatnonzero(data.unambiguous_mask[rows])[::EVERY]
     rows, p_N3 = rows[sampled], stored[PROBABILITIES].to_numpy()[sampled]
     labels, base_minutes = data.labels.iloc[rows], data.settings["data"]["features"]["base_minutes"]
     times, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
     truth = oracle_probabilities(market, times, up, down, found.horizon * base_minutes, paths=PATHS)
     truth = (PATHS * truth + 1 / 3) / (PATHS + 1)  # one path more than were simulated ends anywhere
-    best = prepared_dataset_baselines(data, data.splits["train"], rows)[found.verdicts[found.chosen].best_baseline]
+    best = prepared_dataset_baselines(data, train, rows)[found.verdicts[found.chosen].best_baseline]
     loss = row_log_loss(data.y[rows], best).mean()
     own, known = (loss - row_log_loss(data.y[rows], p).mean() for p in (p_N3, truth))
     return (

@@ -10,6 +10,7 @@ from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import bucket_sync
 from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.files import files
+from ml_factory.storage.mirror_removals import LEDGER
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 
@@ -215,7 +216,7 @@ def test_bucket_mirror_with_damaged_ledger_compares_all_objects_again(machines, 
     one, two = machines
     write(one, "models/a.txt", b"a")
     one.push()
-    (two.folder / bucket_sync._LEDGER).write_text(text)
+    (two.folder / LEDGER).write_text(text)
     assert two.pull().pulled == ("models/a.txt",)
     assert (two.folder / "models" / "a.txt").read_bytes() == b"a"
 
