@@ -52,9 +52,9 @@ def compare_finished_models(
     """Compare the newest run of each model, or those of `runs`. Raises NotPreparedError where there is none."""
     found = predictions.artifacts_to_compare(workspace, data, models, runs)
     rows, test = predictions.predictions_on_common_rows(workspace, data, found, "test")
-    train_rows = baseline_training_rows(data, rows)
     predicted_rows, train = predictions.predictions_on_common_rows(workspace, data, found, "train")
     validation_rows, validation = predictions.predictions_on_common_rows(workspace, data, found, "validation")
+    train_rows = baseline_training_rows(data, np.concatenate((predicted_rows, validation_rows, rows)))
     best = dataset_best_baseline(data, train_rows, validation_rows)
     metrics = dataset_metrics_with_baselines(data, train_rows, rows, test, best)
     choosing = dataset_metrics_with_baselines(data, train_rows, validation_rows, validation, best)

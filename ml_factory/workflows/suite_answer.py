@@ -55,9 +55,9 @@ def _oracle_share(workspace: Workspace, found: EvaluateResult) -> str:
     if data.kind != "triple_barrier" or not np.array_equal(bars["close"], market.bars["close"]):
         return ""
     stored = load_predictions(workspace, found.symbol, found.horizon, found.chosen, found.run_ids[found.chosen])
+    train = baseline_training_rows(data, data.labels.index.get_indexer(stored.index))  # those of the gain that is shown
     stored = stored[stored["split"] == "test"]
     rows = data.labels.index.get_indexer(stored.index)
-    train = baseline_training_rows(data, rows)  # those of the gain that is shown
     sampled = np.flatnonzero(data.unambiguous_mask[rows])[::EVERY]
     rows, p_N3 = rows[sampled], stored[PROBABILITIES].to_numpy()[sampled]
     labels, base_minutes = data.labels.iloc[rows], data.settings["data"]["features"]["base_minutes"]
