@@ -111,6 +111,15 @@ class BacktestResult(Result):
         return self.strategies.set_index("strategy").loc[self.model]
 
     @property
+    def net_sentence(self) -> str:
+        """What is left after costs, in a sentence."""
+        own = self.own
+        return (
+            f"{own['net']:+,.0f} in the contract's currency, in {own['trades']:,.0f} trades of one contract; they "
+            f"break even at {own['break_even_ticks']:.2f} ticks a round trip and paid {own['cost_ticks']:.2f}."
+        )
+
+    @property
     def rule_sentence(self) -> str:
         """Least edge and costs, and how they were chosen, in a sentence."""
         how = "a rule chosen by hand" if self.by_hand else "chosen on validation rows"

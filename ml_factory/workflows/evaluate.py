@@ -44,23 +44,23 @@ def evaluate(
         for name, one in compared.artifacts.items()
         for what, value in one.facts["limited"].items()
     }
+    run_ids = {name: one.facts["run_id"] for name, one in compared.artifacts.items()}
+    traded = report.backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
         DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
             compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen, compared.months,
             findings=compared.findings,
-        ), report.backtest_for_report(
-            workspace, data, compared.chosen, compared.artifacts[compared.chosen].facts["run_id"]
-        ),
+        ), traded,
         quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
     )  # fmt: skip
     shown = compared.metrics.reset_index()
     shown.insert(0, "split", "test")
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
-        verdicts=compared.verdicts, chosen=compared.chosen, findings=compared.findings,
+        verdicts=compared.verdicts, chosen=compared.chosen, findings=compared.findings, traded=traded,
         seconds=time.perf_counter() - started,
-        run_ids={name: one.facts["run_id"] for name, one in compared.artifacts.items()}, choices=choices,
+        run_ids=run_ids, choices=choices,
         calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
         draw=lambda: plots.plot_metrics(compared.metrics),
     )  # fmt: skip

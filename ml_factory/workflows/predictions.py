@@ -245,14 +245,16 @@ def _check_model_name_to_predict(model: str) -> None:
 def find_artifact_to_predict(
     workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = ""
 ) -> Artifact:
-    """Return the model (or "stack") registered last for this symbol and horizon.
+    """Return the model (or "stack") of the newest data of this symbol and horizon: that of the newest full run, or of a
+    QUICK run where there is no full one.
 
     run, data : run id and data fingerprint to match, where given.
     Raises NotPreparedError where there is none.
     """
     _check_model_name_to_predict(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
-    artifact = ArtifactRegistry(workspace.models).find(symbol, horizon, model, **wanted)
+    registry = ArtifactRegistry(workspace.models)
+    artifact = registry.find(symbol, horizon, model, **wanted)
     if artifact is None:
         how = "stack" if model == STACK else f"train --model {model}"
         notebook = "05" if model == STACK else find_model_spec(model).notebook[:2]
@@ -261,7 +263,7 @@ def find_artifact_to_predict(
             got=", ".join([f"none with horizon {horizon}", *(f"{name} {value}" for name, value in wanted.items())]),
             next_step=f"train it first (notebook {notebook}: {how})",
         )  # fmt: skip
-    return artifact
+    return artifact if run else _newest_full_run(registry, symbol, horizon, model, artifact.facts["data"])
 
 
 def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data: str = "") -> str:
@@ -299,7 +301,7 @@ def artifacts_to_compare(
     if len(named) < len(runs):
         raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
     for name in [*models, *named] if models else [*available_models(), STACK]:
-        artifact = named.get(name) or _newest_full_run(registry, data, name)
+        artifact = named.get(name) or _newest_full_run(registry, data.symbol, data.horizon, name, data.fingerprint)
         if artifact is not None:
             found[name] = artifact
         elif models:
@@ -313,11 +315,13 @@ def artifacts_to_compare(
     return found
 
 
-def _newest_full_run(registry: ArtifactRegistry, data: PreparedDataset, name: str) -> Artifact | None:
-    """Return the newest model of a full run on this data set, or of a QUICK run where there is no full one."""
+def _newest_full_run(registry: ArtifactRegistry, symbol: str, horizon: int, name: str, data: str) -> Artifact | None:
+    """Return the newest model of a full run on the data of this fingerprint, or of a QUICK run where there is no full
+    one.
+    """
     found = [
-        one for one in registry.list(data.symbol)
-        if (one.name, one.facts.get("horizon"), one.facts.get("data")) == (name, data.horizon, data.fingerprint)
+        one for one in registry.list(symbol)
+        if (one.name, one.facts.get("horizon"), one.facts.get("data")) == (name, horizon, data)
     ]  # fmt: skip
     return max(found, key=lambda one: (not one.facts["limited"], one.sequence), default=None)
 

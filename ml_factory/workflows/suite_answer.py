@@ -7,11 +7,9 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.sessions import assign_sessions
 from ml_factory.data.synthetic import SyntheticSpec, oracle_probabilities, synthetic_market
-from ml_factory.errors import FactoryError
 from ml_factory.evaluation.metrics import PROBABILITIES, row_log_loss
 from ml_factory.evaluation.verdict import format_verdict_bounds
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.dataset_evaluation import baseline_training_rows, prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
@@ -25,22 +23,11 @@ def suite_answer(workspace: Workspace, found: EvaluateResult) -> list[str]:
     verdict = found.verdicts[found.chosen]
     gain = format_verdict_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
     lines = [verdict.answer, f"How sure: gain over {verdict.best_baseline} {gain} nats per row, 95 %."]
-    lines.append(_after_costs(workspace, found))
+    traded = found.traded  # a reason for meta-labels, and for a market whose costs are not known
+    lines.append(f"After costs: {f'not known. {traded}' if isinstance(traded, str) else traded.net_sentence}")
     if found.symbol == DEMO and (share := _oracle_share(workspace, found)):
         lines.append(share)
     return lines
-
-
-def _after_costs(workspace: Workspace, found: EvaluateResult) -> str:
-    try:
-        traded = backtest(workspace, found.symbol, found.horizon, found.chosen, run_id=found.run_ids[found.chosen])
-    except FactoryError as error:  # meta-labels, or a market whose costs are not known
-        return f"After costs: not known. {error}"
-    own = traded.strategies.set_index("strategy").loc[found.chosen]
-    return (
-        f"After costs: {own['net']:+,.0f} in the contract's currency, in {own['trades']:,.0f} trades of one contract; "
-        f"they break even at {own['break_even_ticks']:.2f} ticks a round trip and paid {own['cost_ticks']:.2f}."
-    )
 
 
 def _oracle_share(workspace: Workspace, found: EvaluateResult) -> str:

@@ -52,6 +52,7 @@ def test_leaderboard_keeps_full_run_counts_trials_and_lists_models_of_other_data
     found, table = board()
     assert table.loc["linear", "run_id"] == full.run_id != quick.run_id and not table.loc["linear", "quick"]
     assert table.loc["lightgbm", "quick"] and found.trials == {"DEMO": 3}
+    assert pipeline.predict(prepared, "DEMO", 5, "linear").run_id == full.run_id, "nor in what is predicted and traded"
     assert [line.split()[3] for line in found.summary().splitlines()[1:3]].count("QUICK") == 1
     assert "full run of 2" in pipeline.evaluate(prepared, "DEMO", 5).choices["linear"]
     traded = pipeline.backtest(prepared, "DEMO", 5, "linear", run_id=full.run_id)

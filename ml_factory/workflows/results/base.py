@@ -20,7 +20,7 @@ from ml_factory.workflows.results.summaries import (
 
 def _facts(value: Any) -> Any:
     """Convert a field to JSON values; a table to its records, with the index where it has a name."""
-    if isinstance(value, ModelVerdict | Finding):
+    if isinstance(value, ModelVerdict | Finding | Result):
         return to_json_value(value.to_dict())
     if isinstance(value, tuple) and value and isinstance(value[0], Finding):
         return [_facts(one) for one in value]

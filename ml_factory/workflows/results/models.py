@@ -158,6 +158,7 @@ class EvaluateResult(Result):
     calibration : of every model, as of TrainResult.
     run_ids, choices : model -> its run, and why that one was taken, in words.
     findings : on the chosen model, the most severe first.
+    traded : `BacktestResult` of the chosen model's test rows, or why there is none.
     """
 
     symbol: str
@@ -170,6 +171,7 @@ class EvaluateResult(Result):
     chosen: str = ""
     calibration: pd.DataFrame | None = None
     findings: tuple[Finding, ...] = ()
+    traded: Result | str = ""
 
     @property
     def verdict(self) -> ModelVerdict | None:
