@@ -111,11 +111,8 @@ def audit_row_artifacts(
     wanted = pd.DataFrame(values, index=index, columns=names, copy=False)
     stored = store.load_features()
     given = apply_tamper(tamper, "features", stored.copy() if tamper else stored)
-    own = [custom.get_custom_feature(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
     reference = "the features rebuilt from the bars"
-    findings.take(
-        "stored features", wanted.size, compare_artifact_frames("features", given, wanted, reference, rounded=own)
-    )
+    findings.take("stored features", wanted.size, compare_artifact_frames("features", given, wanted, reference))
     for horizon in horizons:
         made = labels[f"h{horizon}"].drop(columns="close")
         made = made[made["entry_bar"] >= store.facts["first"]]
