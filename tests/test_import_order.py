@@ -44,10 +44,10 @@ features.fractional features.calendar features.multi_timeframe features.clone_fu
 features.build features.stream
 targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
-targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
+targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
 datasets.scaling datasets.fitted_transforms
-datasets.feature_selection datasets.preprocessing datasets.preprocessing_stream
+datasets.feature_selection datasets.preprocessing
 datasets.row_selection datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check

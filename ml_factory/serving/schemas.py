@@ -40,21 +40,19 @@ class FeatureRows(Strict):
 
     segment : number of each row's stretch, which changes at session ends and gaps; None: one stretch. Windows of a
         model that looks back lie inside one.
-    close : prices, for models whose preprocessing follows them
     """
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=MOST_COLUMNS, fail_fast=True)]
     values: Annotated[list[FeatureValues], Field(min_length=1, fail_fast=True)]
     known_at: Annotated[list[datetime], Field(fail_fast=True)] | None = None
     segment: Annotated[list[Segment], Field(fail_fast=True)] | None = None
-    close: Annotated[list[FiniteFloat], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "FeatureRows":
         wrong = next((row for row, values in enumerate(self.values) if len(values) != len(self.columns)), None)
         if wrong is not None:
             raise ValueError(f"row {wrong} has {len(self.values[wrong])} values for {len(self.columns)} columns")
-        for name in ("known_at", "segment", "close"):
+        for name in ("known_at", "segment"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.values):
                 raise ValueError(f"{name} has {len(given)} entries for {len(self.values)} rows")

@@ -12,8 +12,6 @@ import pandas as pd
 
 from ml_factory.data.sessions import TRADING_HOURS
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
-from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform, TwoStateHmmTransform
-from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
@@ -41,13 +39,11 @@ class FeatureTable:
 
     features : float, index known_at (UTC, increasing)
     segment : int (N,)
-    close : float64 (N,); None: not given
     timed : the request named the moments
     """
 
     features: pd.DataFrame
     segment: np.ndarray
-    close: np.ndarray | None
     timed: bool
 
 
@@ -130,13 +126,7 @@ class ServedBundle:
     def is_rowwise(self) -> bool:
         """True where the rows of several requests can be predicted in one call, with the same result for each."""
         fitted = self.bundle.fitted
-        if isinstance(fitted, OnnxModels):
-            return True
-        steps = [preprocessing_from_dict(model.scaler) for model in fitted.models.values()]
-        flat = [one for step in steps for one in (step.steps if isinstance(step, Preprocessor) else (step,))]
-        return fitted.stack is None and not any(
-            isinstance(one, FractionalDifferenceTransform | TwoStateHmmTransform) for one in flat
-        )
+        return isinstance(fitted, OnnxModels) or fitted.stack is None
 
     def predict_rows(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any] | FactoryError]:
         """Return the answers, or the error, of each request: each as if it were alone."""
@@ -181,11 +171,9 @@ class ServedBundle:
         sizes = [len(table.features) for table in tables]
         features = pd.concat([table.features for table in tables]) if len(tables) > 1 else tables[0].features
         segment, rows = _joined_segments([table.segment for table in tables]), np.arange(len(features))
-        closes = [table.close for table in tables if table.close is not None]
-        close = np.concatenate(closes) if len(closes) == len(tables) else None
         lookback = self.bundle.description["lookback"]
         with refuse_damaged_content(BarsError, "These rows cannot be predicted", where="rows", next_step="see /info"):
-            frame = self.bundle.fitted.predict_features(features, segment=segment, close=close)
+            frame = self.bundle.fitted.predict_features(features, segment=segment)
         if len(tables) == 1:
             return [frame]
         kept = mask_rows_with_full_window(segment, rows, lookback) if lookback else np.ones(len(rows), bool)
@@ -221,10 +209,8 @@ def rows_to_table(rows: Any, largest: int) -> FeatureTable:
         raise BarsError("Feature rows are out of order", where="rows.known_at", wanted="increasing moments",
                         next_step="sort the rows by time, each once")  # fmt: skip
     segment = np.zeros(count, np.int32) if rows.segment is None else np.array(rows.segment, np.int32)
-    close = None if rows.close is None else np.array(rows.close, np.float64)
     return FeatureTable(
         pd.DataFrame(values, index.rename("known_at"), rows.columns, dtype=np.float32),
         segment,
-        close,
         bool(rows.known_at),
     )

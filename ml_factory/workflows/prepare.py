@@ -293,10 +293,8 @@ def _write_horizon(
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
-    close = base.close[first : first + store.rows]
-    sample = TransformFitSample(
-        store.values, tuple(store.feature_names), train_rows, close, labels.iloc[splits["train"]]
-    )
+    labels_of_rows = labels.iloc[splits["train"]]
+    sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
         store.write_scaler(horizon, fit_preprocessing_steps(settings.preprocess, sample))
     clear = labels["barrier"] != "ambiguous"

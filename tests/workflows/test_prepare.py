@@ -167,10 +167,10 @@ def test_load_dataset_maps_features_read_only(place):
 
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
-    steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.8}, "standard")
+    steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
     data = pipeline.load_dataset(place, "MES", 5)
-    assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
+    assert [step.kind for step in data.scaler.steps] == ["variance", "clusters", "standard"]
     assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
     printed = pipeline.load_predictions(place, "MES", 5, "lightgbm")
