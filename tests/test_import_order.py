@@ -104,13 +104,11 @@ workflows.audits.audit_training workflows.audits.audit_models workflows.audit wo
 workflows.plan workflows.run_report_sections workflows.report
 workflows.evaluate workflows.suite_answer workflows.predict
 workflows.superseded_data workflows.clean workflows.fit_profile
-serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
-serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
-serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages
-serving.service_metrics serving.service serving.stream_endpoint
-serving.pages serving.app serving.connections serving.server
+interrupt serving.problems serving.schemas serving.tables serving.served_bundle serving.recent_answers serving.feed
+serving.follow
+serving.service_metrics serving.service serving.app serving.server
 tpu.accelerators tpu.settings tpu.gcloud_commands tpu.gcloud_process tpu.slice_state tpu.worker_files tpu.lifecycle
-pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output interrupt
+pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
 recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
 recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
 recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.language.ngram
@@ -152,8 +150,8 @@ HOMES = {
     "onnx": {"inference.onnx_graph", "inference.onnx_trees", "inference.onnx_ensemble"},
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
-    "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
-    "uvicorn": {"serving.server", "serving.connections"},
+    "fastapi": {"serving.problems", "serving.app"},
+    "uvicorn": {"serving.server"},
     "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }

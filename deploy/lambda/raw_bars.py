@@ -19,11 +19,8 @@ from ml_factory.errors import FactoryError
 from ml_factory.serving.problems import schema_error
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.serving.service_settings import ServiceLimits
-from ml_factory.serving.tables import check_bar_count
 
 BUNDLE = Path(__file__).with_name("model.bundle")
-LIMITS = ServiceLimits()
 
 
 def handler(event: dict, context: object = None) -> dict[str, Any]:
@@ -59,8 +56,5 @@ def predict(served: ServedBundle, event: dict) -> dict[str, Any]:
         raise FactoryError("The body is no base64", where="body", got=error, wanted="base64") from error
     if request.symbol not in (None, served.symbol):
         raise FactoryError("Another symbol is served here", where="symbol", got=request.symbol, wanted=served.symbol)
-    if request.bars is None:
-        raise FactoryError("Feature rows are not predicted here", where="rows", wanted="bars")
-    check_bar_count(request.bars, LIMITS.bars)
     now = pd.Timestamp.now(tz="UTC") if request.live else None
     return served.predict_bars(request.bars, request.last, now)
