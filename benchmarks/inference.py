@@ -101,7 +101,7 @@ def cold_start(bundle: Path, bars: Path, library: str, repeats: int) -> dict[str
 
 def log_loss(bundle: Bundle, matrix: FeatureMatrix, labels: pd.Series) -> float:
     """Mean log loss on the rows of these labels."""
-    p = bundle.fitted.predict_features(matrix.to_frame(), segment=matrix.segment, close=matrix.close)
+    p = bundle.fitted.predict_features(matrix.to_frame(), segment=matrix.segment)
     labels = labels[labels.index.isin(p.index)]
     p_N3 = p.loc[labels.index, PROBABILITIES].to_numpy()
     return float(-np.log(np.clip(p_N3[np.arange(len(labels)), labels.to_numpy() + 1], 1e-12, 1)).mean())

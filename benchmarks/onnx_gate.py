@@ -45,7 +45,7 @@ def print_gate(workspace: Workspace, symbol: str, model: str) -> None:
     fitted = load_fitted_models(workspace, find_artifact_to_predict(workspace, symbol, HORIZON, model, ""))
     began = time.perf_counter()
     graph = onnx_of_models(fitted, {})
-    found = check_onnx_graph(graph, fitted, data.features, segment=data.segment, close=data.close)
+    found = check_onnx_graph(graph, fitted, data.features, segment=data.segment)
     print_json(
         bench="onnx_gate", model=model, rows=found.rows, of_rows=len(data.features), lookback=fitted.lookback,
         difference=digits(found.difference), threshold_rows=found.threshold_rows, nodes=found.nodes,

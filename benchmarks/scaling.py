@@ -21,8 +21,7 @@ from sklearn.preprocessing import RobustScaler as Reference
 
 from benchmarks.measure import best, digits, in_turns, print_json, seconds, times
 from ml_factory.datasets import memmap
-from ml_factory.datasets.exact_quantiles import column_quantiles
-from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
+from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler, column_quantiles
 
 QUARTILES = (0.25, 0.5, 0.75)
 

@@ -3,8 +3,8 @@
     python -m benchmarks.serving [--requests 300] [--rounds 3] [--clients 2] [--model xgboost]
 
 Trains a small model on the demo market in a temporary workspace, starts `serve` and the echo as processes of their own,
-and sends each body to both in turns. One JSON line for each of `rows` (/predict of one feature row), `bars` (/predict
-of the raw bars of the warm-up) and `stream` (/stream, one bar, with and without its log on the disk):
+and sends each body to both in turns. One JSON line for each of `bars` (/predict of the raw bars of the warm-up) and
+`feed` (one bar of a feed):
   ours_per_s, echo_per_s            requests a second of `clients` connections, the best round
   ours_p50_ms, ours_p99_ms, echo_*  wall of one request of one connection, all rounds
   times_echo_p50                    ours over the echo's, the median of the rounds
@@ -13,6 +13,7 @@ and one for a cold start: wall and CPU seconds from the command to its first ans
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,12 +30,10 @@ import httpx
 import numpy as np
 import pandas as pd
 import psutil
-from websockets.sync.client import connect
 
 from benchmarks.measure import digits, print_json
 from ml_factory import pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.features.build import build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.serving.feed import kept_bars
 from ml_factory.storage.workspace import Workspace
@@ -42,25 +41,18 @@ from ml_factory.storage.workspace import Workspace
 HORIZON = 20
 ECHO = """
 import socket, sys, uvicorn
-from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi import FastAPI, Request, Response
 
 app = FastAPI()
 
-@app.post("/predict")
+@app.post("/{path:path}")
 async def echo(request: Request):
     return Response(await request.body(), media_type="application/json")
-
-@app.websocket("/stream")
-async def stream(socket: WebSocket):
-    await socket.accept()
-    while True:
-        await socket.send_text(await socket.receive_text())
 
 with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
     listener.bind(("127.0.0.1", 0))
     print("serving at http://127.0.0.1:%d" % listener.getsockname()[1], flush=True)
-    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, http="httptools", ws="websockets-sansio",
-                                  ws_per_message_deflate=False, loop="asyncio")).run([listener])
+    uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none")).run([listener])
 """
 
 
@@ -84,44 +76,23 @@ def server(*arguments: object) -> Iterator[tuple[str, psutil.Process, dict[str, 
         process.stdout.close()
 
 
-class HttpSender:
-    """One connection that posts a body to /predict."""
+class Sender:
+    """One connection that posts body after body to a path."""
 
-    def __init__(self, url: str, body: bytes):
+    def __init__(self, url: str, path: str, bodies: Iterable[bytes]):
         self._client = httpx.Client(base_url=url, trust_env=False, timeout=60)
-        self._body = body
+        self._path, self._bodies = path, iter(bodies)
 
     def send(self) -> None:
-        answer = self._client.post("/predict", content=self._body, headers={"Content-Type": "application/json"})
+        content = next(self._bodies)
+        answer = self._client.post(self._path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200, answer.text
 
     def close(self) -> None:
         self._client.close()
 
 
-class StreamSender:
-    """One connection that pushes bar after bar to a feed of its own."""
-
-    def __init__(self, url: str, feed: str, history: str | None, bars: list[str]):
-        self._connection = connect(f"{url.replace('http', 'ws')}/stream?feed={feed}", proxy=None, max_size=None)
-        self._socket, self._bars = self._connection.__enter__(), iter(bars)
-        if history is not None:
-            self._socket.recv()
-            self._send(history)
-
-    def send(self) -> None:
-        self._send(next(self._bars))
-
-    def close(self) -> None:
-        self._connection.__exit__(None, None, None)
-
-    def _send(self, text: str) -> None:
-        self._socket.send(text)
-        reply = self._socket.recv()
-        assert '"type":"problem"' not in str(reply), reply
-
-
-def latencies(sender: HttpSender | StreamSender, count: int) -> list[float]:
+def latencies(sender: Sender, count: int) -> list[float]:
     """Return the wall seconds of requests of one connection."""
     taken = []
     for _ in range(count):
@@ -131,7 +102,7 @@ def latencies(sender: HttpSender | StreamSender, count: int) -> list[float]:
     return taken
 
 
-def rate(senders: list[HttpSender | StreamSender], count: int) -> float:
+def rate(senders: list[Sender], count: int) -> float:
     """Return the requests a second of several connections, each of which sends `count`."""
     threads = [threading.Thread(target=latencies, args=(sender, count)) for sender in senders]
     began = time.perf_counter()
@@ -143,7 +114,7 @@ def rate(senders: list[HttpSender | StreamSender], count: int) -> float:
 
 
 def compare(
-    name: str, sides: dict[str, Callable[[int], HttpSender | StreamSender]], processes: dict[str, psutil.Process],
+    name: str, sides: dict[str, Callable[[int], Sender]], processes: dict[str, psutil.Process],
     options: argparse.Namespace
 ) -> None:  # fmt: skip
     """Send to all sides in turns and print a line for each but the echo. sides : number of a connection -> sender."""
@@ -176,8 +147,8 @@ def columns(bars: pd.DataFrame) -> dict[str, list]:
     return {name: [str(one) for one in bars[name]] if name == "timestamp" else bars[name].tolist() for name in bars}
 
 
-def message(bars: pd.DataFrame) -> str:
-    return json.dumps({"type": "bars", "bars": columns(bars), "live": False})
+def body(bars: pd.DataFrame) -> bytes:
+    return json.dumps({"bars": columns(bars), "live": False}).encode()
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
@@ -189,27 +160,19 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     path = pipeline.export(workspace, "DEMO", HORIZON, options.model, formats=("bundle",)).paths["bundle"]
     bundle, bars = Bundle.load(path), pd.read_parquet(workspace.raw_bars("DEMO"))
     warmup = min(kept_bars(bundle), len(bars) - 5000)
-    checked, _ = bundle.spec.check_bars(bars)
-    row = build_features(checked, bundle.spec.market, bundle.spec.features).to_frame().iloc[-1]
-    rows = {"columns": list(row.index), "values": [[None if np.isnan(one) else float(one) for one in row]]}
-    limits = [word for name in ("requests_per_second", "burst") for word in ("--limit", f"{name}=1000000")]
-    ours = ["-m", "ml_factory", "serve", path, "--port", 0, *limits]
-    with (
-        server(*ours) as (url, ours_process, start), server("-c", ECHO) as (echo, echo_process, _),
-        server(*ours, "--state", folder / "state") as (durable, durable_process, _),
-    ):  # fmt: skip
-        processes = {"ours": ours_process, "temporary": ours_process, "on disk": durable_process, "echo": echo_process}
+    ours = ["-m", "ml_factory", "serve", path, "--port", 0, "--state", folder / "state"]
+    with server(*ours) as (url, ours_process, start), server("-c", ECHO) as (echo, echo_process, _):
+        processes = {"ours": ours_process, "echo": echo_process}
         print_json(bench="serving", request="cold start", **{name: digits(one) for name, one in start.items()})
-        for name, body in (("rows", {"rows": rows}), ("bars", {"bars": columns(bars[-warmup:]), "live": False})):
-            text = json.dumps(body).encode()
-            sides = {"ours": lambda _, text=text: HttpSender(url, text)}
-            compare(name, sides | {"echo": lambda _, text=text: HttpSender(echo, text)}, processes, options)
-        history = message(bars[:warmup])
-        singles = [message(bars[number : number + 1]) for number in range(warmup, len(bars))]
-        compare("stream", {
-            "temporary": lambda number: StreamSender(url, f"bench{number}", history, singles),
-            "on disk": lambda number: StreamSender(durable, f"bench{number}", history, singles),
-            "echo": lambda number: StreamSender(echo, "echo", None, singles),
+        whole = body(bars[-warmup:])
+        compare("bars", {
+            "ours": lambda _: Sender(url, "/predict", itertools.repeat(whole)),
+            "echo": lambda _: Sender(echo, "/predict", itertools.repeat(whole)),
+        }, processes, options)  # fmt: skip
+        bodies = [body(bars[:warmup]), *(body(bars[number : number + 1]) for number in range(warmup, len(bars)))]
+        compare("feed", {
+            "ours": lambda number: Sender(url, f"/feeds/bench{number}/bars", bodies),
+            "echo": lambda number: Sender(echo, "/feeds", bodies),
         }, processes, options)  # fmt: skip
 
 

@@ -1,15 +1,13 @@
 """Weights of overlapping labels: ours compared with the forms of the book and of NumPy, interleaved in one run.
 
-    python -m benchmarks.weights [--rows 3500000] [--labels 100000] [--horizons 20 240 2000] [--repeats 3]
+    python -m benchmarks.weights [--rows 3500000] [--horizons 20 240 2000] [--repeats 3]
 
 One JSON line a measurement, best of the repeats, one thread. Labels start at random bars and live up to the horizon.
   uniqueness  ours      average_uniqueness: a difference array, then one compiled pass over the lives
               prefix    NumPy: the same array, then differences of prefix sums of 1/concurrency
               snippet   AFML snippets 4.1 and 4.2, pandas `.loc` label by label; on --few labels, since it takes so long
   effective   ours      effective_rows of as many rows
-  bootstrap   ours      sequential_bootstrap of --labels labels, and of --few
-              snippet   AFML snippet 4.5 with NumPy, every label again after each draw; on --few labels
-Before the clock runs, all forms must agree: uniqueness to 1e-9, the draws one by one.
+Before the clock runs, all forms must agree to 1e-9.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.measure import best, digits, in_turns, print_json, seconds
-from ml_factory.targets.sequential_bootstrap import ONE, sequential_bootstrap
 from ml_factory.targets.weights import average_uniqueness, effective_sample_size, label_concurrency
 
 
@@ -48,19 +45,6 @@ def snippet(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return np.array([(1.0 / alive.loc[first:last]).mean() for first, last in zip(start, end, strict=True)])
 
 
-def snippet_draws(start: np.ndarray, end: np.ndarray, seed: int) -> np.ndarray:
-    """AFML 4.5 in whole shares of 2^-40, as ours counts them."""
-    bars = np.arange(end.max() + 1)
-    lives = (bars >= start[:, None]) & (bars <= end[:, None])
-    length, taken, drawn = lives.sum(axis=1), np.zeros(len(bars), np.int64), []
-    for chance in np.random.default_rng(seed).random(len(start)):
-        total = np.cumsum((lives * (ONE // (1 + taken))).sum(axis=1) // length)
-        point = min(int(chance * int(total[-1])), int(total[-1]) - 1)
-        drawn.append(int(np.searchsorted(total, point, side="right")))
-        taken += lives[drawn[-1]]
-    return np.array(drawn)
-
-
 def measure(forms: dict[str, tuple[int, Callable[[], object]]], repeats: int, **facts) -> None:
     """One line a form: `name -> (labels, call)`, the forms in turn within each repeat."""
     runs = in_turns({name: call for name, (_, call) in forms.items()}, repeats)
@@ -73,16 +57,14 @@ def measure(forms: dict[str, tuple[int, Callable[[], object]]], repeats: int, **
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_500_000)
-    parser.add_argument("--labels", type=int, default=100_000)
     parser.add_argument("--few", type=int, default=500)
     parser.add_argument("--horizons", type=int, nargs="+", default=[20, 240, 2000])
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     for horizon in options.horizons:
-        many, drawn_from, few = (labels(n, horizon) for n in (options.rows, options.labels, options.few))
+        many, few = (labels(n, horizon) for n in (options.rows, options.few))
         np.testing.assert_allclose(ours(*few), snippet(*few), rtol=1e-9)
         np.testing.assert_allclose(ours(*many), prefix(*many), rtol=1e-9)
-        np.testing.assert_array_equal(sequential_bootstrap(*few, seed=1), snippet_draws(*few, 1))
         rows = pd.DataFrame({"barrier": "upper", "entry_bar": many[0] - 1, "exit_bar": many[1]})
         effective_sample_size(rows.iloc[:10])
         uniqueness = {
@@ -93,12 +75,6 @@ def main() -> None:
         measure(uniqueness, options.repeats, bench="uniqueness", horizon=horizon)
         measure({"ours": (options.rows, lambda rows=rows: effective_sample_size(rows))}, options.repeats,
                 bench="effective", horizon=horizon)  # fmt: skip
-        draws = {
-            "ours": (options.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),
-            "ours on few": (options.few, lambda few=few: sequential_bootstrap(*few)),
-            "snippet": (options.few, lambda few=few: snippet_draws(*few, 0)),
-        }
-        measure(draws, options.repeats, bench="bootstrap", horizon=horizon)
 
 
 if __name__ == "__main__":

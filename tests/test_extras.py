@@ -19,9 +19,9 @@ from utils.runtime import read_requirement_lines
 ROOT = Path(__file__).resolve().parents[1]
 # Required for what imports them in turn: they are a notebook's kernel, its widgets, the two halves of gcsfs, and what
 # uvicorn reads HTTP and WebSockets with.
-NEVER_IMPORTED = {"nbformat", "ipykernel", "fsspec", "onnxscript", "httptools", "websockets"}
+NEVER_IMPORTED = {"nbformat", "ipykernel", "fsspec", "onnxscript"}
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
-NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic", "starlette"}
+NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic"}
 MODULES = {
     "scikit-learn": "sklearn",
     "adbc-driver-postgresql": "adbc_driver_postgresql",

@@ -33,7 +33,7 @@ argument_checks code_fingerprint limited_fork
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.price_anomalies data.gaps
 data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.bar_columns data.validation
-data.bad_rows data.append_check
+data.bad_rows
 data.bar_files data.io data.synthetic data.resample_kernels data.resample data.bar_stream
 data.databases.address data.databases.columns data.databases.table_summary data.databases.row_hash
 data.databases.export_parts data.databases.exported_file data.databases.postgres_session data.databases.postgres
@@ -44,10 +44,10 @@ features.fractional features.calendar features.multi_timeframe features.clone_fu
 features.build features.stream
 targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
-targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
+targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
-datasets.exact_quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
-datasets.feature_selection datasets.preprocessing datasets.preprocessing_stream
+datasets.scaling datasets.fitted_transforms
+datasets.feature_selection datasets.preprocessing
 datasets.row_selection datasets.store_parts datasets.memmap
 datasets.store datasets.store_writer datasets.covariates datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check
@@ -89,7 +89,7 @@ workflows.prepared_dataset workflows.dataset_evaluation workflows.model_findings
 workflows.results.summaries
 workflows.results.base workflows.results.data workflows.results.models
 workflows.unit_checkpoints
-workflows.runs.run_status workflows.runs.restore_run workflows.append workflows.prove workflows.inspect_data
+workflows.runs.run_status workflows.runs.restore_run workflows.prove workflows.inspect_data
 workflows.load_prepared workflows.audits.audit_artifacts workflows.barriers.barrier_trials
 workflows.search_barriers
 workflows.barriers.found_barriers workflows.warm_kernels workflows.previous_settings workflows.prepare
@@ -104,13 +104,11 @@ workflows.audits.audit_training workflows.audits.audit_models workflows.audit wo
 workflows.plan workflows.run_report_sections workflows.report
 workflows.evaluate workflows.suite_answer workflows.predict
 workflows.superseded_data workflows.clean workflows.fit_profile
-serving.service_settings serving.problems serving.rate_limits serving.request_gate serving.schemas serving.tables
-serving.stream_schemas serving.prediction_thread serving.served_bundle serving.feature_row_batches serving.served_market
-serving.feed_log serving.recent_answers serving.feed serving.follow serving.feeds serving.stream_messages
-serving.service_metrics serving.service serving.stream_endpoint
-serving.pages serving.app serving.connections serving.server
+interrupt serving.problems serving.schemas serving.tables serving.served_bundle serving.recent_answers serving.feed
+serving.follow
+serving.service_metrics serving.service serving.app serving.server
 tpu.accelerators tpu.settings tpu.gcloud_commands tpu.gcloud_process tpu.slice_state tpu.worker_files tpu.lifecycle
-pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output interrupt
+pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
 recipes.torchvision_operators recipes.shard_writer recipes.recipe_run
 recipes.language.tokenizers recipes.language.vocabularies recipes.language.text_sources recipes.language.token_rows
 recipes.language.causal_lm recipes.language.surrogate_top_tokens recipes.language.ngram
@@ -152,8 +150,8 @@ HOMES = {
     "onnx": {"inference.onnx_graph", "inference.onnx_trees", "inference.onnx_ensemble"},
     "onnxruntime": {"inference.onnx_models"},
     "optuna": {"targets.barrier_search"},
-    "fastapi": {"serving.problems", "serving.stream_endpoint", "serving.app"},
-    "uvicorn": {"serving.server", "serving.connections"},
+    "fastapi": {"serving.problems", "serving.app"},
+    "uvicorn": {"serving.server"},
     "prometheus_client": {"serving.service_metrics"},
     "adbc_driver_postgresql": {"data.databases.postgres"},
 }

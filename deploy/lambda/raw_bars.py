@@ -1,30 +1,42 @@
-"""Lambda handler that predicts raw bars, or feature rows, with the bundle of its folder; for the container image.
+"""Lambda handler that predicts raw bars with the bundle of its folder; for the container image.
 
-POST {"bars": [...], "last": 1}     body and answer as of POST /predict of the service
+POST {"bars": [...], "last": 1}     body and answer as of POST /predict of the service; errors are its problem bodies
 GET  facts of the bundle
+
+Events of a Lambda Function URL or an HTTP API (payload format 2.0).
 """
 
+import base64
+import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-from http_event import RequestError, respond
 from pydantic import ValidationError
 
 from ml_factory.errors import FactoryError
+from ml_factory.serving.problems import schema_error
 from ml_factory.serving.schemas import PredictRequest
-from ml_factory.serving.served_bundle import ServedBundle, rows_to_table
-from ml_factory.serving.service_settings import ServiceLimits
-from ml_factory.serving.tables import check_bar_count
+from ml_factory.serving.served_bundle import ServedBundle
 
 BUNDLE = Path(__file__).with_name("model.bundle")
-LIMITS = ServiceLimits()
 
 
-def handler(event: dict, context: object = None) -> dict:
-    """Return the response to an event of payload format 2.0."""
+def handler(event: dict, context: object = None) -> dict[str, Any]:
+    """Return the response to an event: 200 with the answer, or 400 with what, where, got and wanted."""
     served = load_bundle()
-    return respond(event, served.facts, lambda body: predict(served, body))
+    method = event.get("requestContext", {}).get("http", {}).get("method")
+    try:
+        if method not in ("GET", "POST"):
+            raise FactoryError("This event is not answered", where="requestContext.http.method", got=method,
+                               wanted="GET or POST in payload format 2.0")  # fmt: skip
+        status, answer = 200, served.facts if method == "GET" else predict(served, event)
+    except FactoryError as error:
+        fields = {"what": error.what, "where": error.where, "got": error.got, "wanted": error.wanted}
+        status, answer = 400, {name: None if value is None else str(value) for name, value in fields.items()}
+    body = json.dumps(answer, allow_nan=False)
+    return {"statusCode": status, "headers": {"content-type": "application/json"}, "body": body}
 
 
 @lru_cache(maxsize=1)
@@ -33,24 +45,16 @@ def load_bundle() -> ServedBundle:
     return ServedBundle.load(BUNDLE)
 
 
-def predict(served: ServedBundle, body: dict) -> dict:
-    """Return the answers of one request. Raises RequestError."""
+def predict(served: ServedBundle, event: dict) -> dict[str, Any]:
+    """Return the answers of one request. Raises FactoryError."""
+    body = event.get("body") or ""
     try:
-        request = PredictRequest.model_validate(body)
+        request = PredictRequest.model_validate_json(base64.b64decode(body) if event.get("isBase64Encoded") else body)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise RequestError("The body is not as wanted", where=".".join(map(str, first["loc"])) or "body",
-                           got=first["msg"], wanted="a body of POST /predict") from error  # fmt: skip
+        raise schema_error(error.errors()) from error
+    except ValueError as error:
+        raise FactoryError("The body is no base64", where="body", got=error, wanted="base64") from error
     if request.symbol not in (None, served.symbol):
-        raise RequestError("Another symbol is served here", where="symbol", got=request.symbol, wanted=served.symbol)
-    try:
-        if request.rows is None:
-            check_bar_count(request.bars, LIMITS.bars)
-            now = pd.Timestamp.now(tz="UTC") if request.live else None
-            return served.predict_bars(request.bars, request.last, now)
-        (answers,) = served.predict_rows([rows_to_table(request.rows, LIMITS.rows)])
-        if isinstance(answers, FactoryError):
-            raise answers
-        return answers
-    except FactoryError as error:
-        raise RequestError(error.what, where=str(error.where or "body"), got=error.got, wanted=error.wanted) from error
+        raise FactoryError("Another symbol is served here", where="symbol", got=request.symbol, wanted=served.symbol)
+    now = pd.Timestamp.now(tz="UTC") if request.live else None
+    return served.predict_bars(request.bars, request.last, now)

@@ -17,7 +17,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
 
-server, service_settings = LazyModule("ml_factory.serving.server"), LazyModule("ml_factory.serving.service_settings")
+server = LazyModule("ml_factory.serving.server")
 following = LazyModule("ml_factory.serving.follow")
 guard_settings = LazyModule("ml_factory.inference.guard.settings")
 served_bundle = LazyModule("ml_factory.serving.served_bundle")
@@ -41,7 +41,7 @@ def serve(
     address: AddressOptions,
     own_modules: OwnModules = None,
     state: Annotated[
-        Path | None, Option("--state", help="Folder of the streams' state; empty: it ends with the process.")
+        Path | None, Option("--state", help="Folder of the feeds' state; empty: it ends with the process.")
     ] = None,
     follow: Annotated[
         Path | None, Option("--follow", help="Answer the bars appended to this file instead; state in FILE.state.")
@@ -52,21 +52,18 @@ def serve(
     guard: Annotated[
         list[str] | None, Option("--guard", help="NAME=VALUE of the guard, such as drift=abstain. Several times.")
     ] = None,
-    limit: Annotated[
-        list[str] | None, Option("--limit", help="NAME=VALUE, such as requests_per_second=50. Several times.")
-    ] = None,
 ) -> None:
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
     for path in bundle:
         _check_bundle_exists(path)
     import_own_modules(own_modules)
-    guarded = _parse_fields(guard_settings.GuardSettings, guard, "--guard", "drift=abstain")
+    guarded = _parse_guard(guard)
     if follow is not None:
         _follow(bundle, follow, state, guarded, live=not no_clock, as_json=address.as_json)
         return
     server.run_server(
         bundle, host=address.host, port=address.port, no_key=address.no_key, state=state,
-        guard=guarded, limits=_parse_fields(service_settings.ServiceLimits, limit, "--limit", "requests_per_second=50"),
+        guard=guarded,
         announce=lambda facts: _print_address(facts, address.as_json),
     )  # fmt: skip
 
@@ -85,14 +82,15 @@ def _check_bundle_exists(path: Path) -> None:
                          next_step=did_you_mean(path.name, found) or made)  # fmt: skip
 
 
-def _parse_fields(kind: type, texts: list[str] | None, where: str, example: str) -> Any:
-    """Return the dataclass with the fields of these texts NAME=VALUE. Raises SettingsError."""
-    names = [field.name for field in fields(kind)]
-    given = parse_name_value_options(texts or [], where, example)
+def _parse_guard(texts: list[str] | None) -> Any:
+    """Return the settings of the guard with the fields of these texts NAME=VALUE. Raises SettingsError."""
+    names = [field.name for field in fields(guard_settings.GuardSettings)]
+    given = parse_name_value_options(texts or [], "--guard", "drift=abstain")
     for name in given:
         if name not in names:
-            raise SettingsError("There is no such setting", where=where, got=name, next_step=did_you_mean(name, names))
-    return kind(**{name: parse_setting_value(text) for name, text in given.items()})
+            raise SettingsError("There is no such setting", where="--guard", got=name,
+                                next_step=did_you_mean(name, names))  # fmt: skip
+    return guard_settings.GuardSettings(**{name: parse_setting_value(text) for name, text in given.items()})
 
 
 def _print_address(facts: dict, as_json: bool) -> None:
@@ -108,7 +106,7 @@ def _follow(bundles: list[Path], path: Path, state: Path | None, guard: Any, *, 
     check_file_exists(path)
     served = served_bundle.ServedBundle.load(bundles[0], guard)
     with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder:
-        followed = following.FollowedFile(path, served, folder, guard, live=live)
+        followed = following.FollowedFile(path, served, folder, live=live)
         following.follow_file(
             followed, poll_seconds=POLL_SECONDS,
             announce=lambda line: print(f"{served.symbol}: {line} (stop with Ctrl-C)", file=sys.stderr, flush=True),

@@ -34,7 +34,7 @@ class FeatureSelection:
     kept: np.ndarray
     scores: np.ndarray
 
-    def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
+    def transform(self, x_NF: np.ndarray) -> np.ndarray:
         """Return the selected columns, float32 (N, K)."""
         return np.ascontiguousarray(x_NF[:, self.kept], np.float32)
 

@@ -1,20 +1,15 @@
-"""Arrays as `.npy` part files: written once, verified by content, and memory-mapped instead of read.
+"""Arrays as `.npy` files: written once, verified by content, and memory-mapped instead of read.
 
-A file on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there. Several parts
-are mapped as one array through a concatenated file in the cache; new parts extend it, so that the cost is that of the
-new rows.
+A file on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there.
 """
 
 import hashlib
 import io
-import os
 import time
 import tokenize
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +45,7 @@ def cached_file_hash(path: Path) -> str:
     try:
         state = _state(path)
         if state not in _hash_cache:
-            _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(_map(path))
+            _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(map_npy(path))
     except (OSError, ValueError) as error:
         if not isinstance(error, UnresponsiveMountError):  # a file on a mount that does not answer is not damaged
             return ""
@@ -100,65 +95,6 @@ def verified_local_copy(path: Path, digest: str) -> Path:
     return copy
 
 
-def memmap_joined_parts(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
-    """Map the parts, one below the other, as one read-only array; a single part is mapped directly."""
-    parts = [_map(path) for path in paths]
-    if len(parts) == 1:
-        return parts[0]
-    try:
-        return _joined_file(parts, hashes)
-    except OSError:  # no space for the cache: use memory
-        return np.concatenate(parts)
-
-
-def _joined_file(parts: list[np.ndarray], hashes: Sequence[str]) -> np.ndarray:
-    names = [hashlib.sha256("".join(hashes[:count]).encode()).hexdigest()[:32] for count in range(len(parts) + 1)]
-    folder = local_cache_folder("parts")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{names[-1]}.rows"
-    shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    if path.is_file() and _holds_parts(path, parts, hashes):
-        return _map_raw(path, parts[0].dtype, shape)
-    temporary = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    done = _reuse_prefix([folder / f"{name}.rows" for name in names], temporary, parts, hashes)
-    with open(temporary, "r+b" if done else "wb") as file:
-        file.seek(sum(part.nbytes for part in parts[:done]))
-        for part in parts[done:]:
-            for block in _blocks(part):
-                file.write(block)
-        file.truncate()
-    os.replace(temporary, path)
-    _hash_cache[_state(path)] = "".join(hashes)
-    _remove_old_copies(folder)
-    return _map_raw(path, parts[0].dtype, shape)
-
-
-def _reuse_prefix(beginnings: list[Path], temporary: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> int:
-    """Move the longest cached prefix to `temporary`; return its number of parts.
-
-    Of two processes only one gets it.
-    """
-    for count in range(len(parts) - 1, 1, -1):
-        with suppress(FileNotFoundError):
-            if _holds_parts(beginnings[count], parts[:count], hashes):
-                os.rename(beginnings[count], temporary)
-                return count
-    return 0
-
-
-def _holds_parts(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
-    """Return whether the file holds these parts; hashed once for each state of the file."""
-    if path.stat().st_size != sum(part.nbytes for part in parts):
-        return False
-    state, expected = _state(path), "".join(hashes[: len(parts)])
-    if _hash_cache.get(state) != expected:
-        whole = _map_raw(path, parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]))
-        edges = np.cumsum([0, *map(len, parts)])
-        found = [npy_content_hash(whole[a:b]) for a, b in pairwise(edges)]
-        _hash_cache[state] = "".join(found)
-    return _hash_cache[state] == expected
-
-
 # ---- cache -----------------------------------------------------------------------------------------------------
 
 
@@ -176,16 +112,12 @@ def _state(path: Path) -> tuple:
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _map(path: Path) -> np.ndarray:
-    """Map a part. Raises ValueError for a file that is no array of numbers, OSError as `open` does."""
+def map_npy(path: Path) -> np.ndarray:
+    """Map an array, read-only. Raises ValueError for a file that is no array of numbers, OSError as `open` does."""
     try:
         return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
     except (tokenize.TokenError, SyntaxError, OverflowError) as error:  # of numpy's own parser of the header
         raise ValueError(f"the header of the array cannot be read: {error}") from error
-
-
-def _map_raw(path: Path, dtype: np.dtype, shape: tuple) -> np.ndarray:
-    return np.memmap(path, dtype, "r", shape=shape).view(np.ndarray)
 
 
 def _header(array: np.ndarray) -> bytes:

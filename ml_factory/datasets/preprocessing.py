@@ -1,8 +1,8 @@
 """Preprocessing steps between stored features and a model's input, fitted for one fold and saved as JSON.
 
-steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.95}, "robust")
-fitted = fit_steps(steps, Sample(x_NF, names, train_rows, close, labels_of_the_train_rows))
-x = fitted.transform(x_NF, close)
+steps = ("variance", {"step": "clusters", "most": 0.95}, "robust")
+fitted = fit_preprocessing_steps(steps, TransformFitSample(x_NF, names, train_rows, labels_of_the_train_rows))
+x = fitted.transform(x_NF)
 """
 
 import inspect
@@ -13,16 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
-from ml_factory.datasets.fitted_transforms import (
-    FractionalDifferenceTransform,
-    PcaTransform,
-    TransformFitSample,
-    TwoStateHmmTransform,
-)
+from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
 from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler_error
 from ml_factory.errors import SettingsError, did_you_mean
 
-TRANSFORMS = {step.kind: step for step in (PcaTransform, FractionalDifferenceTransform, TwoStateHmmTransform)}
+TRANSFORMS = {PcaTransform.kind: PcaTransform}
 STEPS = (*SCALERS, *TRANSFORMS, *SELECTIONS)
 
 
@@ -42,10 +37,10 @@ class Preprocessor:
 
     kind = "preprocessor"
 
-    def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 (N, K); close : float64 (N,), for steps that use the price."""
+    def transform(self, x_NF: np.ndarray) -> np.ndarray:
+        """Return float32 (N, K)."""
         for step in self.steps:
-            x_NF = apply_preprocessing_step(step, x_NF, close)
+            x_NF = step.transform(x_NF)
         return x_NF
 
     def names_out(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -81,13 +76,8 @@ def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dic
 
 
 def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFitSample) -> FittedStep:
-    """Fit each step on the training rows of the previous steps' output; a single step is returned directly.
-
-    While fitting, a price outside the training rows is replaced by the last training row's, so that a column derived
-    from the price reveals nothing of other rows to a later step.
-    """
+    """Fit each step on the training rows of the previous steps' output; a single step is returned directly."""
     fitted: list[FittedStep] = []
-    sample = replace(sample, close=_training_prices(sample))
     for place, step in enumerate(steps):
         name, settings = _name_and_settings(step)
         if name in SCALERS:
@@ -95,16 +85,9 @@ def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFit
         else:
             fitted.append(_fit_function(name)(sample, **settings))
         if place + 1 < len(steps):
-            x_NF = apply_preprocessing_step(fitted[-1], sample.x_NF, sample.close)
+            x_NF = fitted[-1].transform(sample.x_NF)
             sample = replace(sample, x_NF=x_NF, names=step_feature_names_out(fitted[-1], sample.names))
     return fitted[0] if len(fitted) == 1 else Preprocessor(tuple(fitted))
-
-
-def apply_preprocessing_step(
-    step: FittedStep | Scaler, x_NF: np.ndarray, close: np.ndarray | None = None
-) -> np.ndarray:
-    """Apply a fitted step to the rows, float32."""
-    return step.transform(x_NF) if step.kind in SCALERS else step.transform(x_NF, close)
 
 
 def step_feature_names_out(step: FittedStep | Scaler, names: Sequence[str]) -> tuple[str, ...]:
@@ -145,11 +128,3 @@ def _name_and_settings(step: str | Mapping) -> tuple[object, dict]:
 
 def _fit_function(name: str) -> Callable:
     return SELECTIONS[name] if name in SELECTIONS else (SCALERS | TRANSFORMS)[name].fit
-
-
-def _training_prices(sample: TransformFitSample) -> np.ndarray | None:
-    """Return closes that depend on training rows only: between them the last one is repeated."""
-    if sample.close is None:
-        return None
-    last = np.searchsorted(sample.rows, np.arange(len(sample.close)), side="right") - 1
-    return sample.close[sample.rows[np.maximum(last, 0)]]

@@ -1,15 +1,12 @@
-"""Prepared data sets on disk: immutable part files, and a manifest of their hashes that is written last.
+"""Prepared data sets on disk: files that never change, and a manifest of their hashes that is written last.
 
 processed/{SYMBOL}/current.json                    which fingerprint the next step reads
-processed/{SYMBOL}/parts/{made by}-{first}-{stop}-features.npy    float32 (rows, features), before scaling
-                         {made by}-{first}-{stop}-rows.npy        known_at, session, segment, close of each row
-processed/{SYMBOL}/{fingerprint12}/labels_h20.parquet  splits_h20.json  scaler_h20.json
-                                   ranks_h20.state     of many training rows: quantile state for a scaler of more
-                                   stream.state        where bars were appended: state for the next rows
-                                   manifest.json       hash and size of every file above, and its own hash
+processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), before scaling
+                                   rows.npy        known_at, session, segment, close of each row
+                                   labels_h20.parquet  splits_h20.json  scaler_h20.json
+                                   manifest.json   hash and size of every file above, and its own hash
 
-Data sets share parts: appended bars give a data set with the existing parts and one more for the new rows. A folder
-without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
+A folder without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
 """
 
 from collections.abc import Iterable
@@ -21,7 +18,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
 from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
 from ml_factory.errors import (
     FileError,
@@ -34,12 +30,11 @@ from ml_factory.errors import (
 from ml_factory.storage.files import disk_errors, files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.regular_files import check_regular_file
-from ml_factory.storage.serialization import deserialize_state
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
-FORMAT = 2
-MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
+FORMAT = 3
+MANIFEST, CURRENT, FEATURES, ROWS = "manifest.json", "current.json", "features.npy", "rows.npy"
 _MOST_LABEL_COLUMNS = 100
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
@@ -118,7 +113,7 @@ class DatasetStore:
 
     @property
     def _features(self) -> dict:
-        """Names and parts of the features."""
+        """Names of the features, and number of rows."""
         return self._manifest["features"]
 
     @property
@@ -133,14 +128,9 @@ class DatasetStore:
         return self._features["names"]
 
     @property
-    def parts(self) -> list[dict]:
-        """{"rows", "features", "facts"} of each part, in the order of the rows."""
-        return self._features["parts"]
-
-    @property
     def rows(self) -> int:
         """Number of feature rows."""
-        return sum(part["rows"] for part in self.parts)
+        return self._features["rows"]
 
     def load_features(
         self, columns: Iterable[str] | None = None, start: object = None, end: object = None
@@ -161,16 +151,16 @@ class DatasetStore:
     @property
     def values(self) -> np.ndarray:
         """float32 (rows, features), C-contiguous: memory-mapped, read-only, not copied."""
-        return self._array("features")
+        return self._array(FEATURES, (len(self.feature_names),))
 
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """Moment at which each feature row is known, UTC."""
-        return store_parts.to_utc_index(self._array("facts")["known_at"])
+        return store_parts.to_utc_index(self._array(ROWS)["known_at"])
 
     def load_row_facts(self) -> pd.DataFrame:
         """Return session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
-        facts = self._array("facts")
+        facts = self._array(ROWS)
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
         return pd.DataFrame(columns, index=store_parts.to_utc_index(facts["known_at"]))
 
@@ -195,19 +185,6 @@ class DatasetStore:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
         return preprocessing_from_dict(files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
 
-    def load_quantile_state(self, horizon: int) -> IncrementalQuantileState | None:
-        """Return the quantile state of this horizon's training rows; None where none was stored."""
-        name = f"ranks_h{horizon}.state"
-        return (
-            IncrementalQuantileState.from_state(deserialize_state(self._valid_path(name).read_bytes()), self.rows)
-            if name in self.files
-            else None
-        )
-
-    def load_state(self) -> dict | None:
-        """Return the state from which later rows are computed, None where this data set has none."""
-        return deserialize_state(self._valid_path(STATE).read_bytes()) if STATE in self.files else None
-
     def verify(self) -> list[str]:
         """Return the damaged files in words; [] when each file has its size and hash.
 
@@ -223,7 +200,7 @@ class DatasetStore:
 
     def _check_file(self, name: str) -> tuple[Path, str]:
         """Return (local path to read the file from, its damage in words)."""
-        path, wanted = _part_path(self.folder, name), self._readable[name]
+        path, wanted = stored_path(self.folder, name, inside=self.folder.parent), self._readable[name]
         try:
             size = files.size(path)
             if not files.is_remote(path):
@@ -237,18 +214,13 @@ class DatasetStore:
         same = memmap.cached_file_hash(readable) == wanted["hash"]
         return readable, "" if same else f"{path.name}: its content has changed"
 
-    def map_part(self, *names: str) -> np.ndarray:
-        """Map one part file, or several as one array, read-only."""
-        paths = [self._valid_path(name) for name in names]
+    def _array(self, name: str, columns: tuple[int, ...] = ()) -> np.ndarray:
+        """Map one array file, read-only, after checking its shape."""
+        path = self._valid_path(name)
         with self._refuse_damage(self.folder):
-            return memmap.memmap_joined_parts(paths, [self._readable[name]["hash"] for name in names])
-
-    def _array(self, key: str) -> np.ndarray:
-        array = self.map_part(*(part[key] for part in self.parts))
-        with self._refuse_damage(self.folder):
-            columns = (len(self.feature_names),) if key == "features" else ()
+            array = memmap.map_npy(path)
             if array.shape != (self.rows, *columns):
-                raise ValueError(f"{key} of the shape {array.shape}, not {(self.rows, *columns)}")
+                raise ValueError(f"{name} of the shape {array.shape}, not {(self.rows, *columns)}")
         return array
 
     def _refuse_damage(self, where: Path) -> AbstractContextManager:
@@ -293,17 +265,6 @@ def dataset_folder(processed: Path, fingerprint: str) -> Path:
     return Path(processed) / fingerprint[:12]
 
 
-def _part_path(folder: Path, name: str) -> Path:
-    """Return the path of a file of the manifest: in the data set's folder, or in that of the shared parts."""
-    plain = _plain_part_name(name)
-    folder = folder if plain == name else folder.parent / PARTS
-    return stored_path(folder, plain, inside=folder.parent)
-
-
-def _plain_part_name(name: str) -> str:
-    return name.removeprefix(f"../{PARTS}/")
-
-
 def _is_fingerprint(text: object) -> bool:
     return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
 
@@ -319,25 +280,20 @@ def read_dataset_manifest(folder: Path) -> dict | None:
     content = {name: value for name, value in manifest.items() if name != "hash"}
     if manifest.get("hash") != fingerprint_json(content) or not _has_known_form(manifest):
         return None
-    return manifest if all(is_plain_name(_plain_part_name(name)) for name in manifest["files"]) else None
+    return manifest if all(is_plain_name(name) for name in manifest["files"]) else None
 
 
 def _has_known_form(manifest: dict) -> bool:
     """Return True where every field of a manifest has the type that its readers expect."""
     try:
-        stored, names, parts = manifest["files"], manifest["features"]["names"], manifest["features"]["parts"]
+        stored, names, rows = manifest["files"], manifest["features"]["names"], manifest["features"]["rows"]
         whole = all(
             isinstance(one["hash"], str) and len(one["hash"]) == 64 and type(one["bytes"]) is int and one["bytes"] >= 0
             for one in stored.values()
         )
-        whole &= all(type(part["rows"]) is int and {part["features"], part["facts"]} <= set(stored) for part in parts)
+        whole &= type(rows) is int and rows >= 0 and {FEATURES, ROWS} <= set(stored)
         whole &= all(isinstance(name, str) for name in names) and len(set(names)) == len(names) > 0
-        return (
-            whole
-            and len(parts) > 0
-            and isinstance(manifest["facts"], dict)
-            and _is_fingerprint(manifest["fingerprint"])
-        )
+        return whole and isinstance(manifest["facts"], dict) and _is_fingerprint(manifest["fingerprint"])
     except (KeyError, TypeError, AttributeError):
         return False
 

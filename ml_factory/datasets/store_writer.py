@@ -1,4 +1,4 @@
-"""Writing a prepared data set: part files first, the manifest of their hashes last (`store`)."""
+"""Writing a prepared data set: its files first, the manifest of their hashes last (`store`)."""
 
 import json
 from collections.abc import Callable
@@ -9,26 +9,21 @@ import pandas as pd
 import pyarrow as pa
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
 from ml_factory.datasets.preprocessing import FittedStep
 from ml_factory.datasets.store import (
     CURRENT,
+    FEATURES,
     FORMAT,
     MANIFEST,
-    PARTS,
-    STATE,
+    ROWS,
     DatasetStore,
     dataset_folder,
     read_dataset_manifest,
 )
 from ml_factory.features.build import FeatureMatrix
-from ml_factory.features.stream import StreamedFeatureRows
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.serialization import serialize_state
-
-MOST_PARTS = 8
 
 
 class DatasetStoreWriter(DatasetStore):
@@ -37,7 +32,7 @@ class DatasetStoreWriter(DatasetStore):
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         super().__init__(folder, fingerprint, manifest)
         self._written: dict[str, dict] = {}
-        self._rows: dict | None = None  # names and parts of the features, when this store has written them
+        self._rows: dict | None = None  # of the features, when this store has written them
 
     @classmethod
     def begin(cls, processed: Path, fingerprint: str) -> "DatasetStoreWriter":
@@ -61,40 +56,12 @@ class DatasetStoreWriter(DatasetStore):
     def _features(self) -> dict:
         return self._rows or super()._features
 
-    def write_features(self, matrix: FeatureMatrix, state: dict | None = None) -> None:
-        """Write one part for all rows.
-
-        state : from which later rows are computed, so that an append costs only its new rows
-        """
-        self._rows = {"names": list(matrix.names), "parts": []}
-        self._write_part(np.asarray(matrix.values, np.float32), store_parts.feature_row_facts(matrix))
-        if state is not None:
-            self._write(STATE, lambda temporary: temporary.write_bytes(serialize_state(state)))
-
-    def append_features(self, rows: StreamedFeatureRows, before: DatasetStore, state: dict) -> None:
-        """Take over the parts of `before`, whose rows come first, and write one for the rows that follow them.
-
-        Files stay few: once there are MOST_PARTS, the smallest at the end are written again together with the new rows.
-
-        state : from which the next rows are computed
-        """
-        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), store_parts.feature_row_facts(rows))]
-        while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
-            old = kept.pop()
-            new.insert(0, (before.map_part(old["features"]), before.map_part(old["facts"])))
-        self._written |= {part[key]: before.files[part[key]] for part in kept for key in ("features", "facts")}
-        self._rows = {"names": before.feature_names, "parts": kept}
-        if any(len(facts) for _, facts in new):
-            self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
-        self._write(STATE, lambda temporary: temporary.write_bytes(serialize_state(state)))
-
-    def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
-        first = sum(part["rows"] for part in self._rows["parts"])
-        name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{first + len(facts)}"
-        part = {"rows": len(facts), "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
-        for key, array in (("features", values), ("facts", facts)):
-            self._written[part[key]] = memmap.write_npy_part(self.folder / part[key], array)
-        self._rows["parts"].append(part)
+    def write_features(self, matrix: FeatureMatrix) -> None:
+        """Write the features, and the facts of their rows."""
+        facts = store_parts.feature_row_facts(matrix)
+        for name, array in ((FEATURES, np.asarray(matrix.values, np.float32)), (ROWS, facts)):
+            self._written[name] = memmap.write_npy_part(self.folder / name, array)
+        self._rows = {"names": list(matrix.names), "rows": len(facts)}
 
     def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
         """Write labels_h{horizon}.parquet: index known_at, columns of `triple_barrier_labels`."""
@@ -111,15 +78,9 @@ class DatasetStoreWriter(DatasetStore):
             f"scaler_h{horizon}.json", lambda temporary: store_parts.write_json_line(scaler.to_dict(), temporary)
         )
 
-    def write_quantile_state(self, horizon: int, ranks: IncrementalQuantileState) -> None:
-        """Write ranks_h{horizon}.state, from which a scaler of more training rows continues."""
-        self._write(
-            f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(serialize_state(ranks.to_state()))
-        )
-
     def discard_horizon_files(self, horizon: int) -> None:
         """Allow the files of an incomplete horizon to be written again."""
-        for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
+        for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
             self.files.pop(name.format(horizon), None)
 
     def commit(self, facts: dict, *, current: bool = True) -> None:
@@ -155,7 +116,7 @@ class DatasetStoreWriter(DatasetStore):
         return {
             name: file
             for name, file in existing.files.items()
-            if not (self._rows and name.startswith("..")) and not existing.describe_damage(name)
+            if name not in self._written and not existing.describe_damage(name)
         }
 
     def make_current(self) -> None:
@@ -170,7 +131,7 @@ class DatasetStoreWriter(DatasetStore):
 
     def _write(self, name: str, writer: Callable[[Path], object]) -> None:
         if name in self.files:
-            raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
+            raise ValueError(f"{name} is committed in {self.folder}: files never change, use a new fingerprint")
         path, written = self.folder / name, {}
 
         def write(temporary: Path) -> None:

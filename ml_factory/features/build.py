@@ -135,7 +135,6 @@ class FeatureMatrix:
     close : float64[N]
     frame_staleness : "60m" -> minutes of age of the joined bars (mean, median, p99, max)
     base : the whole base frame; row i of the matrix is bar `first + i` of it
-    engines : (frame's minutes, engine, newest bar's known_at) after the last bar, for `FeatureStream.from_matrix`
     """
 
     values: np.ndarray
@@ -147,7 +146,6 @@ class FeatureMatrix:
     frame_staleness: dict[str, dict[str, float]]
     base: ResampledBars
     first: int
-    engines: tuple[tuple[int, FeatureEngine, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -209,7 +207,6 @@ def build_features(
         },
         base=made.unadjusted,
         first=first,
-        engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
     )
 
 

@@ -18,7 +18,7 @@ from ml_factory.data.resample import (
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FIRST_BARS, FeatureMatrix, FeatureSpec, feature_column_names
+from ml_factory.features.build import FIRST_BARS, FeatureSpec, feature_column_names
 from ml_factory.features.engine import FeatureEngine
 
 
@@ -76,25 +76,6 @@ class FeatureStream:
         self._rows, self._second = 0, False
         self._first_session: int | None = None
         self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
-
-    @classmethod
-    def from_matrix(
-        cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec
-    ) -> "FeatureStream":
-        """Return the stream in its state after these bars, from which `build_features` made the matrix."""
-        stream, chunk = cls(market, spec), to_bar_chunk(bars, market)
-        for frame in stream._frames.values():
-            frame.push(chunk)
-        for minutes, engine, known_at in matrix.engines:
-            stream._engines[minutes].load_state(engine.get_state())
-            if minutes in stream._coarse:
-                newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
-                stream._coarse[minutes].load_state(newest)
-        for name, tail in stream._custom.items():
-            tail.bars = custom.tail(apply_roll_adjustment(matrix.base), custom.get_custom_feature(name).memory)
-        stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
-        stream._stretches(matrix.base)
-        return stream
 
     def push(self, bars: pd.DataFrame | BarChunk) -> StreamedFeatureRows:
         """Rows that these checked bars complete; all bars later than those before."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform
-from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import CheckpointError
 from ml_factory.evaluation.calibration import Calibration
@@ -28,14 +26,7 @@ _NUMBERS = (
 
 def warmup_bars(spec: PredictionSpec, models: Mapping[str, TrainedModel]) -> int:
     """Return base bars after which a cold start predicts."""
-    return spec.features.warmup_bars + max(_rows_before(model.scaler) + model.lookback for model in models.values())
-
-
-def _rows_before(scaler: dict) -> int:
-    """Return the rows before its own that the preprocessing of a row reads."""
-    step = preprocessing_from_dict(scaler)
-    steps = step.steps if isinstance(step, Preprocessor) else (step,)
-    return max((one.window for one in steps if isinstance(one, FractionalDifferenceTransform)), default=0)
+    return spec.features.warmup_bars + max(model.lookback for model in models.values())
 
 
 def check_bundle_parts(

@@ -30,18 +30,11 @@ from ml_factory.targets.labels import stored_label_classes
 network = LazyModule("ml_factory.inference.network_graph")  # torch comes with the networks only
 
 
-_WITHOUT_GRAPH = {
-    "two_state_hmm": "its state follows from all returns before, and a graph sees one window of features",
-    "fractional_difference": "it reads closes before the window, and a graph sees one window of features",
-}
-
-
 def onnx_of_models(fitted: FittedModels, facts: Mapping[str, str]) -> bytes:
     """Return the graph of a model or stack.
 
     facts : texts stored in the file.
-    Raises SettingsError for a step or an input that has no graph: steps that remember closes,
-    covariates.
+    Raises SettingsError for a step or an input that has no graph: covariates.
     """
     graph, models = OnnxGraph(), fitted.used
     features = len(next(iter(models.values())).feature_names)
@@ -133,7 +126,7 @@ def add_preprocessing(graph: OnnxGraph, x: str, fitted: FittedStep) -> str:
             z = _standardised(graph, x, step.center, step.scale, None)
             x = graph.cast(graph.add("MatMul", z, graph.constant(step.loadings)), "float")
         else:
-            why = _WITHOUT_GRAPH.get(step.kind, "it is not written yet")
+            why = "it is not written yet"
             raise SettingsError(
                 f"This step of the preprocessing has no ONNX graph: {why}", where="preprocess", got=step.kind,
                 wanted="robust, standard or quantile scaling, PCA, a selection of features",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
@@ -52,12 +52,10 @@ class GateResult:
     nodes_reached: int
 
 
-def check_onnx_graph(
-    graph: bytes, fitted: FittedModels, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray
-) -> GateResult:
+def check_onnx_graph(graph: bytes, fitted: FittedModels, features: pd.DataFrame, *, segment: np.ndarray) -> GateResult:
     """Compare the graph with the model on at most ROWS of these rows, spread evenly.
 
-    features, segment, close : as of `predict.predict_features`.
+    features, segment : as of `predict.predict_features`.
     Raises FactoryError naming the worst row where a probability differs by more than LARGEST, the likeliest class is
     another, or a tree takes another leaf.
     """
@@ -67,7 +65,7 @@ def check_onnx_graph(
     if fitted.lookback:
         rows = rows[mask_rows_with_full_window(segment, rows, fitted.lookback)]
     rows = rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64)]
-    given = {"segment": segment, "close": close, "rows": rows}
+    given = {"segment": segment, "rows": rows}
     wanted = fitted.predict_features(features, **given)
     got = onnx.predict_features(features, **given)
     _compare(got.to_numpy(), wanted.to_numpy(), wanted.index)
@@ -79,7 +77,7 @@ def check_onnx_graph(
     checked = []
     for name, model in fitted.models.items():
         if name in _BOOSTERS and has_rounds(model.model_state):
-            x_NK = apply_preprocessing_step(preprocessing_from_dict(model.scaler), x_NF, close[rows])
+            x_NK = preprocessing_from_dict(model.scaler).transform(x_NF)
             checked.append(_check_trees(name, model, OnnxEnsemble.in_graph(graph, name), x_NK))
     counts = [sum(column) for column in zip(*checked, strict=True)] or [0] * 4
     return GateResult(len(rows), float(np.abs(got.to_numpy() - wanted.to_numpy()).max()), *counts)

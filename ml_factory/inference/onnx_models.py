@@ -57,7 +57,7 @@ class OnnxModels:
         return self
 
     def predict_features(
-        self, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray, rows: np.ndarray | None = None,
+        self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None,
         batch: int = 1024,
     ) -> pd.DataFrame:  # fmt: skip
         """Return the probabilities of every row with a whole window; arguments as of `predict.predict_features`."""

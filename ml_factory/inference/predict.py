@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.covariates import compute_covariates
-from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import FactoryError
@@ -53,10 +53,10 @@ class FittedModels:
         return next(iter(predictions.values())) if self.stack is None else stacked_predictions(self.stack, predictions)
 
     def predict_features(
-        self, features: pd.DataFrame, *, segment: np.ndarray, close: np.ndarray, rows: np.ndarray | None = None
+        self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None
     ) -> pd.DataFrame:
         """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
-        given = {"segment": segment, "close": close, "rows": rows}
+        given = {"segment": segment, "rows": rows}
         return self.combine({name: predict_features(model, features, **given) for name, model in self.used.items()})
 
 
@@ -66,7 +66,6 @@ def predict_features(
     *,
     segment: np.ndarray | None = None,
     rows: np.ndarray | None = None,
-    close: np.ndarray | None = None,
     batch: int = 65_536,
 ) -> pd.DataFrame:
     """Return calibrated probabilities for feature rows.
@@ -77,7 +76,6 @@ def predict_features(
     segment : int (N,), changes at each session edge and gap. Needed when the model has a look-back: a window never
         crosses one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
-    close : float64 (N,); needed when a step before the scaler follows the price.
     batch : rows handed to the model at a time; it bounds memory and changes no number.
 
     Returns
@@ -99,7 +97,7 @@ def predict_features(
                 next_step="pass the segments stored with the features",
             )
         rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
-    scaled = apply_preprocessing_step(preprocessing_from_dict(model.scaler), features.to_numpy(dtype=np.float32), close)
+    scaled = preprocessing_from_dict(model.scaler).transform(features.to_numpy(dtype=np.float32))
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]

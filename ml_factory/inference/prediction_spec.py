@@ -69,7 +69,7 @@ class PredictionSpec:
         """
         matrix = build_features(bars, self.market, self.features)
         features = matrix.to_frame()
-        frame = fitted.predict_features(features, segment=matrix.segment, close=matrix.close)
+        frame = fitted.predict_features(features, segment=matrix.segment)
         frame = self.keep_bets(frame, matrix.base)
         return frame, pd.Series(matrix.close, index=features.index, name="close")
 

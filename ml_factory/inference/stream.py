@@ -10,8 +10,7 @@ import pandas as pd
 from ml_factory.data.bar_report import raise_on_bar_findings
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.validation import validate_bar_columns
-from ml_factory.datasets.preprocessing import preprocessing_from_dict
-from ml_factory.datasets.preprocessing_stream import PreprocessingStream
+from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -46,7 +45,7 @@ class PredictionStream:
             self._models["onnx"] = _ModelRows(bundle.fitted.lookback, None, bundle.fitted.predict_rows)
         else:
             for name, model in bundle.fitted.used.items():
-                steps = PreprocessingStream(preprocessing_from_dict(model.scaler))
+                steps = preprocessing_from_dict(model.scaler)
                 self._models[name] = _ModelRows(model.lookback, steps, partial(predict_scaled_rows, model))
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
@@ -167,7 +166,7 @@ class _ModelRows:
     """
 
     def __init__(
-        self, lookback: int, preprocessing: PreprocessingStream | None,
+        self, lookback: int, preprocessing: FittedStep | None,
         predict: Callable[[np.ndarray, np.ndarray, pd.DatetimeIndex], np.ndarray],
     ):  # fmt: skip
         self._lookback, self._preprocessing, self._predict = lookback, preprocessing, predict
@@ -177,7 +176,7 @@ class _ModelRows:
 
     def push(self, rows: StreamedFeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
         """Return the probabilities of the next rows that have a whole window."""
-        scaled = rows.values if self._preprocessing is None else self._preprocessing.push(rows.values, rows.close)
+        scaled = rows.values if self._preprocessing is None else self._preprocessing.transform(rows.values)
         before = 0 if self._scaled is None else len(self._scaled)
         scaled = scaled if self._scaled is None else np.concatenate([self._scaled, scaled])
         segment = np.concatenate([self._segment, rows.segment])
@@ -192,13 +191,10 @@ class _ModelRows:
 
     def get_state(self) -> dict:
         return {
-            "preprocessing": None if self._preprocessing is None else self._preprocessing.get_state(),
             "segment": self._segment.copy(),
             "scaled": None if self._scaled is None else self._scaled.copy(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
-        if self._preprocessing is not None:
-            self._preprocessing.load_state(state["preprocessing"])
         self._segment = np.array(state["segment"], dtype=np.int32)
         self._scaled = None if state["scaled"] is None else np.array(state["scaled"], dtype=np.float32)

@@ -142,11 +142,10 @@ class StandardPipelineUnderTest:
         return made
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
-        """Return the labels with the entry close of each, for steps that follow the price."""
+        """Return the labels of each horizon."""
         market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
         base, minute_bars = resample_bars(bars, market, minutes), resample_minute_bars_for_labels(bars, market, minutes)
-        made = {f"h{spec.horizon}": make_labels(base, minute_bars, spec, market) for spec in self.label_specs}
-        return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
+        return {f"h{spec.horizon}": make_labels(base, minute_bars, spec, market) for spec in self.label_specs}
 
     def splits(self, labels: pd.DataFrame) -> list[SplitUnderTest]:
         """Return the chronological split, and the folds of every scheme where rows suffice."""
@@ -172,7 +171,7 @@ class StandardPipelineUnderTest:
         """Fit the steps up to the scaler, and training weights with and without decay."""
         rows = np.asarray(roles["train"])
         train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = TransformFitSample(values, names, rows, labels["close"].to_numpy(), train_labels)
+        sample = TransformFitSample(values, names, rows, train_labels)
         return {
             "preprocessing": FittedObjectUnderTest(fit_preprocessing_steps(self.preprocess, sample).to_dict()),
             "training weights": FittedObjectUnderTest(training_weights(train_labels)),

@@ -1,1 +1,1 @@
-"""HTTP and WebSocket service of bundles: requests, feeds whose state survives a restart, limits, metrics, hot swap."""
+"""HTTP service of bundles: predictions of raw bars, and feeds whose state survives a restart."""

@@ -26,7 +26,6 @@ from ml_factory.errors import (
     refuse_damaged_content,
 )
 from ml_factory.inference.bundle_checks import check_bars_on_tick
-from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving.feed import Feed, kept_bars
 from ml_factory.serving.recent_answers import RECENT_BARS, name_answers
 from ml_factory.serving.served_bundle import ServedBundle
@@ -48,11 +47,11 @@ class FollowedFile:
     live : bars are compared with the clock, as they are of now
     """
 
-    def __init__(self, path: Path, served: ServedBundle, state: Path, guard: GuardSettings, *, live: bool = True):
+    def __init__(self, path: Path, served: ServedBundle, state: Path, *, live: bool = True):
         self._path, self._served, self._live = path, served, live
         _check_name(path, served.symbol)
         folder = state / served.symbol
-        self._feed = Feed(folder / "follow", served, guard)
+        self._feed = Feed(folder / "follow", served)
         self._delivered = _DeliveryMark(folder / "delivered.json", self.position)
         self._delivering = True  # perhaps the process before was killed meanwhile
         self._seen: tuple[int, ...] | None = None
@@ -63,8 +62,7 @@ class FollowedFile:
 
         At the very first start the bars that are there are the history, which is not answered; after a restart those
         that came meanwhile are answered. An answer counts as delivered once the next one is requested: those that were
-        not are yielded again at the next call, also after a restart. With another bundle then, those that the first
-        one took with it are given by the bundle of now, which each answer names: every bar has an answer. Raises
+        not are yielded again at the next call, also after a restart; each names its bundle. Raises
         BarsError for bars of another symbol or format, after which the state holds the bars before them.
         """
         if self._delivering:
@@ -87,17 +85,16 @@ class FollowedFile:
 
     def undelivered(self) -> list[dict[str, Any]]:
         """Return the answers of the last bars that were not delivered before, each with its bundle."""
-        return [one for one in self._feed.last_answers(self._served) if self._delivered.is_before(one["known_at"])]
+        return [one for one in self._feed.last_answers() if self._delivered.is_before(one["known_at"])]
 
     def close(self) -> None:
-        """Write the state, so that the next start reads it alone."""
+        """Note what was delivered."""
         self._delivered.write()
-        self._feed.close()
 
     @property
     def position(self) -> str | None:
         """End of the last bar that was read, as ISO text; None before the first."""
-        return self._feed.position(self._served)["next"]
+        return self._feed.status()["last_bar_end"]
 
     def _deliver(self, answers: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the answers that were not delivered, and note that they were."""
@@ -145,14 +142,13 @@ class FollowedFile:
             check_bars_on_tick(report, bundle.spec.market, bundle.description["off_tick"])
             self._delivered.move(_iso(int(start_ns[-1]) + minutes * 60 * 10**9))
             self._delivered.write()  # before the history is there: it is not answered
-            # One record: the history is there whole, or not at all.
-            self._feed.push(self._served, _columns(table, spec, self._path), None)
+            self._feed.push(_columns(table, spec, self._path), None)
             return
         table = table[start_ns >= pd.Timestamp(self.position).value]
         now = pd.Timestamp.now(tz="UTC") if self._live else None
         for begin in range(0, len(table), _BARS_AT_ONCE):
             part = table.iloc[begin : begin + _BARS_AT_ONCE]
-            yield name_answers(self._feed.push(self._served, _columns(part, spec, self._path), now))
+            yield name_answers(self._feed.push(_columns(part, spec, self._path), now))
 
 
 class _DeliveryMark:

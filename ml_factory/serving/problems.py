@@ -12,17 +12,9 @@ from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError
 from ml_factory.redaction import redact_values
 
 _COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
-_CORRECT = "correct the bars or rows, and send them again; /info lists what the bundle reads"
+_CORRECT = "correct the bars, and send them again; /info lists what the bundle reads"
 _REPORT = "report it to who runs the service: its log has the next step"
 _log = logging.getLogger("ml_factory")
-
-
-class OverloadError(FactoryError):
-    """A request beyond the limits of the service now, which may be sent again after `seconds`."""
-
-    def __init__(self, what: str, *, seconds: float = 1.0, where: object = None, wanted: object = None):
-        super().__init__(what, where=where, wanted=wanted, next_step=f"send it again after {max(seconds, 1):.0f} s")
-        self.seconds = seconds
 
 
 class JsonResponse(Response):
@@ -31,33 +23,17 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return to_json_text(content).encode("ascii")
-
-
-class TooLargeError(FactoryError):
-    """A request beyond the limits of one request."""
-
-    def __init__(self, what: str, *, where: object = None, got: object = None, wanted: object = None):
-        super().__init__(what, where=where, got=got, wanted=wanted, next_step="send less at once: limits of /info")
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 class BodyIsNotJsonError(FactoryError):
     """The body of a request cannot be parsed."""
 
 
-def to_json_text(content: Any) -> str:
-    """Return the compact JSON of JSON values."""
-    return json.dumps(content, separators=(",", ":"), allow_nan=False)
-
-
 def status_of(error: FactoryError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, BodyIsNotJsonError):
         return 400
-    if isinstance(error, OverloadError):
-        return 429
-    if isinstance(error, TooLargeError):
-        return 413
     if isinstance(error, WorkspaceError | MissingPackageError):
         return 503
     return 409 if isinstance(error, CheckpointError) else 422
@@ -81,11 +57,8 @@ def problem_fields(error: FactoryError, status: int) -> dict[str, Any]:
 def problem_response(
     error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
-    """Return the response for an error; with Retry-After where it may be sent again."""
+    """Return the response for an error."""
     status = status or status_of(error)
-    headers = dict(headers or {})
-    if isinstance(error, OverloadError):
-        headers["Retry-After"] = str(max(1, round(error.seconds)))
     return JsonResponse(problem_fields(error, status), status, headers, "application/problem+json")
 
 

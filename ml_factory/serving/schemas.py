@@ -3,28 +3,25 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
-MOST_COLUMNS = 4096
+FEED_NAME, MOST_BARS = r"^[A-Za-z0-9_-]{1,40}$", 100_000
 FIRST_MOMENT, LAST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=100)]
 LARGEST = 3e38  # of 32 bits: features are, and squares of larger numbers overflow
 Cell = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)] | Annotated[str, StringConstraints(max_length=100)] | None
 Symbol = Annotated[str, StringConstraints(max_length=40)]
-FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 Bar = Annotated[dict[ColumnName, Cell], Field(max_length=32)]
 # fail_fast: one fault of a list is reported, not one of each of its cells
-BarRows = Annotated[list[Bar], Field(min_length=1, fail_fast=True)]
-BarColumn = Annotated[list[Cell], Field(min_length=1, fail_fast=True)]
+BarRows = Annotated[list[Bar], Field(min_length=1, max_length=MOST_BARS, fail_fast=True)]
+BarColumn = Annotated[list[Cell], Field(min_length=1, max_length=MOST_BARS, fail_fast=True)]
 BarColumns = Annotated[dict[ColumnName, BarColumn], Field(min_length=1, max_length=32)]
-FeatureValues = Annotated[list[FiniteFloat | None], Field(fail_fast=True)]
-Segment = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 BAR_EXAMPLE = {
     "timestamp": "2026-01-05T14:30:00Z", "open": 5000.0, "high": 5001.0, "low": 4999.5, "close": 5000.25, "volume": 120,
 }  # fmt: skip
 _BAR_TEXT = (
     "Raw bars in the format of the training's: a list of bars, or a list for each column (faster). "
-    "At most `limits.bars` of /info."
+    f"At most {MOST_BARS:,}."
 )
 BarTable = Annotated[BarRows | BarColumns, Field(description=_BAR_TEXT, examples=[[BAR_EXAMPLE]])]
 
@@ -35,59 +32,34 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class FeatureRows(Strict):
-    """Feature rows in time order, at most `limits.rows` of /info, with the columns of the model in its order (`/info`).
-
-    segment : number of each row's stretch, which changes at session ends and gaps; None: one stretch. Windows of a
-        model that looks back lie inside one.
-    close : prices, for models whose preprocessing follows them
-    """
-
-    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=MOST_COLUMNS, fail_fast=True)]
-    values: Annotated[list[FeatureValues], Field(min_length=1, fail_fast=True)]
-    known_at: Annotated[list[datetime], Field(fail_fast=True)] | None = None
-    segment: Annotated[list[Segment], Field(fail_fast=True)] | None = None
-    close: Annotated[list[FiniteFloat], Field(fail_fast=True)] | None = None
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> "FeatureRows":
-        wrong = next((row for row, values in enumerate(self.values) if len(values) != len(self.columns)), None)
-        if wrong is not None:
-            raise ValueError(f"row {wrong} has {len(self.values[wrong])} values for {len(self.columns)} columns")
-        for name in ("known_at", "segment", "close"):
-            given = getattr(self, name)
-            if given is not None and len(given) != len(self.values):
-                raise ValueError(f"{name} has {len(given)} entries for {len(self.values)} rows")
-        return self
-
-
 class PredictRequest(Strict):
-    """Raw bars, or feature rows, of one symbol.
+    """Raw bars of one symbol.
 
     live : the newest bar is compared with the clock; False for history
-    last : newest rows to answer, of raw bars
+    last : newest rows to answer
     """
 
     symbol: Symbol | None = None
-    bars: BarTable | None = None
-    rows: FeatureRows | None = None
+    bars: BarTable
     live: bool = True
     last: Annotated[int, Field(ge=1, lt=2**31)] = 1
 
-    @model_validator(mode="after")
-    def _check_one(self) -> "PredictRequest":
-        if (self.bars is None) == (self.rows is None):
-            raise ValueError("give either bars or rows")
-        return self
+
+class FeedBars(Strict):
+    """The next bars of a feed. live : the newest is compared with the clock; False for history."""
+
+    symbol: Symbol | None = None
+    bars: BarTable
+    live: bool = True
 
 
 class Answer(BaseModel):
     """Probabilities of one row; null where the guard abstains or refuses.
 
-    known_at : the moment from which the row is known; null for feature rows without moments
+    known_at : the moment from which the row is known
     """
 
-    known_at: str | None
+    known_at: str
     p_short: float | None
     p_neutral: float | None
     p_long: float | None
@@ -106,11 +78,24 @@ class PredictAnswer(BaseModel):
     answers: list[Answer]
 
 
-class Health(BaseModel):
-    """State of the process: it answers; `ready` once every bundle is loaded."""
+class FeedReply(PredictAnswer):
+    """Answers that the bars completed, those of bars that were seen before first.
 
-    status: Literal["ok", "stopping"]
-    ready: bool
+    repeated, repeated_answers : bars that were seen before, and their answers
+    lacking_bars : base bars that must still come before the first answer
+    next : earliest start of the next bar
+    """
+
+    repeated: int
+    repeated_answers: int
+    lacking_bars: int
+    next: str | None
+
+
+class Health(BaseModel):
+    """State of the process: it answers with these bundles."""
+
+    status: Literal["ok"]
     bundles: dict[str, str]
 
 
@@ -127,19 +112,17 @@ class Problem(BaseModel):
 
 
 class Info(BaseModel):
-    """Facts of the bundles that are served, by symbol, and the limits."""
+    """Facts of the bundles that are served, by symbol, and the guard of each feed."""
 
     version: str
     bundles: dict[str, dict[str, Any]]
-    limits: dict[str, float]
-    state: str | None
+    feeds: list[dict[str, Any]]
 
 
 class OutcomeRequest(Strict):
-    """The label that came true after an answer of a stream: -1 short, 0 neutral, 1 long."""
+    """The label that came true after an answer of a feed: -1 short, 0 neutral, 1 long."""
 
     symbol: Symbol | None = None
-    feed: FeedName = "default"
     known_at: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
     label: Literal[-1, 0, 1]
 
@@ -151,34 +134,3 @@ class OutcomeAnswer(BaseModel):
     reason: str
     run_id: str
     bundle: str
-
-
-class BundleName(BaseModel):
-    """Bundle that answers for a symbol."""
-
-    symbol: str
-    run_id: str
-    bundle: str
-
-
-class Status(BaseModel):
-    """Last answers, the newest first, and the guards of the open feeds."""
-
-    streams: int
-    bundles: list[BundleName]
-    answers: list[dict[str, Any]]
-    guards: list[dict[str, Any]]
-
-
-class Change(BaseModel):
-    """Ids of a symbol's bundle before and after a reload."""
-
-    before: str
-    after: str
-    changed: bool
-
-
-class Reloaded(BaseModel):
-    """Changes by symbol."""
-
-    bundles: dict[str, Change]

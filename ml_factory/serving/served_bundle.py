@@ -1,8 +1,7 @@
-"""A bundle as the service predicts with it: raw bars, and feature rows of several requests in one call."""
+"""A bundle as the service predicts with it."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,14 @@ import pandas as pd
 
 from ml_factory.data.sessions import TRADING_HOURS
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
-from ml_factory.datasets.fitted_transforms import FractionalDifferenceTransform, TwoStateHmmTransform
-from ml_factory.datasets.preprocessing import Preprocessor, preprocessing_from_dict
-from ml_factory.datasets.row_selection import mask_rows_with_full_window
-from ml_factory.errors import BarsError, FactoryError, SettingsError, refuse_damaged_content
+from ml_factory.errors import BarsError, FactoryError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
-from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, Finding, GuardSettings
-from ml_factory.inference.onnx_models import OnnxModels
-from ml_factory.inference.split_times import split_by_times
+from ml_factory.inference.guard.request_checks import check_predict_bars
+from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, GuardSettings
 from ml_factory.serving.tables import (
     apply_findings,
     check_symbol_column,
     frame_to_answers,
-    refuse_findings,
     to_columns,
     to_frame,
 )
@@ -33,22 +26,6 @@ from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FeatureTable:
-    """Feature rows of one request.
-
-    features : float, index known_at (UTC, increasing)
-    segment : int (N,)
-    close : float64 (N,); None: not given
-    timed : the request named the moments
-    """
-
-    features: pd.DataFrame
-    segment: np.ndarray
-    close: np.ndarray | None
-    timed: bool
 
 
 class ServedBundle:
@@ -122,109 +99,4 @@ class ServedBundle:
         with refused, np.errstate(over="ignore", invalid="ignore"):  # a price of 1e308 is no failure
             frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
             findings = check_predict_bars(self.bundle, table, self.guard, now=now)
-        return self.named(frame_to_answers(apply_findings(frame, findings, "bars")))
-
-    # ---- feature rows ----------------------------------------------------------------------------------------------
-
-    @cached_property
-    def is_rowwise(self) -> bool:
-        """True where the rows of several requests can be predicted in one call, with the same result for each."""
-        fitted = self.bundle.fitted
-        if isinstance(fitted, OnnxModels):
-            return True
-        steps = [preprocessing_from_dict(model.scaler) for model in fitted.models.values()]
-        flat = [one for step in steps for one in (step.steps if isinstance(step, Preprocessor) else (step,))]
-        return fitted.stack is None and not any(
-            isinstance(one, FractionalDifferenceTransform | TwoStateHmmTransform) for one in flat
-        )
-
-    def predict_rows(self, tables: Sequence[FeatureTable]) -> list[dict[str, Any] | FactoryError]:
-        """Return the answers, or the error, of each request: each as if it were alone."""
-        found: list[Any] = [self._check_rows(table) for table in tables]
-        good = [number for number, checked in enumerate(found) if not isinstance(checked, FactoryError)]
-        for group in [good] if self.is_rowwise else [[number] for number in good]:
-            if not group:
-                continue
-            try:
-                frames: list[Any] = self._predict_tables([tables[number] for number in group])
-            except FactoryError as error:
-                frames = [error] if len(group) == 1 else [self.predict_rows([tables[number]])[0] for number in group]
-            for number, frame in zip(group, frames, strict=True):
-                found[number] = frame if not isinstance(frame, pd.DataFrame) else self._answer_rows(
-                    frame, tables[number], found[number]
-                )  # fmt: skip
-        return found
-
-    def _check_rows(self, table: FeatureTable) -> list[Finding] | FactoryError:
-        """Return the findings on the rows, or the error of rows that this bundle cannot read."""
-        if not table.timed and self._reads_moments:
-            return SettingsError(
-                "This model reads the moments of the rows", where="rows.known_at", got="none",
-                wanted="a moment of each row", next_step="send known_at",
-            )  # fmt: skip
-        findings = check_feature_rows(self.bundle, table.features, self.guard)
-        try:
-            refuse_findings(findings, "rows")
-        except FactoryError as error:
-            return error
-        return findings
-
-    @cached_property
-    def _reads_moments(self) -> bool:
-        fitted = self.bundle.fitted
-        return not isinstance(fitted, OnnxModels) and any(
-            getattr(model.estimator, "covariates", {}) for model in fitted.models.values()
-        )
-
-    def _predict_tables(self, tables: Sequence[FeatureTable]) -> list[pd.DataFrame]:
-        """Return the predictions of requests in one call."""
-        sizes = [len(table.features) for table in tables]
-        features = pd.concat([table.features for table in tables]) if len(tables) > 1 else tables[0].features
-        segment, rows = _joined_segments([table.segment for table in tables]), np.arange(len(features))
-        closes = [table.close for table in tables if table.close is not None]
-        close = np.concatenate(closes) if len(closes) == len(tables) else None
-        lookback = self.bundle.description["lookback"]
-        with refuse_damaged_content(BarsError, "These rows cannot be predicted", where="rows", next_step="see /info"):
-            frame = self.bundle.fitted.predict_features(features, segment=segment, close=close)
-        if len(tables) == 1:
-            return [frame]
-        kept = mask_rows_with_full_window(segment, rows, lookback) if lookback else np.ones(len(rows), bool)
-        ends = np.cumsum(kept)[np.cumsum(sizes) - 1]
-        return [frame.iloc[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-    def _answer_rows(self, frame: pd.DataFrame, table: FeatureTable, findings: Sequence[Finding]) -> dict[str, Any]:
-        if table.timed:
-            frame = frame.assign(split=split_by_times(frame.index, self.bundle.description["split_times"]))
-        answers = frame_to_answers(apply_findings(frame, findings, "rows"))
-        return self.named(answers if table.timed else [answer | {"known_at": None} for answer in answers])
-
-
-def _joined_segments(segments: Sequence[np.ndarray]) -> np.ndarray:
-    """Return one segment for all rows, which changes wherever that of a request does, and between requests."""
-    changes = [np.append(True, np.diff(segment) != 0) for segment in segments]
-    return np.cumsum(np.concatenate(changes)).astype(np.int32)
-
-
-def rows_to_table(rows: Any, largest: int) -> FeatureTable:
-    """Return the feature rows of a request (`schemas.FeatureRows`) as a table. Raises BarsError, SettingsError."""
-    count = len(rows.values)
-    if count > largest:
-        raise BarsError("Too many feature rows at once", where="rows", got=count, wanted=f"at most {largest}",
-                        next_step="send them in several requests")  # fmt: skip
-    with refuse_damaged_content(BarsError, "These rows cannot be read", where="rows", next_step="see the OpenAPI page"):
-        values = np.array(rows.values, dtype=np.float64)
-        if np.isinf(values.astype(np.float32)).any():
-            raise BarsError("A value is too large", where="rows.values", wanted="numbers of 32 bits")
-        index = pd.to_datetime(rows.known_at, utc=True) if rows.known_at else pd.to_datetime(np.arange(count), utc=True)
-        index = pd.DatetimeIndex(index).as_unit("ns")
-    if not index.is_monotonic_increasing or not index.is_unique:
-        raise BarsError("Feature rows are out of order", where="rows.known_at", wanted="increasing moments",
-                        next_step="sort the rows by time, each once")  # fmt: skip
-    segment = np.zeros(count, np.int32) if rows.segment is None else np.array(rows.segment, np.int32)
-    close = None if rows.close is None else np.array(rows.close, np.float64)
-    return FeatureTable(
-        pd.DataFrame(values, index.rename("known_at"), rows.columns, dtype=np.float32),
-        segment,
-        close,
-        bool(rows.known_at),
-    )
+        return self.named(frame_to_answers(apply_findings(frame, findings)))

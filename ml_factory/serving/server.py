@@ -1,39 +1,26 @@
-"""The server process: a socket, uvicorn on it, and the signals that end it or reload the bundles."""
+"""The server process: its address and key, a socket, and uvicorn on it."""
 
-import asyncio
 import errno
+import ipaddress
 import os
-import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.interrupt import Interrupted
 from ml_factory.serving.app import build_app
-from ml_factory.serving.connections import (
-    ACCEPTED_AT_ONCE,
-    StreamProtocol,
-    fit_connections_to_descriptors,
-    limited_http_protocol,
-)
-from ml_factory.serving.service import Service, reload_on_signal
-from ml_factory.serving.service_settings import (
-    KEY_VARIABLE,
-    ServiceLimits,
-    check_service_address,
-    is_loopback,
-    parse_api_key,
-)
+from ml_factory.serving.service import Service
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.scratch_folder import scratch_folder
 
+KEY_VARIABLE = "ML_FACTORY_API_KEY"
 _GRACE_SECONDS = 30
-_WAITING_CONNECTIONS = 512  # that the system holds until they are accepted
 
 
 def run_server(
@@ -43,7 +30,6 @@ def run_server(
     port: int,
     no_key: bool,
     state: Path | None,
-    limits: ServiceLimits,
     guard: GuardSettings,
     announce: Callable[[dict], None],
 ) -> None:
@@ -58,23 +44,20 @@ def run_server(
     """
     key = parse_api_key(os.environ.get(KEY_VARIABLE, ""))
     check_service_address(host, key, no_key)
-    listener = _listen(host, port)
-    limits = fit_connections_to_descriptors(limits)
-    with listener, open_state_folder(state) as folder:
-        service = Service(paths, folder, durable=state is not None, limits=limits, guard=guard)
-        app = build_app(service, key=key, loopback=is_loopback(host))
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, log_level="warning", lifespan="on", loop="asyncio",
-            http=limited_http_protocol(limits), ws=StreamProtocol, ws_max_size=limits.body_bytes,
-            ws_per_message_deflate=False, backlog=ACCEPTED_AT_ONCE, proxy_headers=False, server_header=False,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-        )  # fmt: skip
+    with _listen(host, port) as listener, open_state_folder(state) as folder:
+        service = Service(paths, folder, guard)
         shown = f"[{host}]" if ":" in host else host
+        app = build_app(service, key, ("localhost", "127.0.0.1", shown) if is_loopback(host) else ("*",))
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, log_level="warning", ws="none", proxy_headers=False,
+            server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+        )  # fmt: skip
         facts = {
             "url": f"http://{shown}:{listener.getsockname()[1]}",
             "bundles": {symbol: run for symbol, run, _ in service.bundles()},
         }
-        _Server(config, service, lambda: announce(facts)).run([listener])
+        with suppress(Interrupted, KeyboardInterrupt):  # raised by uvicorn after it has ended by a signal
+            _Server(config, lambda: announce(facts)).run([listener])
 
 
 @contextmanager
@@ -95,57 +78,49 @@ def open_state_folder(state: Path | None) -> Iterator[Path]:
         release_lock_file(lock)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server that stops on SIGTERM and SIGINT without raising them again, and reloads bundles on SIGHUP."""
+def is_loopback(host: str) -> bool:
+    """Return whether this is a name or an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
-    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]):
+
+def parse_api_key(text: str) -> str:
+    """Return the key in the value of the environment variable, without the line end that secret stores keep.
+
+    Raises SettingsError for a key that no header can hold as it is; the message does not show it.
+    """
+    key = text.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SettingsError(
+            "This key cannot be sent as a header", where=KEY_VARIABLE, got="a space, or another character than ASCII's",
+            wanted="letters, digits and signs of ASCII", next_step="openssl rand -hex 32 makes a key",
+        )  # fmt: skip
+    return key
+
+
+def check_service_address(host: str, key: str, no_key: bool) -> None:
+    """Raise SettingsError for an address that other machines reach, without a key."""
+    if not key and not no_key and not is_loopback(host):
+        raise SettingsError(
+            "Other machines reach this address, and there is no key", where="--host", got=host,
+            wanted="127.0.0.1, or a key", next_step=f"set the environment variable {KEY_VARIABLE}, or add --no-key",
+        )  # fmt: skip
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that reports its start."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
         super().__init__(config)
-        self._service, self._when_started = service, started
-        self._tasks: set[asyncio.Task] = set()
+        self._when_started = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for one in sockets or ():
-            one.listen(_WAITING_CONNECTIONS)  # asyncio has set the number that it accepts at once
         self._when_started()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals inside the event loop."""
-        loop, before = asyncio.get_running_loop(), {}
-        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._start_reload}
-        for number, handler in handlers.items():
-            before[number] = signal.getsignal(number)
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
-
-    def _stop(self) -> None:
-        if self._service.stopping:  # the second signal waits for no reply
-            self.should_exit = True
-            return
-        self._service.stopping = True
-        self._start(self._exit_after_replies())
-
-    async def _exit_after_replies(self) -> None:
-        """Let each stream send the reply to the message that it has read, before uvicorn closes the connections."""
-        until = asyncio.get_running_loop().time() + _GRACE_SECONDS
-        while self._service.messages_under_way and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.02)
-        self.should_exit = True
-
-    def _start_reload(self) -> None:
-        self._start(reload_on_signal(self._service))
-
-    def _start(self, job: Coroutine) -> None:
-        """Run a job in the event loop, and hold its task until it has ended."""
-        task = asyncio.get_running_loop().create_task(job)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -160,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-        found.listen(_WAITING_CONNECTIONS)
+        found.listen()
     except OSError as error:
         found.close()
         used = error.errno == errno.EADDRINUSE

@@ -1,30 +1,34 @@
-"""The service behind the routes: predictions, streams, outcomes, hot swap, and what is shown of them."""
+"""The service behind the routes: the bundles of several symbols, each with its feeds."""
 
-import asyncio
-import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import ml_factory
-from ml_factory.errors import FactoryError
+from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.inference.guard.settings import GuardSettings
-from ml_factory.serving.feed import not_remembered
-from ml_factory.serving.feeds import Feeds
-from ml_factory.serving.problems import OverloadError
-from ml_factory.serving.rate_limits import RateLimits
-from ml_factory.serving.schemas import OutcomeRequest, PredictRequest
-from ml_factory.serving.served_market import ServedMarkets
+from ml_factory.serving.feed import STATE_NAME, Feed
+from ml_factory.serving.schemas import FeedBars, OutcomeRequest, PredictRequest
+from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.service_metrics import ServiceMetrics
-from ml_factory.serving.service_settings import ServiceLimits
-from ml_factory.serving.stream_messages import StreamMessages
+from ml_factory.serving.tables import to_columns
+from ml_factory.storage.files import files
 
-SHOWN_ANSWERS = 50
-_log = logging.getLogger("ml_factory")
+
+class _Market:
+    """One symbol: its bundle, and its feeds by name. The thread that predicts holds `lock`.
+
+    folder : of the feeds; those that it has are opened
+    """
+
+    def __init__(self, served: ServedBundle, folder: Path):
+        self.served, self.folder, self.lock = served, folder, threading.Lock()
+        names = files.names(folder) if files.is_folder(folder) else []
+        stored = [name for name in names if files.is_file(folder / name / STATE_NAME)]
+        self.feeds = {name: Feed(folder / name, served) for name in stored}
 
 
 class Service:
@@ -32,119 +36,86 @@ class Service:
 
     paths : files of the bundles, one of each symbol
     state : folder of the feeds' state
-    durable : the folder is there after a restart
     """
 
-    def __init__(
-        self, paths: Sequence[Path], state: Path, *, durable: bool, limits: ServiceLimits, guard: GuardSettings
-    ):  # fmt: skip
-        self.limits, self.metrics = limits, ServiceMetrics()
-        self.rates = RateLimits(limits.requests_per_second, limits.burst)
-        self.ready = False
-        self.stopping, self.messages_under_way = False, 0
-        self._markets = ServedMarkets(paths, limits, guard)
-        self._state = str(state) if durable else None
-        self._feeds = Feeds(state, guard, limits)
-        self.connections = self._feeds.connections
-        self._messages = StreamMessages(self._markets, self._feeds, limits)
-        self._last: deque[dict[str, Any]] = deque(maxlen=SHOWN_ANSWERS)
-        self._reloads = asyncio.Lock()
+    def __init__(self, paths: Sequence[Path], state: Path, guard: GuardSettings):
+        self.metrics = ServiceMetrics()
+        self._markets: dict[str, _Market] = {}
+        for path in paths:
+            served = ServedBundle.load(path, guard)
+            if served.symbol in self._markets:
+                raise SettingsError(
+                    f"Two bundles of {served.symbol}", where=path, got=f"a second bundle of {served.symbol}",
+                    wanted="one bundle of each symbol", next_step="serve the other one by a second process",
+                )  # fmt: skip
+            self._markets[served.symbol] = _Market(served, state / served.symbol)
 
-    async def start(self) -> None:
-        """Accept requests."""
-        self.ready = True
-
-    async def stop(self) -> None:
-        """Finish what is under way, and write the snapshots of the feeds."""
-        self.ready = False
-        for message in await self._feeds.close():
-            _log.warning("%s", message)
-        await self._markets.close()
-
-    async def predict(self, request: PredictRequest) -> dict[str, Any]:
+    def predict(self, request: PredictRequest) -> dict[str, Any]:
         """Return the answers of one request. Raises FactoryError."""
-        return self._noted(await self._markets.find(request.symbol).predict(request))
+        market = self._find(request.symbol)
+        with market.lock:
+            reply = market.served.predict_bars(request.bars, request.last, _clock(request.live))
+        self.metrics.observe_answers(market.served.symbol, reply["answers"])
+        return reply
 
-    async def hello(self, feed: str) -> dict[str, Any]:
-        """Return the first message of a stream."""
-        return await self._messages.hello(feed, self._state is not None)
+    def push(self, name: str, request: FeedBars) -> dict[str, Any]:
+        """Return the reply to bars of a feed, as `Feed.push`. Raises FactoryError."""
+        market = self._find(request.symbol)
+        with market.lock:
+            feed = market.feeds.get(name) or Feed(market.folder / name, market.served)
+            reply = feed.push(to_columns(request.bars), _clock(request.live))
+            market.feeds[name] = feed  # one whose first bars are refused is none
+        self.metrics.observe_answers(market.served.symbol, reply["answers"][reply["repeated_answers"] :])
+        return reply
 
-    async def answer_message(self, feed: str, text: str) -> dict[str, Any]:
-        """Return the reply to a message of a stream."""
-        return self._noted(await self._messages.reply(feed, text))
-
-    async def add_outcome(self, request: OutcomeRequest) -> dict[str, Any]:
+    def add_outcome(self, name: str, request: OutcomeRequest) -> dict[str, Any]:
         """Give a feed's guard the outcome of an earlier answer. Raises FactoryError."""
-        market = self._markets.find(request.symbol)
-        known_at = pd.Timestamp(request.known_at).tz_convert("UTC").as_unit("ns")
-        return await self._feeds.run(
-            market, request.feed, lambda feed: feed.add_outcome(market.served, known_at, request.label),
-            not_remembered(market.served, "this feed has no bars: name the feed of the stream that gave the answer"),
-        )  # fmt: skip
-
-    async def reload(self) -> dict[str, dict[str, Any]]:
-        """Read the bundles' files again, and replace the bundles; as `ServedMarkets.reload`."""
-        if self._reloads.locked():
-            raise OverloadError("The bundles are being reloaded")
-        return await self.reload_in_turn()
-
-    async def reload_in_turn(self) -> dict[str, dict[str, Any]]:
-        """Reload the bundles once the reloads before have ended."""
-        async with self._reloads:
-            try:
-                changes = await self._markets.reload()
-            except FactoryError as error:
-                self.metrics.observe_reload("refused")
-                _log.warning("The bundles stay as they are: %s", error)
-                raise
-        for symbol, one in changes.items():
-            _log.warning(
-                "reloaded %s: bundle %s, before %s%s", symbol, one["after"], one["before"],
-                "" if one["changed"] else " (unchanged)",
-            )  # fmt: skip
-        self.metrics.observe_reload("changed" if any(one["changed"] for one in changes.values()) else "unchanged")
-        return changes
+        market = self._find(request.symbol)
+        with market.lock:
+            if name not in market.feeds:
+                raise SettingsError("This feed has no bars", where="feed", got=name, wanted=", ".join(market.feeds),
+                                    next_step="name the feed that gave the answer")  # fmt: skip
+            known_at = pd.Timestamp(request.known_at).tz_convert("UTC").as_unit("ns")
+            return market.feeds[name].add_outcome(known_at, request.label)
 
     def health(self) -> dict[str, Any]:
         """Return the fields of `schemas.Health`."""
-        bundles = {symbol: bundle for symbol, _, bundle in self.bundles()}
-        return {"status": "ok" if self.ready else "stopping", "ready": self.ready, "bundles": bundles}
+        return {"status": "ok", "bundles": {symbol: market.served.id for symbol, market in self._markets.items()}}
 
     def info(self) -> dict[str, Any]:
-        """Return the fields of `schemas.Info`, without the limits."""
-        bundles = {symbol: market.served.facts for symbol, market in self._markets.by_symbol.items()}
-        return {"version": ml_factory.__version__, "bundles": bundles, "state": self._state}
+        """Return the fields of `schemas.Info`."""
+        bundles = {symbol: market.served.facts for symbol, market in self._markets.items()}
+        return {"version": ml_factory.__version__, "bundles": bundles, "feeds": self._feeds()}
 
-    async def status(self) -> dict[str, Any]:
-        """Return the fields of `schemas.Status`."""
-        names = ("symbol", "run_id", "bundle")
-        return {
-            "streams": self.connections.total(), "answers": list(self._last)[::-1],
-            "bundles": [dict(zip(names, one, strict=True)) for one in self.bundles()],
-            "guards": await self._feeds.guards(),
-        }  # fmt: skip
-
-    async def metrics_page(self) -> bytes:
+    def metrics_page(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        jobs = {symbol: market.thread.jobs for symbol, market in self._markets.by_symbol.items()}
-        guards = await self._feeds.guards()
-        return self.metrics.render(jobs, self.connections.total(), self.bundles(), guards)
+        return self.metrics.render(self.bundles(), self._feeds())
 
     def bundles(self) -> list[tuple[str, str, str]]:
-        """Return (symbol, run, id) of the bundles that answer now."""
-        return [(symbol, one.served.run_id, one.served.id) for symbol, one in self._markets.by_symbol.items()]
+        """Return (symbol, run, id) of the bundles."""
+        return [(symbol, one.served.run_id, one.served.id) for symbol, one in self._markets.items()]
 
-    def _noted(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """Count the answers of a reply and keep them for the page; those that are repeated were counted before."""
-        answers: Sequence[Mapping] = reply.get("answers", ())[reply.get("repeated_answers", 0) :]
-        if answers:
-            self.metrics.observe_answers(reply["symbol"], answers)
-            names = {name: reply[name] for name in ("symbol", "run_id", "bundle")}
-            self._last.extend(names | dict(answer) for answer in answers[-SHOWN_ANSWERS:])
-        return reply
+    def _feeds(self) -> list[dict[str, Any]]:
+        """Return the status of every feed's guard."""
+        found = []
+        for symbol, market in self._markets.items():
+            with market.lock:
+                found += [{"symbol": symbol, "feed": name} | feed.status() for name, feed in market.feeds.items()]
+        return found
+
+    def _find(self, symbol: str | None) -> _Market:
+        """Return the market of this symbol; None is the only one. Raises SettingsError."""
+        names = ", ".join(self._markets)
+        if symbol is None and len(self._markets) == 1:
+            return next(iter(self._markets.values()))
+        if symbol is None:
+            raise SettingsError("Several symbols are served", where="symbol", got="none", wanted=f"one of {names}",
+                                next_step="name the symbol of these bars")  # fmt: skip
+        if symbol not in self._markets:
+            raise SettingsError("No bundle of this symbol is served", where="symbol", got=symbol, wanted=names,
+                                next_step=did_you_mean(symbol, self._markets))  # fmt: skip
+        return self._markets[symbol]
 
 
-async def reload_on_signal(service: Service) -> None:
-    """Reload the bundles, after a reload that is under way; what is wrong with them is in the log."""
-    with suppress(FactoryError):
-        await service.reload_in_turn()
+def _clock(live: bool) -> pd.Timestamp | None:
+    return pd.Timestamp.now(tz="UTC") if live else None

@@ -11,7 +11,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class ServiceMetrics:
-    """Counters and gauges of one service; labels take values of fixed sets only."""
+    """Counters and gauges of one service; labels take values of fixed sets only, and names of feeds."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -24,9 +24,6 @@ class ServiceMetrics:
         self._answers = Counter(
             "ml_factory_answers", "Answers by what the guard decided", ("symbol", "guard"), registry=registry
         )
-        self._reloads = Counter("ml_factory_reloads", "Reloads of the bundles", ("outcome",), registry=registry)
-        self._jobs = Gauge("ml_factory_waiting_predictions", "Predictions that wait", ("symbol",), registry=registry)
-        self._streams = Gauge("ml_factory_streams", "Open streams", registry=registry)
         self._bundles = Gauge(
             "ml_factory_bundle", "1 for the bundle that answers", ("symbol", "run_id", "bundle"), registry=registry
         )
@@ -38,36 +35,23 @@ class ServiceMetrics:
     def observe_request(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
         """Count an answered request, by its route."""
         path = getattr(scope.get("route"), "path", "other")
-        method = scope.get("method", "WEBSOCKET")
-        self._requests.labels(path, method if method in ("GET", "POST", "WEBSOCKET") else "other", status).inc()
-        if scope["type"] == "http":
-            self._seconds.labels(path).observe(seconds)
+        method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
+        self._requests.labels(path, method, status).inc()
+        self._seconds.labels(path).observe(seconds)
 
     def observe_answers(self, symbol: str, answers: Sequence[Mapping]) -> None:
         """Count answers."""
         for answer in answers:
             self._answers.labels(symbol, answer["guard"]).inc()
 
-    def observe_reload(self, outcome: str) -> None:
-        """Count a reload: "changed", "unchanged" or "refused"."""
-        self._reloads.labels(outcome).inc()
-
-    def render(
-        self, jobs: Mapping[str, int], streams: int, bundles: Sequence[tuple[str, str, str]], guards: Sequence[Mapping]
-    ) -> bytes:
+    def render(self, bundles: Sequence[tuple[str, str, str]], guards: Sequence[Mapping]) -> bytes:
         """Return the page.
 
-        jobs : symbol -> predictions that wait
         bundles : (symbol, run, bundle)
         guards : status of each feed's guard, with `symbol` and `feed`
         """
-        for symbol, count in jobs.items():
-            self._jobs.labels(symbol).set(count)
-        self._streams.set(streams)
-        self._bundles.clear()
         for names in bundles:
             self._bundles.labels(*names).set(1)
-        self._alarms.clear()
         for one in guards:
             for check, state in one["checks"].items():
                 self._alarms.labels(one["symbol"], one["feed"], check).set(float(state["state"] != "ok"))

@@ -14,14 +14,6 @@ from ml_factory.inference.guard.settings import ACTIONS, Finding
 Columns = dict[str, list]
 
 
-def check_bar_count(bars: Sequence[Mapping] | Mapping[str, Sequence], largest: int) -> None:
-    """Raise BarsError for more than `largest` bars of a request."""
-    count = max(map(len, bars.values()), default=0) if isinstance(bars, Mapping) else len(bars)
-    if count > largest:
-        raise BarsError("Too many bars at once", where="bars", got=count, wanted=f"at most {largest}",
-                        next_step="send fewer at once")  # fmt: skip
-
-
 def check_symbol_column(columns: Mapping[str, Sequence], symbol: str, where: object) -> None:
     """Raise BarsError for bars that name another symbol in a column of theirs."""
     for name, column in columns.items():
@@ -58,27 +50,22 @@ def frame_to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     numbers = [name in (*PROBABILITIES, "side") for name in columns]
     answers = []
     for moment, *values in zip(frame.index, *lists, strict=True):
-        answer: dict[str, Any] = {"known_at": None if moment is pd.NaT else moment.isoformat()}
+        answer: dict[str, Any] = {"known_at": moment.isoformat()}
         for name, number, value in zip(columns, numbers, values, strict=True):
             answer[name] = None if number and not math.isfinite(value) else value
         answers.append(answer)
     return answers
 
 
-def refuse_findings(findings: Sequence[Finding], where: str) -> None:
-    """Raise BarsError for the first finding whose action is "refuse"."""
-    for finding in findings:
-        if finding.action == "refuse":
-            raise BarsError(f"The guard refuses these {where} ({finding.kind})", where=where, got=finding.message,
-                            next_step="correct the feed")  # fmt: skip
-
-
-def apply_findings(frame: pd.DataFrame, findings: Sequence[Finding], where: str) -> pd.DataFrame:
+def apply_findings(frame: pd.DataFrame, findings: Sequence[Finding]) -> pd.DataFrame:
     """Return the predictions of a request with `guard` and `reason`; without probabilities where the guard abstains.
 
     Raises BarsError where it refuses.
     """
-    refuse_findings(findings, where)
+    for finding in findings:
+        if finding.action == "refuse":
+            raise BarsError(f"The guard refuses these bars ({finding.kind})", where="bars", got=finding.message,
+                            next_step="correct the feed")  # fmt: skip
     action = max((finding.action for finding in findings), key=ACTIONS.index, default="ok")
     frame = frame.assign(guard=action, reason="; ".join(finding.message for finding in findings))
     if action == "abstain":

@@ -1,4 +1,4 @@
-"""Sample weights by average uniqueness (AFML ch. 4), return attribution, time decay and sequential bootstrap.
+"""Sample weights by average uniqueness and time decay (AFML ch. 4).
 
 Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter 4, here "AFML 4.x". All weights are
 computed from the given rows alone: those of one fold's training part, never from evaluated rows.
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numba import njit
 
 from ml_factory.errors import SettingsError, wrong_field_error
 from ml_factory.targets.labels import average_uniqueness
-from ml_factory.targets.sequential_bootstrap import sequential_bootstrap_rows
 
 __all__ = [
     "WeightSpec",
@@ -30,33 +28,21 @@ class WeightSpec:
     """Settings of sample weights.
 
     uniqueness : a bar is shared among the labels that live on it (AFML 4.4); False: each label has all of it
-    returns : the bar's return is shared, so that large moves count more (AFML 4.10); False: each bar counts 1
     decay : weight of the oldest row relative to the newest (AFML 4.11), linear in cumulative uniqueness. 1: none; 0:
         down to zero; below 0: the oldest share of that size has weight zero
-    bootstrap : seed of a sequential bootstrap (AFML 4.5); a row counts as often as it is drawn. None: every row once.
-        It already prefers unique rows: set uniqueness=False with it, else they are preferred twice
     """
 
     uniqueness: bool = True
-    returns: bool = False
     decay: float = 1.0
-    bootstrap: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("uniqueness", "returns"):
-            if not isinstance(getattr(self, name), bool):
-                what, step = "Rows cannot be weighed like this", f"leave {name} out for its default"
-                raise wrong_field_error(self, name, what, wanted="True or False", next_step=step)
+        if not isinstance(self.uniqueness, bool):
+            what, step = "Rows cannot be weighed like this", "leave uniqueness out for its default"
+            raise wrong_field_error(self, "uniqueness", what, wanted="True or False", next_step=step)
         _check_decay(self.decay, "WeightSpec.decay")
-        seed = self.bootstrap
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            what, step = "Rows cannot be drawn like this", "use for example bootstrap=0"
-            raise wrong_field_error(self, "bootstrap", what, wanted="a seed, 0 or more, or None", next_step=step)
 
 
-def training_weights(
-    rows: pd.DataFrame, spec: WeightSpec | None = None, bar_returns: np.ndarray | None = None
-) -> np.ndarray:
+def training_weights(rows: pd.DataFrame, spec: WeightSpec | None = None) -> np.ndarray:
     """Compute the weight of each row among these rows alone, float64[n], mean 1; an ambiguous row weighs 0.
 
     Rows outside do not count: purged, validation and test rows are not used. Ambiguous rows do not count towards
@@ -66,12 +52,6 @@ def training_weights(
     ----------
     rows : the training rows of one fold, in time order, of `triple_barrier_labels` (barrier, entry_bar, exit_bar)
     spec : the default is average uniqueness (AFML 4.4), nothing else
-    bar_returns : float64[N], log return of each bar on the previous bar; used on the labels' bars only, and only with
-        `spec.returns`
-
-    Raises
-    ------
-    SettingsError : returns are requested and absent or not finite
     """
     spec = spec or WeightSpec()
     weights = np.zeros(len(rows))
@@ -80,18 +60,12 @@ def training_weights(
         return weights
     offset, bars = int(first.min()), int(last.max() - first.min()) + 1
     first, last = first - offset, last - offset
-    if spec.returns:
-        value = _returns_of_label_bars(bar_returns, offset, first, last, bars)
-        shared = value / np.maximum(label_concurrency(first, last, bars), 1) if spec.uniqueness else value
-        weights[clear] = np.abs(_sums(first, last, shared))
-    elif spec.uniqueness:
+    if spec.uniqueness:
         weights[clear] = average_uniqueness(first, last, bars)
     else:
         weights[clear] = 1.0
     if spec.decay != 1:
         weights[clear] *= time_decay_weights(average_uniqueness(first, last, bars), spec.decay)
-    if spec.bootstrap is not None:
-        weights *= np.bincount(sequential_bootstrap_rows(rows, seed=spec.bootstrap), minlength=len(rows))
     total = weights.sum()
     return weights * (len(rows) / total) if total > 0 else weights
 
@@ -141,40 +115,6 @@ def _label_spans(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """Return int64: positions of the clear rows, and the first and last bar on which each label lives."""
     clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
     return clear, rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
-
-
-def _returns_of_label_bars(
-    bar_returns: np.ndarray | None, offset: int, first: np.ndarray, last: np.ndarray, bars: int
-) -> np.ndarray:
-    """Return float64[bars] from bar `offset` on: the return of each bar of a label, 0 elsewhere."""
-    if bar_returns is None or len(bar_returns) < offset + bars:
-        raise SettingsError(
-            "Weights by return need the bars' returns",
-            where="bar_returns",
-            got="none" if bar_returns is None else f"{len(bar_returns)} bars",
-            wanted=f"{offset + bars} bars or more",
-            next_step="give the log return of each base bar, or use WeightSpec(returns=False)",
-        )
-    covered = label_concurrency(first, last, bars) > 0
-    value = np.where(covered, np.asarray(bar_returns, np.float64)[offset : offset + bars], 0.0)
-    if not np.isfinite(value).all():
-        raise SettingsError(
-            "A bar on which a label lives has no return",
-            where=f"bar_returns[{offset + int(np.argmin(np.isfinite(value)))}]",
-            wanted="a finite log return",
-            next_step="take the returns from the same bars as the labels",
-        )
-    return value
-
-
-@njit(cache=True)
-def _sums(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return float64 per label: the sum of `value` over its lifetime, in the order of the bars."""
-    total = np.zeros(len(start))
-    for i in range(len(start)):
-        for t in range(start[i], end[i] + 1):
-            total[i] += value[t]
-    return total
 
 
 def _check_decay(value: object, where: str) -> None:

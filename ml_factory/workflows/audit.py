@@ -183,7 +183,7 @@ def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[
     some = np.flatnonzero(data.row >= 0)
     some = some[: audit_training_row_count(data.y[some], _rows_for(model))]
     values = data.x_NF[data.row[some]]
-    labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
+    labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # baselines follow the price
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
     rows = np.arange(len(some))
     split = SplitUnderTest("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
@@ -202,11 +202,11 @@ class _Training:
         self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]
     ) -> dict[str, FittedObjectUnderTest]:
         names, data = tuple(self.data.features.columns), self.data
-        train, close = np.asarray(roles["train"]), labels["close"].to_numpy()
-        sample = TransformFitSample(values, names, train, close, labels.iloc[train])
+        train = np.asarray(roles["train"])
+        sample = TransformFitSample(values, names, train, labels.iloc[train])
         part = replace(
-            data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,
-            segment=np.zeros(len(labels), np.int32), splits=dict(roles),
+            data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels,
+            close=labels["close"].to_numpy(), segment=np.zeros(len(labels), np.int32), splits=dict(roles),
             scaler=fit_preprocessing_steps(data.settings["data"]["preprocess"], sample),
         )  # fmt: skip
         spec = _small_run(data, self.model)

@@ -112,7 +112,7 @@ class BacktestResult(Result):
 
     @property
     def net_sentence(self) -> str:
-        """What is left after costs, in a sentence."""
+        """Net result after costs, in a sentence."""
         own = self.own
         return (
             f"{own['net']:+,.0f} in the contract's currency, in {own['trades']:,.0f} trades of one contract; they "

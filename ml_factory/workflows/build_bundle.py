@@ -67,7 +67,7 @@ def _checked_graph(data: PreparedDataset, fitted: FittedModels, description: dic
     names = ("symbol", "horizon", "model", "run_id", "data", "lookback")
     facts = {name: str(description[name]) for name in names} | {"features": ",".join(description["feature_names"])}
     graph = onnx_export.onnx_of_models(fitted, facts)
-    found = onnx_gate.check_onnx_graph(graph, fitted, data.features, segment=data.segment, close=data.close)
+    found = onnx_gate.check_onnx_graph(graph, fitted, data.features, segment=data.segment)
     _log.info(
         "ONNX: %d rows differ by at most %.1e; equal leaves on %d rows at thresholds, which come to %d of "
         "%d inner nodes tried, of %d",

@@ -33,7 +33,6 @@ from ml_factory.workflows.superseded_data import (
     read_stored_data_sets,
     remove_data_set,
     remove_interrupted_data_set,
-    remove_unreferenced_parts,
 )
 
 Thing = TypeVar("Thing")
@@ -294,20 +293,10 @@ def _log_item(workspace: Workspace, run: StoredRun) -> RemovableItem | None:
 
 
 def _data_items(data: StoredDataSets, needed: set[str]) -> Iterator[RemovableItem]:
-    old = data.superseded(needed)
-    freed = {path.name for path in data.unreferenced_parts(without=old)}
-    for name in old:
-        parts = data.shared_parts([name]) & freed
-        freed -= parts
-        size = files.folder_bytes(data.processed / name) + sum(
-            sum(files.sizes(data.processed / "parts" / part)) for part in parts
-        )
+    for name in data.superseded(needed):
+        folder = data.processed / name
         remove = partial(remove_data_set, data.processed, name)
-        yield RemovableItem("prepared data", data.processed / name, size, "superseded", remove)
-    if data.current is not None and (orphans := data.unreferenced_parts()):
-        size = sum(sum(files.sizes(path)) for path in orphans)
-        remove = partial(remove_unreferenced_parts, data.processed)
-        yield RemovableItem("prepared data", orphans[0].parent, size, f"{len(orphans)} parts of no data set", remove)
+        yield RemovableItem("prepared data", folder, files.folder_bytes(folder), "superseded", remove)
 
 
 def _kernel_items() -> Iterator[RemovableItem]:
@@ -351,9 +340,8 @@ def _interrupted_data_items(data: StoredDataSets) -> Iterator[RemovableItem]:
         return
     for name in sorted(data.begun()):
         folder = data.processed / name
-        size = files.folder_bytes(folder) + sum(sum(files.sizes(path)) for path in data.begun_parts(name))
         remove = partial(remove_interrupted_data_set, data.processed, name)
-        yield RemovableItem("prepared data", folder, size, "of an interrupted prepare", remove)
+        yield RemovableItem("prepared data", folder, files.folder_bytes(folder), "of an interrupted prepare", remove)
 
 
 def _leftover_items(workspace: Workspace, symbol: str) -> Iterator[RemovableItem]:

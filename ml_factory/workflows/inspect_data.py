@@ -17,10 +17,9 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import Certificate, require_certificate
 from ml_factory.settings import certified_code_hash
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.append import STREAM_BARS
 from ml_factory.workflows.prove import stored_data_settings
 
-PROOF_BARS = 50_000
+PROOF_BARS, STREAM_BARS = 50_000, 50_000
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
 

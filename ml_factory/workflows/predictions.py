@@ -162,7 +162,7 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
     else:
         bundle = TrainedModel.from_state(artifact.load_state())
         rows = data.row[_labels_to_predict(data, artifact, bundle.lookback)]
-        frame = predict_features(bundle, data.features, segment=data.segment, rows=rows, close=data.close)
+        frame = predict_features(bundle, data.features, segment=data.segment, rows=rows)
     positions = data.labels.index.get_indexer(frame.index)
     split = data.split_names()[positions]
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]

@@ -3,22 +3,27 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.resample import ResampledBars, check_resample_length, resample_minute_bars_for_labels
+from ml_factory.data.resample import (
+    ResampledBars,
+    check_resample_length,
+    resample_bars,
+    resample_minute_bars_for_labels,
+)
 from ml_factory.data.rolls import RollSpec
-from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
@@ -40,17 +45,6 @@ from ml_factory.targets.labels import expected_label_classes, label_classes
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
-from ml_factory.workflows.append import (
-    CheckedRawBars,
-    append_feature_rows,
-    append_stream_state,
-    base_frame_and_staleness,
-    can_append_rows,
-    find_appendable_store,
-    fit_or_update_preprocessing,
-    load_appended_bars,
-    resolve_market_facts,
-)
 from ml_factory.workflows.audits.audit_artifacts import quick_artifact_audit
 from ml_factory.workflows.barriers.found_barriers import (
     SearchedLabelsRef,
@@ -193,12 +187,6 @@ def _certify(
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
-def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedRawBars:
-    bars, report = load_bars(workspace, symbol, settings.bars)
-    market = resolve_market_facts(symbol, bars, settings)
-    return CheckedRawBars(PrefixHasher(bars), market, report.to_dict())
-
-
 def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
     """Log the findings of this severity at once, even where the run stops later."""
     for finding in findings:
@@ -209,57 +197,34 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Feature rows as written: row i of `values` (N, F) is bar `first + i` of `base`.
-
-    staleness : as of `FeatureMatrix.frame_staleness`.
-    appended_to : data set that held the first of these rows; None where there is none.
-    seen : builds on the first bars alone, made before later bars were read.
-    """
-
-    base: ResampledBars
-    first: int
-    values: np.ndarray
-    names: list[str]
-    staleness: dict[str, dict[str, float]]
-    appended_to: DatasetStore | None = None
-    seen: Sequence[PrefixBuild] = ()
-
-
 def _write(
     store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> tuple[DatasetStoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
     """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
-    known = find_appendable_store(store, settings)
-    checked = known and load_appended_bars(known, workspace, symbol, settings)
-    checked = checked or _check_all_bars(workspace, symbol, settings)
-    bars, market = checked.bars, checked.market
-    _warn_findings(symbol, checked.report["findings"], "reported")
+    bars, report = load_bars(workspace, symbol, settings.bars)
+    prefixes, market = PrefixHasher(bars), resolve_market_facts(symbol, bars, settings)
+    _warn_findings(symbol, report.to_dict()["findings"], "reported")
     for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
     if len(bars):  # before features are computed
         longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
         for horizon in horizons:
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
-    old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
-    needed = estimate_prepared_bytes(
-        len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons)
-    )
+    needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     warm_up_kernels(settings.features.families)
-    rows = _write_features(store, known, checked, symbol, settings)
+    base, first, staleness, seen = _write_features(store, bars, market, symbol, settings)
     made = {
         "symbol": symbol,
-        "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.total_hash},
+        "raw": {"hash": raw_hash, "rows": len(bars), "bars": prefixes.total_hash},
         "settings": settings.to_dict(),
         "sources": source_hash(DATA_PACKAGES),
         "market": market.to_dict(),
-        "bars": checked.report,
-        "first": rows.first,
-        "staleness": rows.staleness,
+        "bars": report.to_dict(),
+        "first": first,
+        "staleness": staleness,
     }
     if not store.committed:  # committed early: a killed prepare continues with what is missing
         store.commit(made, current=False)
@@ -267,41 +232,49 @@ def _write(
     for horizon in horizons:
         if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
             store.discard_horizon_files(horizon)
-            facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
+            facts = {str(horizon): _write_horizon(store, base, first, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
-    return store, checked.prefixes, rows.seen
+    return store, prefixes, seen
 
 
-def estimate_prepared_bytes(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
-    """Estimate the size of a data set: float32 features and facts of the new rows, labels of all rows."""
+def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
+    """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
+    return resolve_market_spec(
+        symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
+    )
+
+
+def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:
+    """Estimate the size of a data set: float32 features and facts of their rows unless they are there, and labels."""
     raw_bars = settings.features.base_minutes // market.bar_minutes
     per_row = 4 * len(feature_column_names(market, settings.features)) + FACTS_BYTES
-    return (new_bars * per_row + bars * horizons * LABEL_BYTES) // raw_bars
+    return bars * (per_row * features + horizons * LABEL_BYTES) // raw_bars
 
 
 def _write_features(
-    store: DatasetStoreWriter, known: DatasetStore | None, checked: CheckedRawBars, symbol: str, settings: DataSpec
-) -> _Rows:
-    """Return the feature rows: those stored already, those appended for new bars, or all built now."""
-    bars, market = checked.bars, checked.market
-    before = known if not store.committed and known and can_append_rows(known, checked) else None
-    if store.committed or before is not None:
-        if before is not None:
-            rows, state = append_feature_rows(before, bars, market, settings.features)
-            store.append_features(rows, before, state)
-        first = (before or store).facts["first"]
-        base, ages = base_frame_and_staleness(bars, market, settings.features, first)
-        return _Rows(base, first, store.values, store.feature_names, ages, before)
+    store: DatasetStoreWriter, bars: pd.DataFrame, market: MarketSpec, symbol: str, settings: DataSpec
+) -> tuple[ResampledBars, int, dict[str, dict[str, float]], Sequence[PrefixBuild]]:
+    """Write the feature rows unless they are there.
+
+    Returns
+    -------
+    (base bars; the bar of the first row; `FeatureMatrix.frame_staleness`; builds on the first bars alone, made before
+    later bars were read).
+    """
+    if store.committed:
+        base = resample_bars(bars, market, settings.features.base_minutes)
+        return base, store.facts["first"], store.facts["staleness"], ()
     seen = build_prefixes_to_prove(settings, symbol, bars, market.to_dict())
     matrix = build_features(bars, market, settings.features)
     with progress_phase("writing", len(matrix)):
-        store.write_features(matrix, append_stream_state(bars, matrix, market, settings.features))
-    return _Rows(matrix.base, matrix.first, matrix.values, matrix.names, matrix.frame_staleness, seen=seen)
+        store.write_features(matrix)
+    return matrix.base, matrix.first, matrix.frame_staleness, seen
 
 
 def _write_horizon(
     store: DatasetStoreWriter,
-    rows: _Rows,
+    base: ResampledBars,
+    first: int,
     minute_bars: ResampledBars | None,
     settings: DataSpec,
     market: MarketSpec,
@@ -309,27 +282,21 @@ def _write_horizon(
 ) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
-        check_found_barriers_bars(found, rows.base, minute_bars, market)
-    with progress_phase(f"labels {horizon}", len(rows.base)):
-        labels = make_labels(rows.base, minute_bars, settings.label_spec_for(horizon), market)
-    labels = labels[labels["entry_bar"] >= rows.first]
+        check_found_barriers_bars(found, base, minute_bars, market)
+    with progress_phase(f"labels {horizon}", len(base)):
+        labels = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)
+    labels = labels[labels["entry_bar"] >= first]
     splits = chronological_split(labels, settings.splits)
     check_class_sufficiency(labels, splits, expected_label_classes(settings.labels.kind))
     if found:
         check_found_barriers_rows(found, labels, splits)
-    train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
+    train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
-    close = rows.base.close[rows.first : rows.first + len(rows.values)]
-    sample = TransformFitSample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
+    labels_of_rows = labels.iloc[splits["train"]]
+    sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
-        before = rows.appended_to
-        scaler, ranks = fit_or_update_preprocessing(
-            sample, settings.preprocess, before and before.load_quantile_state(horizon)
-        )
-        store.write_scaler(horizon, scaler)
-        if ranks is not None:
-            store.write_quantile_state(horizon, ranks)
+        store.write_scaler(horizon, fit_preprocessing_steps(settings.preprocess, sample))
     clear = labels["barrier"] != "ambiguous"
     classes = label_classes(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}

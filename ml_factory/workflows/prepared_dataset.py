@@ -14,7 +14,6 @@ from ml_factory.datasets.covariates import compute_covariates, resolve_covariate
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     FittedStep,
-    apply_preprocessing_step,
     column_changing_steps,
     fit_preprocessing_steps,
     is_preprocessing_linear,
@@ -139,9 +138,7 @@ def fit_dataset_preprocessing(data: PreparedDataset, rows: np.ndarray) -> Fitted
 
     rows : positions into the labels' rows.
     """
-    sample = TransformFitSample(
-        data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows]
-    )
+    sample = TransformFitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.labels.iloc[rows])
     return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
@@ -150,7 +147,7 @@ InputReader = Callable[[np.ndarray], object]
 
 def dataset_input_reader(data: PreparedDataset, scaler: FittedStep, model: ModelBase) -> InputReader:
     """Return the function from positions into the labels to model inputs: scaled rows (N, F), or windows over them."""
-    scaled_NF = apply_preprocessing_step(scaler, data.x_NF, data.close)
+    scaled_NF = scaler.transform(data.x_NF)
     if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
     # torch comes with the networks only: boosters train where it is not installed.
@@ -252,12 +249,5 @@ def dataset_rows_with_weight(
 
 
 def dataset_sample_weights(data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
-    """Compute `training_weights` of these rows, float64, with the bars' returns where the weights need them."""
-    labels = data.labels.iloc[rows]
-    if spec is None or not spec.returns:
-        return training_weights(labels, spec)
-    # Labels count bars of the base frame; the rows of the data set begin after the warm-up of the features.
-    bars = ["entry_bar", "exit_bar"]
-    warm_up = int(data.labels["entry_bar"].iloc[0]) - int(data.row[0])
-    labels = labels.assign(**(labels[bars] - warm_up))
-    return training_weights(labels, spec, np.diff(np.log(data.close), prepend=np.nan))
+    """Compute `training_weights` of these rows, float64."""
+    return training_weights(data.labels.iloc[rows], spec)

@@ -1,18 +1,18 @@
-"""Prepared data sets that nothing reads any more, and the parts that they alone shared."""
+"""Prepared data sets that nothing reads any more."""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.datasets.store import PARTS, DatasetStore, read_dataset_manifest
+from ml_factory.datasets.store import DatasetStore, read_dataset_manifest
 from ml_factory.errors import CheckpointError, NotPreparedError
 from ml_factory.storage.files import files
 from ml_factory.storage.folder_removal import REMOVED
 from ml_factory.storage.locks import check_lock_file_free, file_lock, local_lock_path
 from ml_factory.storage.stored_paths import stored_path
 
-_SHARED, _DATA_SET = f"../{PARTS}/", re.compile(r"[0-9a-f]{12}")
+_DATA_SET = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,10 @@ class StoredDataSets:
         kept = {self.current, *needed}
         return [name for name, manifest in self.manifests.items() if manifest["fingerprint"] not in kept]
 
-    def shared_parts(self, names: Collection[str]) -> set[str]:
-        """Return the names of the shared part files of these data sets."""
-        return {
-            file.removeprefix(_SHARED)
-            for name in names for file in self.manifests[name]["files"] if file.startswith(_SHARED)
-        }  # fmt: skip
-
     def begun(self) -> set[str]:
         """Return the folder names of data sets that are not complete: of a `prepare` under way, or interrupted."""
         names = set(files.names(self.processed)) - set(self.manifests)
         return {name for name in names if _DATA_SET.fullmatch(name)}
-
-    def begun_parts(self, name: str) -> list[Path]:
-        """List the part files of a data set that is not complete, half-written ones included."""
-        names = files.names(self.processed / PARTS)
-        own = [one for one in names if one.removeprefix(".").startswith(f"{name}-")]
-        return [self.processed / PARTS / one for one in own if one not in self.shared_parts(list(self.manifests))]
-
-    def unreferenced_parts(self, without: Collection[str] = ()) -> list[Path]:
-        """List the part files that no data set refers to.
-
-        A part whose data set is not complete yet may be of a `prepare` that is under way, and is left out.
-
-        without : names of data sets that do not count.
-        """
-        referenced = self.shared_parts([name for name in self.manifests if name not in without])
-        begun = self.begun()
-        found = [name for name in files.names(self.processed / PARTS) if name.endswith(".npy")]
-        return [
-            self.processed / PARTS / name for name in found
-            if name not in referenced and name.partition("-")[0] not in begun
-        ]  # fmt: skip
 
 
 def read_stored_data_sets(processed: Path) -> StoredDataSets:
@@ -85,17 +57,12 @@ def read_stored_data_sets(processed: Path) -> StoredDataSets:
 
 
 def remove_data_set(processed: Path, name: str) -> bool:
-    """Delete a data set, and the parts that no other refers to; return False where it has become the current one."""
+    """Delete a data set; return False where it has become the current one."""
     folder = stored_path(processed, name, inside=processed.parent)
     with file_lock(processed / "prepare.lock"):
-        before = read_stored_data_sets(processed)
-        if name not in before.superseded(()):
+        if name not in read_stored_data_sets(processed).superseded(()):
             return False
-        own = before.shared_parts([name])
         files.remove_folder(folder)
-        for path in read_stored_data_sets(processed).unreferenced_parts():
-            if path.name in own:
-                files.remove(stored_path(processed, PARTS, path.name, inside=processed.parent))
     return True
 
 
@@ -114,18 +81,7 @@ def remove_interrupted_data_set(processed: Path, name: str) -> bool:
     if is_preparing(processed):
         return False
     with file_lock(processed / "prepare.lock"):
-        stored = read_stored_data_sets(processed)
-        if name not in stored.begun():
+        if name not in read_stored_data_sets(processed).begun():
             return False
-        for path in stored.begun_parts(name):
-            files.remove(stored_path(processed, PARTS, path.name, inside=processed.parent))
         files.remove_folder(folder)
-    return True
-
-
-def remove_unreferenced_parts(processed: Path) -> bool:
-    """Delete the parts that no data set refers to: what a killed removal left."""
-    with file_lock(processed / "prepare.lock"):
-        for path in read_stored_data_sets(processed).unreferenced_parts():
-            files.remove(stored_path(processed, PARTS, path.name, inside=processed.parent))
     return True

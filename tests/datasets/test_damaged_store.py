@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState, update_incremental_quantiles
 from ml_factory.datasets.store_parts import decode_position_runs
-from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.errors import FactoryError
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.fuzz.kinds import seal_prepared
@@ -44,9 +43,8 @@ def refused(place):
         lambda manifest: manifest.pop("features"),
         lambda manifest: manifest["features"]["names"].append(manifest["features"]["names"][0]),
         lambda manifest: manifest["features"]["names"].pop(),
-        lambda manifest: manifest["features"]["parts"][0].update(rows=10**18),
-        lambda manifest: manifest["features"]["parts"][0].update(features="../../x.npy"),
-        lambda manifest: manifest["features"]["parts"].clear(),
+        lambda manifest: manifest["features"].update(rows=10**18),
+        lambda manifest: manifest["files"].pop("rows.npy"),
         lambda manifest: manifest["facts"].pop("raw"),
         lambda manifest: manifest.update(facts=[]),
         lambda manifest: manifest.update(fingerprint=5),
@@ -63,7 +61,7 @@ def test_load_dataset_of_manifest_with_other_fields_under_right_hash_is_refused(
 
 def test_load_dataset_of_parts_and_labels_under_right_hash_is_refused(place):
     folder = manifest_of(place).parent
-    (facts,) = (place / "data/processed/DEMO/parts").glob("*-rows.npy")
+    facts = folder / "rows.npy"
     rows, labels = np.load(facts), pd.read_parquet(folder / "labels_h5.parquet")
     twice = rows.copy()
     twice["known_at"][1] = twice["known_at"][0]
@@ -96,19 +94,3 @@ def test_decode_position_runs_beyond_rows_raises_before_it_allocates():
     for runs in ([[0, 10**15]], [[-1, 2]], [[3, 2]], [[0, 6], [0, 6]], [[0]], [["a", "b"]]):
         with pytest.raises((ValueError, TypeError)):
             decode_position_runs(runs, 6)
-
-
-def test_quantile_state_with_other_numbers_is_refused_before_it_allocates():
-    x_NF = np.random.default_rng(1).normal(size=(30_000, 2)).astype(np.float32)
-    kept = update_incremental_quantiles(x_NF, np.arange(20_000), (0.25, 0.5, 0.75))[1]
-    state = kept.to_state()
-    IncrementalQuantileState.from_state(state, 30_000)
-    for fields in (
-        {"runs": np.array([[0], [10**15]])}, {"runs": np.array([[-1], [5]])}, {"runs": state["runs"][:, :0]},
-        {"runs": np.array([[0, 3], [5, 5]])}, {"low": state["low"][:-1]}, {"ends": state["ends"] + 1},
-        {"counts": state["counts"].astype(float)}, {"values": None}, {"high": state["high"].astype(np.float64)},
-    ):  # fmt: skip
-        with pytest.raises(CheckpointError, match="damaged"):
-            IncrementalQuantileState.from_state({**state, **fields}, 30_000)
-    with pytest.raises(CheckpointError, match="damaged"):
-        IncrementalQuantileState.from_state(state, 19_999)

@@ -39,7 +39,7 @@ def training() -> TransformFitSample:
     x[:, 5], x[:, 6] = np.exp(x[:, 1]), 3.0
     x[5, 0] = np.nan
     rows = np.arange(TRAIN)
-    return TransformFitSample(x, tuple("abcdefg"), rows, None, targets_of(label, rows))
+    return TransformFitSample(x, tuple("abcdefg"), rows, targets_of(label, rows))
 
 
 def test_by_variance_drops_constant_column(training):
@@ -109,8 +109,6 @@ def test_selection_repeated_or_from_json_gives_same_columns(choose, training):
 def test_by_mdi_and_by_mda_without_two_label_classes_raise_settings_error(training):
     with pytest.raises(SettingsError, match="labels"):
         select_by_mdi(TransformFitSample(training.x_NF, training.names, training.rows))
-    alike = TransformFitSample(
-        training.x_NF, training.names, training.rows, None, training.targets.assign(label=np.int8(1))
-    )
+    alike = TransformFitSample(training.x_NF, training.names, training.rows, training.targets.assign(label=np.int8(1)))
     with pytest.raises(SettingsError, match="two classes"):
         select_by_mda(alike)

@@ -9,7 +9,6 @@ from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     STEPS,
     Preprocessor,
-    apply_preprocessing_step,
     check_preprocessing_steps,
     fit_preprocessing_steps,
     preprocessing_from_dict,
@@ -25,12 +24,10 @@ TRAIN = np.r_[100:700, 1000:1500]
 SETTINGS = {
     "mdi": {"trees": 5},
     "mda": {"trees": 5},
-    "fractional_difference": {"window": 32},
     "quantile": {"knots": 17},
 }
 CHAIN = (
-    {"step": "fractional_difference", "window": 32}, "two_state_hmm", "variance", "clusters",
-    {"step": "mda", "trees": 5}, {"step": "pca", "share": 0.99}, "robust",
+    "variance", "clusters", {"step": "mda", "trees": 5}, {"step": "pca", "share": 0.99}, "robust",
 )  # fmt: skip
 
 
@@ -39,18 +36,16 @@ def given(rows: np.ndarray = TRAIN) -> TransformFitSample:
     x = rng.standard_normal((N, 6)).astype(np.float32)
     x[:, 5] = x[:, 0] * 2
     label = np.where(x[:, 1] + 0.3 * rng.standard_normal(N) > 0, 1, -1).astype(np.int8)
-    moves = rng.standard_normal(N) * np.where((np.arange(N) // 200) % 2, 3e-3, 1e-3)
-    return TransformFitSample(x, tuple("abcdef"), rows, 100 * np.exp(np.cumsum(moves)), targets_of(label, rows))
+    return TransformFitSample(x, tuple("abcdef"), rows, targets_of(label, rows))
 
 
 def disturbed(sample: TransformFitSample) -> TransformFitSample:
-    """Every row that does not teach is another one: features, prices."""
+    """Every row that does not teach is another one."""
     rng = np.random.default_rng(9)
     others = np.setdiff1d(np.arange(N), sample.rows)
-    x, close = sample.x_NF.copy(), sample.close.copy()
+    x = sample.x_NF.copy()
     x[others] = rng.normal(40, 90, (len(others), x.shape[1]))
-    close[others] *= np.exp(rng.normal(1, 1, len(others)))
-    return TransformFitSample(x, sample.names, sample.rows, close, sample.targets)
+    return TransformFitSample(x, sample.names, sample.rows, sample.targets)
 
 
 @pytest.mark.parametrize("step", [*STEPS, "all of them"])
@@ -61,7 +56,7 @@ def test_fit_steps_changes_outside_training_rows_keep_fitted_state(step):
     assert clean.to_dict() == other.to_dict()
     # And it does know them: other training rows, other numbers.
     moved = fit_preprocessing_steps(steps, given(TRAIN + 90))
-    assert moved.to_dict() != clean.to_dict() or step in ("clusters", "variance", "fractional_difference")
+    assert moved.to_dict() != clean.to_dict() or step in ("clusters", "variance")
 
 
 def test_fit_steps_transform_equals_steps_applied_in_order():
@@ -70,21 +65,21 @@ def test_fit_steps_transform_equals_steps_applied_in_order():
     assert [step.kind for step in fitted.steps] == [step if isinstance(step, str) else step["step"] for step in CHAIN]
     x, names = sample.x_NF, sample.names
     for step in fitted.steps:
-        x, names = apply_preprocessing_step(step, x, sample.close), step_feature_names_out(step, names)
-    made = fitted.transform(sample.x_NF, sample.close)
+        x, names = step.transform(x), step_feature_names_out(step, names)
+    made = fitted.transform(sample.x_NF)
     np.testing.assert_array_equal(made, x)
     assert made.shape == (N, len(names)) and fitted.names_out(sample.names) == names and np.isfinite(made).all()
     assert made.dtype == np.float32 and made.flags.c_contiguous
-    selected = fitted.steps[3].names_out(fitted.steps[2].names_out((*"abcdef", "log_price_differenced", "wild_state")))
+    selected = fitted.steps[1].names_out(fitted.steps[0].names_out(tuple("abcdef")))
     assert "a" in selected and "f" not in selected  # f repeats a
 
 
 def test_preprocessor_transform_of_prefix_equals_whole_bitwise():
     sample = given()
     fitted = fit_preprocessing_steps(CHAIN, sample)
-    whole = fitted.transform(sample.x_NF, sample.close)
+    whole = fitted.transform(sample.x_NF)
     for stop in (1, 40, 777):
-        np.testing.assert_array_equal(fitted.transform(sample.x_NF[:stop], sample.close[:stop]), whole[:stop])
+        np.testing.assert_array_equal(fitted.transform(sample.x_NF[:stop]), whole[:stop])
 
 
 def test_fit_steps_single_step_is_plain_scaler_and_json_keeps_bits():
@@ -94,7 +89,7 @@ def test_fit_steps_single_step_is_plain_scaler_and_json_keeps_bits():
     fitted = fit_preprocessing_steps(CHAIN, sample)
     again = preprocessing_from_dict(json.loads(json.dumps(fitted.to_dict(), allow_nan=False)))
     assert isinstance(again, Preprocessor) and again.to_dict() == fitted.to_dict()
-    assert (again.transform(sample.x_NF, sample.close) == fitted.transform(sample.x_NF, sample.close)).all()
+    assert (again.transform(sample.x_NF) == fitted.transform(sample.x_NF)).all()
 
 
 def test_check_steps_invalid_steps_raise_settings_error():

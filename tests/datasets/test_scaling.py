@@ -8,13 +8,13 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.preprocessing import RobustScaler as Reference
 from sklearn.preprocessing import StandardScaler as Standard
 
-from ml_factory.datasets import exact_quantiles as exact
 from ml_factory.datasets.scaling import (
     IQR_OF_NORMAL,
     SCALERS,
     QuantileScaler,
     RobustScaler,
     StandardScaler,
+    column_quantiles,
 )
 from ml_factory.errors import FactoryError, SettingsError
 
@@ -140,40 +140,15 @@ def awkward(n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.5, 0.75), (0.0, 0.001, 0.3, 1.0)])
-def test_quantiles_of_difficult_columns_equal_numpy_bitwise(shares, monkeypatch):
-    monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
+def test_quantiles_of_difficult_columns_equal_numpy_bitwise(shares):
     x = awkward(20_003)
     rows = np.sort(np.random.default_rng(1).choice(len(x), 9_000, replace=False))
-    asked = []
-    monkeypatch.setattr(exact, "_by_numpy", lambda *a, real=exact._by_numpy: asked.append(1) or real(*a))
-    for found, part in ((exact.column_quantiles(x, shares), x), (exact.column_quantiles(x, shares, rows), x[rows])):
+    for found, part in ((column_quantiles(x, shares), x), (column_quantiles(x, shares, rows), x[rows])):
         for f in range(x.shape[1]):
             values = part[np.isfinite(part[:, f]), f].astype(float)
             wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
             np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
         assert not np.signbit(found[2]).any()  # of -0.0: two ways to a scaler write the same text
-    assert len(asked) <= 6  # the one pass found nearly all of them
-
-
-def test_quantiles_rank_outside_sampled_bracket_equal_numpy(monkeypatch):
-    """The sampled rows are the only ones of their kind: every rank lies outside its bracket."""
-    monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
-    x = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
-    x[np.linspace(0, len(x) - 1, 512).astype(int)] = 100 + x[:512]
-    found = exact.column_quantiles(x, (0.25, 0.5, 0.75))
-    np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.25, 0.5, 0.75), axis=0).T)
-
-
-def test_quantiles_bracket_with_too_many_rows_equal_numpy():
-    """The ranks lie inside it, but most of the rows between those that are sampled do too, the largest first."""
-    rows, rng = 98_000, np.random.default_rng(0)
-    sampled = exact.bracket_sample_positions(rows, rows // 4)
-    rest = rng.permutation(np.setdiff1d(np.arange(rows), sampled))
-    x = np.full((rows, 2), 10, np.float32)
-    x[sampled], x[rest[:30_000]] = rng.standard_normal((len(sampled), 2)), -10
-    x[np.sort(rest[30_000:50_000])] = np.linspace(0.01, -0.01, 20_000)[:, None]
-    found = exact.column_quantiles(x, (0.5,))
-    np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.5,), axis=0).T)
 
 
 def test_robust_scaler_fit_on_matrix_view_equals_fit_on_copy():

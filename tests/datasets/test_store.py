@@ -25,7 +25,6 @@ from ml_factory.targets.splits import SplitSpec, chronological_split
 
 PRINT = fingerprint_json({"bars": 1})
 OTHER = fingerprint_json({"bars": 2})
-CUT = ("values", "known_at", "session", "segment", "close")
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +82,8 @@ def test_store_load_returns_written_features_rows_labels_and_splits(processed, b
     assert store.horizons == (10,) and store.facts["horizons"]["10"]["rows"] == len(labels)
 
 
-def part_files(processed) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (processed / "parts").iterdir()}
-
-
 def test_store_features_are_memory_mapped_without_copy(processed, matrix):
-    (path,) = (processed / "parts").glob("*-features.npy")
+    path = processed / PRINT[:12] / "features.npy"
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), matrix.values)
     store = DatasetStore.current(processed)
     values, features = store.values, store.load_features()
@@ -102,62 +97,17 @@ def test_store_features_are_memory_mapped_without_copy(processed, matrix):
     assert np.shares_memory(windows._all_STF[50 - 7].numpy(), whole[43:51])
 
 
-def rows_of(matrix, first: int, stop: int):
-    return SimpleNamespace(names=matrix.names, **{name: getattr(matrix, name)[first:stop] for name in CUT})
-
-
-def grow(folder, matrix, stops) -> DatasetStore:
-    """A data set after each stop, each with the rows up to it; the last of them."""
-    before = None
-    for number, stop in enumerate(stops):
-        store = DatasetStoreWriter.begin(folder, fingerprint_json([number, stop]))
-        if before is None and not store.committed:
-            store.write_features(rows_of(matrix, 0, stop))
-        elif not store.committed:
-            store.append_features(rows_of(matrix, before.rows, stop), before, {"rows": stop})
-            np.testing.assert_array_equal(store.values, matrix.values[:stop])  # before it is committed, too
-        store.commit({})
-        before = store
-    return before
-
-
-def test_store_appended_rows_add_part_and_keep_existing_parts(processed, base, matrix, monkeypatch, tmp_path):
-    """Grown in steps: the parts there were are not touched, and all rows come back as from the whole at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder, kept, stops = tmp_path / "grown", {}, (700, 1000, 1001, 1001, len(base))
-    for number in range(1, len(stops) + 1):
-        grow(folder, matrix, stops[:number])
-        store, after = DatasetStore.current(folder), part_files(folder)
-        assert {name: after[name] for name in kept} == kept and len(after) == 2 * len(set(stops[:number]))
-        assert store.rows == stops[number - 1] and len(store.parts) == len(set(stops[:number]))
-        np.testing.assert_array_equal(store.load_features(), matrix.values[: store.rows])
-        assert store.load_row_facts().equals(DatasetStore.current(processed).load_row_facts().iloc[: store.rows])
-        assert store.values.flags.c_contiguous and not store.values.flags.owndata
-        assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
-        kept = after
-    assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = DatasetStore.find(folder, fingerprint_json([0, 700]))
-    np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
-
-
-def test_store_part_is_hashed_once_per_process(matrix, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_store_file_is_hashed_once_per_process(base, matrix, tmp_path, monkeypatch):
     memmap._hash_cache.clear()
     hashed = []
     monkeypatch.setattr(
         memmap, "npy_content_hash", lambda array, real=memmap.npy_content_hash: hashed.append(1) or real(array)
     )
-    store = grow(tmp_path / "grown", matrix, (700, 900, 1100))
-    assert store.verify() == [] and len(store.load_features()) == 1100
-    assert len(hashed) == 6  # each part once, while it was written
-
-
-def test_store_many_small_appends_merge_into_few_parts(matrix, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = grow(tmp_path / "grown", matrix, range(600, 1100, 10))
-    written = sum(len(np.load(path, mmap_mode="r")) for path in (tmp_path / "grown" / "parts").glob("*-rows.npy"))
-    assert len(store.parts) <= 12 and 1090 <= written < 600 + 4 * 490
-    np.testing.assert_array_equal(store.load_features(), matrix.values[:1090])
+    store = DatasetStoreWriter.begin(tmp_path / "MES", PRINT)
+    store.write_features(matrix)
+    store.commit({})
+    assert store.verify() == [] and len(store.load_features()) == len(base)
+    assert len(hashed) == 2  # each once, while it was written
 
 
 def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, monkeypatch, tmp_path):
@@ -170,32 +120,15 @@ def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, mo
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
     assert len(copied) == 2  # the features and the facts of their rows
-    copy = memmap.verified_local_copy(copied[-1], store.files[store.parts[0]["features"]]["hash"])
+    copy = memmap.verified_local_copy(copied[-1], store.files[copied[-1].name]["hash"])
     damage_byte(copy)
     np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
     assert len(copied) == 3
     copy.unlink()
-    damage_byte(next((processed / "parts").glob("*-features.npy")))
+    damage_byte(file_of(processed, "features"))
     with pytest.raises(WorkspaceError, match="content has changed"):
         store.load_features()
     assert DatasetStore.find(processed, PRINT) is None
-
-
-def test_store_damaged_joined_file_in_cache_is_rebuilt(base, matrix, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = grow(tmp_path / "grown", matrix, (600, 800, len(base)))
-    store.load_features()
-    files = list((tmp_path / "cache").rglob("*.rows"))
-    for damage in (damage_silently, cut_short, os.unlink):
-        for path in files:
-            damage(path)
-        np.testing.assert_array_equal(store.load_features(), matrix.values)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(memmap, "_joined_file", full)
-    np.testing.assert_array_equal(store.load_features(), matrix.values)
 
 
 def test_store_load_features_by_column_and_time_returns_selected_part(processed, base, matrix):
@@ -230,7 +163,7 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
     again = DatasetStoreWriter.find(processed, PRINT)
     assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
     for name, moment in before.items():
-        assert (again.folder / name).stat().st_mtime_ns == moment  # parts never change
+        assert (again.folder / name).stat().st_mtime_ns == moment  # files never change
     assert len(again.load_labels(10)) and len(again.load_labels(20))
     with pytest.raises(NotPreparedError, match=r"Horizon 5 is not prepared.*horizons 10, 20"):
         again.load_labels(5)
@@ -274,7 +207,7 @@ def cut_short(path):
 
 
 def file_of(processed, part: str):
-    (path,) = (*(processed / PRINT[:12]).glob(f"{part}.*"), *(processed / "parts").glob(f"*-{part}.npy"))
+    (path,) = (processed / PRINT[:12]).glob(f"{part}.*")
     return path
 
 
@@ -364,7 +297,7 @@ def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monke
     with pytest.raises(WorkspaceError, match="No space"):
         DatasetStoreWriter.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()
-    assert DatasetStore.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
+    assert DatasetStore.current(processed).fingerprint == PRINT and not list(processed.rglob("*.tmp"))
 
 
 def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path):
@@ -385,7 +318,8 @@ def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, m
     again.write_features(matrix)
     add_horizon(again, base, 10)
     assert again.files == DatasetStore.current(processed).files
-    assert part_files(tmp_path / "again") == part_files(processed)
+    for name in again.files:
+        assert (again.folder / name).read_bytes() == (processed / PRINT[:12] / name).read_bytes()
 
 
 def test_store_load_splits_returns_empty_and_scattered_positions(processed):
@@ -413,7 +347,7 @@ def test_store_manifest_with_file_name_that_leads_outside_counts_as_absent(proce
 
 def test_store_file_behind_symbolic_link_raises(processed, tmp_path):
     store = DatasetStore.current(processed)
-    part = store.folder / store.parts[0]["features"]
+    part = store.folder / "features.npy"
     part.rename(tmp_path / "moved.npy")
     part.symlink_to(tmp_path / "moved.npy")
     with pytest.raises(WorkspaceError, match="symbolic link"):

@@ -136,12 +136,6 @@ def test_feature_windows_with_spans_cross_holes_but_not_rolls(contracts):
         stream.load_state(state)
     fed = np.concatenate(pieces)
     assert np.array_equal(fed, across.segment[: len(fed)]) and len(fed) >= len(across) - 1
-    half = len(bars) // 2
-    before = build_features(bars.iloc[:half], MARKET, replace(SPEC, spans=True))
-    after = FeatureStream.from_matrix(bars.iloc[:half], before, MARKET, replace(SPEC, spans=True)).push(
-        bars.iloc[half:]
-    )
-    assert np.array_equal(after.segment, across.segment[len(before) :][: len(after)])
 
 
 def test_base_frame_chain_equals_factor_of_first_contract_in_bucket(contracts):

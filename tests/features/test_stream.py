@@ -112,22 +112,6 @@ def test_feature_stream_cold_start_waits_warmup_bars_and_is_not_exact(real_bars)
     assert (np.abs(values - full.values[place : place + len(values)]) <= allowed).all()
 
 
-@pytest.mark.parametrize(("symbol", "base"), [("XAUUSD", 5), ("SPY", 1)])
-def test_feature_stream_from_matrix_continues_as_whole_file(real_bars, symbol, base):
-    bars, market = real_bars(symbol)
-    spec = FeatureSpec(base, (15, 60))
-    for cut in (30_003, 40_000):  # 30,003 bars leave every frame in the middle of a bucket
-        before = build_features(bars.iloc[:cut], market, spec)
-        stream = FeatureStream.from_matrix(bars.iloc[:cut], before, market, spec)
-        rows, _ = feed(stream, bars.iloc[cut:], (1, 60, 9000), restore=3)
-        whole = build_features(bars, market, spec)
-        values = np.concatenate([before.values, *(one.values for one in rows)])
-        np.testing.assert_array_equal(values.view(np.int32), whole.values.view(np.int32))
-        for name in FIELDS:
-            parts = [getattr(before, name), *(getattr(one, name) for one in rows)]
-            np.testing.assert_array_equal(np.concatenate(parts), getattr(whole, name))
-
-
 def test_feature_stream_load_state_with_other_settings_raises_settings_error(real_bars):
     _, market = real_bars("SPY")
     state = FeatureStream(market, FeatureSpec(5, (15,))).get_state()

@@ -257,14 +257,6 @@ def read_prepared(root: Path) -> object:
     return [np.asarray(data.x_NF), data.labels.to_numpy(dtype=object).astype(str)]
 
 
-def read_ranks(root: Path) -> object:
-    from ml_factory.datasets.incremental_quantiles import IncrementalQuantileState
-    from ml_factory.storage.serialization import read_state_file
-
-    state = IncrementalQuantileState.from_state(read_state_file(root / "ranks.state"), 30_000)
-    return [state.rows, state.low, *state.values]
-
-
 def read_certificate(root: Path) -> object:
     from ml_factory import pipeline
 
@@ -359,8 +351,8 @@ KINDS = {
     "packed run": Kind("packed/*", read_packed),
     "packed run, values": Kind("packed/parts.json", read_packed, True, damaged_json),
     "prepared data": Kind(PREPARED, read_prepared),
-    "prepared part, right hash": Kind(
-        "data/processed/DEMO/parts/*", read_prepared, False, damaged_bytes, seal_prepared
+    "prepared array, right hash": Kind(
+        "data/processed/DEMO/*/*.npy", read_prepared, False, damaged_bytes, seal_prepared
     ),
     "prepared file, right hash": Kind(
         "data/processed/DEMO/*/*_h5.*", read_prepared, False, damaged_bytes, seal_prepared
@@ -371,7 +363,6 @@ KINDS = {
     "manifest, right hash": Kind(
         "data/processed/DEMO/*/manifest.json", read_prepared, False, partial(damaged_json, seal="hash")
     ),
-    "ranks": Kind("ranks.state", read_ranks, False, damaged_state),
     "certificate": Kind("data/processed/DEMO/certificates/**/*", read_certificate),
     "certificate, right hash": Kind(
         "data/processed/DEMO/certificates/**/*.json", read_certificate, False, partial(damaged_json, seal="hash")

@@ -72,15 +72,10 @@ def _save_checkpoints(place, root: Path) -> None:
 
 def _write_small_files(root: Path) -> None:
     from ml_factory.checkpoints.session_lifetimes import SessionLifetimeLog
-    from ml_factory.datasets.incremental_quantiles import update_incremental_quantiles
     from ml_factory.leakage.progress_file import ProofProgressFile
-    from ml_factory.storage.serialization import write_state_file
     from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
     from ml_factory.targets.labels import LabelSpec
 
-    x_NF = np.random.default_rng(1).normal(size=(30_000, 2)).astype(np.float32)
-    ranks = update_incremental_quantiles(x_NF, np.arange(20_000), (0.25, 0.5, 0.75))[1]
-    write_state_file(root / "ranks.state", ranks.to_state())
     ProofProgressFile(root / "proof.json", "0" * 64, (5,)).save({"done": [1, 2], "leaks": []})
     for number in range(3):
         SessionLifetimeLog(root / "sessions", now=lambda number=number: 1e9 - 9_000 * number).record_alive(3.0)

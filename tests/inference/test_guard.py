@@ -16,7 +16,7 @@ from ml_factory.features.build import build_features
 from ml_factory.inference.guard.alarms import Alarms, Event
 from ml_factory.inference.guard.bar_checks import BarChecks, check_clock, open_minutes
 from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.request_checks import check_feature_rows, check_predict_bars
+from ml_factory.inference.guard.request_checks import check_predict_bars
 from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, KINDS, GuardSettings
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.storage.json_values import fingerprint_json
@@ -331,25 +331,6 @@ def test_check_predict_bars_names_schema_and_faults(bundle, raw_bars):
         assert [one.kind for one in found][:1] == [kind] and found[0].action in ("abstain", "refuse"), kind
     later = check_predict_bars(bundle, bars, now=bars["timestamp"].iloc[-1] + pd.Timedelta(minutes=90))
     assert [one.kind for one in later] == ["stale"]
-
-
-def test_check_feature_rows_names_columns_and_values(bundle, raw_bars):
-    checked, _ = bundle.spec.check_bars(raw_bars)
-    rows = build_features(checked, bundle.spec.market, bundle.spec.features).to_frame().iloc[-5:]
-    names = list(rows)
-    assert check_feature_rows(bundle, rows) == []
-    far = rows.assign(**{names[0]: 1e9})
-    (found,) = check_feature_rows(bundle, far)
-    assert found.kind == "range" and f"{names[0]} is 1e+09, between" in found.message and found.action == "warn"
-    assert check_feature_rows(bundle, far, GuardSettings(range="ok")) == []
-    (found,) = check_feature_rows(bundle, rows.assign(**{names[0]: np.nan}))
-    assert "NaN that never are in training" in found.message
-    for change, named in (
-        (rows[names[1:]], f"no {names[0]}"), (rows[names[::-1]], "the order"), (rows.assign(more=1.0), "unknown more"),
-        (rows.assign(**{names[0]: np.inf}), "infinite"), (rows.assign(**{names[0]: "text"}), "no numbers"),
-    ):  # fmt: skip
-        (found,) = check_feature_rows(bundle, change)
-        assert named in found.message and (found.kind, found.action) == ("schema", "refuse")
 
 
 def test_alarms_hold_each_finding_and_count_its_onsets():

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, pipeline
-from ml_factory.datasets.fitted_transforms import TwoStateHmmTransform
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler
 from ml_factory.errors import CheckpointError, FactoryError, MissingPackageError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
@@ -66,7 +65,7 @@ def gate(fitted: FittedModels, graph: bytes | None = None, **given):
     features = given.get("features", rows(seed=9))
     graph = onnx_export.onnx_of_models(fitted, {}) if graph is None else graph
     segment = np.arange(len(features)) // 100
-    return check_onnx_graph(graph, fitted, features, segment=segment, close=np.ones(len(features)))
+    return check_onnx_graph(graph, fitted, features, segment=segment)
 
 
 @pytest.mark.parametrize("offset", [{}, {"offset_column": 1, "offset_bars": 5}])
@@ -224,12 +223,6 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
     with pytest.raises((SettingsError, MissingPackageError), match=words):
         pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
-
-
-def test_onnx_of_step_without_graph_raises():
-    step = TwoStateHmmTransform(np.zeros(2), np.ones(2), np.full(2, 0.9))
-    with pytest.raises(SettingsError, match=r"has no ONNX graph.*all returns before.*got two_state_hmm"):
-        onnx_export.add_preprocessing(OnnxGraph(), "features", step)
 
 
 @pytest.mark.parametrize("shape", ["normal", "uniform"])

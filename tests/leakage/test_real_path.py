@@ -194,11 +194,6 @@ def on_all_rows(step: str) -> Callable[[pytest.MonkeyPatch], None]:
     return inject
 
 
-def prices_of_all(patch):
-    """Steps that follow the price see it outside the training rows too."""
-    patch.setattr(preprocessing, "_training_prices", lambda sample: sample.close)
-
-
 FITTED = {"part": "fitted h10", "spec": LEARNT}
 INJECTED = [
     Injected("negative shift", kernel(one_ahead), "features"),
@@ -219,8 +214,6 @@ INJECTED = [
     Injected("clusters of all rows", on_all_rows("clusters"), column="preprocessing", steps=("clusters", "robust"),
              **FITTED),
     Injected("components of all rows", on_all_rows("pca"), column="preprocessing", steps=("pca", "robust"), **FITTED),
-    Injected("states of every price", prices_of_all, column="preprocessing", steps=("two_state_hmm", "standard"),
-             **FITTED),
 ]  # fmt: skip
 
 

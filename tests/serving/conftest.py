@@ -6,20 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pandas as pd
 import pytest
-from websockets.sync.client import connect
 
 from ml_factory import Bundle, pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 
@@ -132,57 +130,16 @@ def list_of(bars: pd.DataFrame) -> list[dict]:
     return json.loads(bars.assign(timestamp=bars["timestamp"].astype(str)).to_json(orient="records"))
 
 
-@pytest.fixture(scope="session")
-def feature_rows(made) -> Callable[[str, str], pd.DataFrame]:
-    """feature_rows(symbol, model): the feature rows of all raw bars."""
+@dataclass(frozen=True)
+class FeedClient:
+    """A client that pushes bars to one feed."""
 
-    def of(symbol: str, model: str) -> pd.DataFrame:
-        spec = made.load(symbol, model).spec
-        return build_features(spec.check_bars(made.bars[symbol])[0], spec.market, spec.features).to_frame()
+    http: httpx.Client
+    name: str
 
-    return of
+    def push(self, symbol: str, bars: pd.DataFrame, *, live: bool = False) -> dict:
+        """Return the reply, or the problem, to these bars."""
+        return self.send("bars", symbol=symbol, bars=columns_of(bars), live=live)
 
-
-def rows_body(rows: pd.DataFrame, **more: object) -> dict:
-    """Feature rows as a request holds them."""
-    values = np.where(np.isnan(rows.to_numpy(float)), None, rows.to_numpy(float)).tolist()
-    moments = [moment.isoformat() for moment in rows.index]
-    return {"rows": {"columns": list(rows.columns), "values": values, "known_at": moments}, **more}
-
-
-class StreamClient:
-    """A connection to /stream that sends one message and reads its reply."""
-
-    def __init__(self, server: Server, feed: str = "default", **options):
-        address = f"{server.url.replace('http', 'ws')}/stream?feed={feed}"
-        self._connection = connect(address, proxy=None, max_size=None, **options)
-
-    def send(self, **message: object) -> dict:
-        self._socket.send(json.dumps(message))
-        return json.loads(self._socket.recv(120))
-
-    def push(self, symbol: str, bars: pd.DataFrame, **more: object) -> dict:
-        return self.send(type="bars", symbol=symbol, bars=columns_of(bars), **{"live": False, **more})
-
-    def send_text(self, text: str | bytes) -> dict:
-        self._socket.send(text)
-        return json.loads(self._socket.recv(60))
-
-    def send_pieces(self, pieces: list[str]) -> None:
-        """Send one message in frames."""
-        self._socket.send(pieces if len(pieces) > 1 else pieces[0])
-
-    def receive(self) -> dict:
-        return json.loads(self._socket.recv(60))
-
-    def send_and_leave(self, **message: object) -> None:
-        """Send a message, and read no reply."""
-        self._socket.send(json.dumps(message))
-
-    def __enter__(self) -> "StreamClient":
-        self._socket = self._connection.__enter__()
-        self.hello = json.loads(self._socket.recv(60))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._connection.__exit__(*error)
+    def send(self, path: str, **body: object) -> dict:
+        return self.http.post(f"/feeds/{self.name}/{path}", json=body).json()

@@ -1,107 +1,106 @@
-"""Feeds of the service: opened by bars, closed when idle, and back from the disk with their state."""
+"""/feeds: each bar answered as by the batch once it is on the disk, and kept over kills and restarts."""
 
-import asyncio
-from types import SimpleNamespace
+import signal
 
 import pandas as pd
 import pytest
 
-from ml_factory.errors import BarsError, FactoryError, SettingsError
-from ml_factory.inference.guard.settings import GuardSettings
-from ml_factory.serving.feed import empty_position
-from ml_factory.serving.feeds import Feeds
-from ml_factory.serving.prediction_thread import PredictionThread
-from ml_factory.serving.problems import OverloadError
-from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.serving.service_settings import ServiceLimits
-from ml_factory.serving.stream_messages import StreamMessages
-from tests.serving.conftest import columns_of
+from ml_factory.evaluation.metrics import PROBABILITIES as P
+from tests.serving.conftest import FeedClient, Files, running_server
+
+HISTORY = 8000
 
 
-@pytest.fixture
-def market(made):
-    thread = PredictionThread("test", 10)
-    yield SimpleNamespace(served=ServedBundle(made.load("MES", "linear"), GuardSettings()), thread=thread)
-    thread.close()
+def wanted_answers(made: Files, symbol: str, model: str, bars: pd.DataFrame) -> dict[str, list[float]]:
+    """known_at -> probabilities of `Bundle.predict` on these bars."""
+    frame = made.load(symbol, model).predict(bars, all_rows=True)
+    return {moment.isoformat(): row for moment, row in zip(frame.index, frame[P].to_numpy().tolist(), strict=True)}
 
 
-def pushed(market, columns):
-    return lambda feed: feed.push(market.served, columns, None)
+def check_answers(answers: list[dict], wanted: dict[str, list[float]]) -> None:
+    """Every answer is that of the batch."""
+    for one in answers:
+        assert [one[name] for name in P] == pytest.approx(wanted[one["known_at"]], rel=0, abs=1e-12), one
 
 
-def test_idle_feed_is_closed_for_another_and_continues_from_the_disk(market, made, tmp_path):
-    bars = [columns_of(made.bars["MES"].iloc[first : first + 20]) for first in (0, 20)]
-
-    async def run() -> None:
-        feeds = Feeds(tmp_path, GuardSettings(), ServiceLimits(feeds=2))
-        for name in ("a", "b", "c", "d"):
-            assert (await feeds.run(market, name, pushed(market, bars[0])))["repeated"] == 0
-        assert [one["feed"] for one in await feeds.guards()] == ["c", "d"]
-        assert (tmp_path / "MES" / "a" / "snapshot.state").is_file()
-        feeds.connections["c"] = 1
-        assert (await feeds.run(market, "a", pushed(market, bars[0])))["repeated"] == 20
-        assert (await feeds.run(market, "a", pushed(market, bars[1])))["repeated"] == 0
-        assert [one["feed"] for one in await feeds.guards()] == ["c", "a"]  # c has a connection
-        feeds.connections["a"] = 1
-        with pytest.raises(OverloadError, match="Too many feeds are open"):
-            await feeds.run(market, "b", pushed(market, bars[1]))
-        assert await feeds.close() == []
-
-    asyncio.run(run())
+def test_feeds_of_two_symbols_answer_each_bar_as_batch(client, made):
+    answers: dict[str, list[dict]] = {"DEMO": [], "MES": []}
+    feed = FeedClient(client, "two")
+    for symbol in answers:
+        answers[symbol] += feed.push(symbol, made.bars[symbol].iloc[:HISTORY])["answers"]
+    for number in range(HISTORY, HISTORY + 60):
+        for symbol in answers:
+            reply = feed.push(symbol, made.bars[symbol].iloc[number : number + 1])
+            assert reply["symbol"] == symbol and reply["run_id"].startswith("train-"), reply
+            answers[symbol] += reply["answers"]
+    for symbol, model in (("DEMO", "xgboost"), ("MES", "linear")):
+        wanted = wanted_answers(made, symbol, model, made.bars[symbol].iloc[: HISTORY + 60])
+        check_answers(answers[symbol], wanted)
+        known, rows = [one["known_at"] for one in answers[symbol]], list(wanted)
+        first = rows.index(known[0])
+        assert known == rows[first : first + len(known)] and len(known) > 600
+        assert len(rows) - first - len(known) <= 1  # the batch may give the last bar, which the feed has not closed
 
 
-def test_feed_opens_and_gets_a_folder_with_its_first_bar(market, made, tmp_path):
-    async def run() -> None:
-        feeds = Feeds(tmp_path, GuardSettings(), ServiceLimits(feeds=1))
-        messages = StreamMessages(SimpleNamespace(by_symbol={"MES": market}), feeds, ServiceLimits())
-        for name in ("a", "b", "c"):
-            hello = await messages.hello(name, True)
-            assert hello["positions"] == [empty_position(market.served)]
-        with pytest.raises(SettingsError, match="A feed cannot have this name"):
-            await messages.hello("..", True)
-        with pytest.raises(BarsError):
-            await feeds.run(market, "a", pushed(market, {"close": ["x"]}))
-        assert list(tmp_path.iterdir()) == []
-        first = columns_of(made.bars["MES"].iloc[:3])
-        await feeds.run(market, "b", pushed(market, first))
-        assert [path.name for path in (tmp_path / "MES").iterdir()] == ["b"]
-        hello = await messages.hello("b", True)
-        assert hello["positions"][0]["next"] == (made.bars["MES"]["timestamp"][2] + pd.Timedelta("1min")).isoformat()
-        assert await feeds.close() == []
-
-    asyncio.run(run())
-
-
-def test_folders_of_feeds_are_limited_with_a_message_that_says_what_to_do(market, made, tmp_path):
-    first = columns_of(made.bars["MES"].iloc[:3])
-
-    async def run() -> None:
-        feeds = Feeds(tmp_path, GuardSettings(), ServiceLimits(stored_feeds=2, feeds=1))
-        for name in ("a", "b", "a"):
-            await feeds.run(market, name, pushed(market, first))
-        with pytest.raises(SettingsError, match=r"no further feed.*got 2 feeds on its disk, wanted at most 2"):
-            await feeds.run(market, "c", pushed(market, first))
-        assert await feeds.close() == []
-
-    asyncio.run(run())
+def test_feed_answers_doubled_bars_again_and_refuses_impossible_ones_unchanged(client, made):
+    bars, feed, place = made.bars["DEMO"], FeedClient(client, "odd"), HISTORY
+    feed.push("DEMO", bars.iloc[:HISTORY])
+    while not (reply := feed.push("DEMO", bars.iloc[place : place + 1]))["answers"]:
+        place += 1
+    again = reply | {"repeated": 1, "repeated_answers": 1}
+    one = bars.iloc[place + 1 : place + 2]
+    for wrong, named in (
+        (bars.iloc[place : place + 1].assign(high=lambda frame: frame["high"] + 1), "Bars overlap"),
+        (bars.iloc[[place + 2, place + 1]], "out of order"), (one.assign(high=1.0), "high is not the highest"),
+        (one.drop(columns="close"), "Missing column 'close'"), (one.assign(close="much"), "close"),
+        (one.assign(timestamp="then"), "timestamp cannot be read"), (one.assign(volume=-1.0), "volume is negative"),
+    ):  # fmt: skip
+        assert named in feed.push("DEMO", wrong)["message"], named
+        assert feed.push("DEMO", bars.iloc[place : place + 1]) == again
+    assert "ES" in feed.push("ES", one)["message"]
+    overlapping = feed.push("DEMO", bars.iloc[place : place + 30])
+    assert overlapping["repeated"] == 1
+    check_answers(overlapping["answers"], wanted_answers(made, "DEMO", "xgboost", bars.iloc[: place + 30]))
 
 
-def test_feed_whose_snapshot_cannot_be_written_is_closed_all_the_same(market, made, tmp_path, monkeypatch):
-    first, second = (columns_of(made.bars["MES"].iloc[place : place + 3]) for place in (0, 3))
+def test_feeds_of_other_names_are_separate_and_wrong_names_and_first_bars_make_none(client, made):
+    first, second = made.bars["MES"].iloc[:100], made.bars["MES"].iloc[100:101]
+    assert FeedClient(client, "left").push("MES", first)["repeated"] == 0
+    assert FeedClient(client, "right").push("MES", second)["lacking_bars"] > 100
+    assert FeedClient(client, "left").push("MES", first)["repeated"] == 100
+    for name in ("a b", "a.b", "x" * 41):
+        assert FeedClient(client, name).push("MES", first)["status"] == 422
+    assert FeedClient(client, "wrong").push("MES", first.assign(high=1.0))["status"] == 422
+    assert {"left", "right"} <= {one["feed"] for one in client.get("/info").json()["feeds"]} - {"wrong"}
 
-    async def run() -> None:
-        feeds = Feeds(tmp_path, GuardSettings(), ServiceLimits(feeds=1))
-        await feeds.run(market, "a", pushed(market, first))
-        log = feeds._open["MES", "a"].feed._log
 
-        def fail(_) -> None:
-            raise FactoryError("the disk is full")
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted(made, tmp_path, number):
+    bars, bundle, answers, place = made.bars["DEMO"], made.bundles["DEMO", "xgboost"], {}, HISTORY
+    for count in (37, 60, None):
+        with running_server(bundle, "--state", tmp_path / "state") as server, server.client() as client:
+            feed = FeedClient(client, "killed")
+            if place == HISTORY:
+                feed.push("DEMO", bars.iloc[:HISTORY])
+            else:
+                (stored,) = client.get("/info").json()["feeds"]
+                assert stored["last_bar_end"] == bars["timestamp"].iloc[place].isoformat()
+                again = feed.push("DEMO", bars.iloc[place - 30 : place])
+                assert again["repeated"] == 30 and all(answers[one["known_at"]] == one for one in again["answers"])
+            for _ in range(count or 40):
+                reply = feed.push("DEMO", bars.iloc[place : place + 1])
+                assert reply["repeated"] == 0, reply
+                place += 1
+                answers |= {one["known_at"]: one for one in reply["answers"]}
+            assert count is None or server.stop(number) == (-number if number == signal.SIGKILL else 0)
+    wanted = wanted_answers(made, "DEMO", "xgboost", bars.iloc[:place])
+    check_answers(list(answers.values()), wanted)
+    known = [moment for moment in wanted if moment > bars["timestamp"][HISTORY].isoformat()]
+    assert set(known[:-1]) <= set(answers)
 
-        monkeypatch.setattr(feeds._open["MES", "a"].feed, "_write_snapshot", fail)
-        await feeds.run(market, "b", pushed(market, first))
-        assert log._descriptor is None
-        assert (await feeds.run(market, "a", pushed(market, first)))["repeated"] == 3
-        assert (await feeds.run(market, "a", pushed(market, second)))["repeated"] == 0
-        assert await feeds.close() == []
 
-    asyncio.run(run())
+def test_two_servers_on_one_state_folder_are_refused(made, tmp_path, call):
+    bundle = made.bundles["MES", "linear"]
+    with running_server(bundle, "--state", tmp_path):
+        code, _, err = call("serve", bundle, "--port", 0, "--state", tmp_path)
+    assert code == 1 and err.startswith("error: Another process is working on this folder of feeds")

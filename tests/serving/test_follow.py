@@ -13,7 +13,6 @@ import pytest
 
 from ml_factory import Bundle, PredictionStream
 from ml_factory.errors import BarsError, CheckpointError, FactoryError, SettingsError, WorkspaceError
-from ml_factory.inference.guard.settings import GuardSettings
 from ml_factory.serving import follow
 from ml_factory.serving.feed import kept_bars
 from ml_factory.serving.follow import FollowedFile
@@ -33,7 +32,7 @@ def opened(served, tmp_path):
     made: list[FollowedFile] = []
 
     def start(path: Path) -> FollowedFile:
-        made.append(FollowedFile(path, served, tmp_path / "state", GuardSettings(), live=False))
+        made.append(FollowedFile(path, served, tmp_path / "state", live=False))
         return made[-1]
 
     yield start
@@ -189,28 +188,28 @@ def test_followed_file_yields_unprinted_answers_after_start_with_another_bundle(
     write(bars.head(8900), path)
     assert list(opened(path).poll()) == []
     write(bars, path)
-    printed = next(opened(path).poll())  # killed: the log has all bars, one answer was printed
+    printed = next(opened(path).poll())  # killed: the state has all bars, one answer was printed
     other = ServedBundle(made.load("DEMO", "linear"))
-    again = FollowedFile(path, other, tmp_path / "state", GuardSettings(), live=False)
+    again = FollowedFile(path, other, tmp_path / "state", live=False)
     answers = list(again.poll())
     assert list(again.poll()) == []
     again.close()
     known = [printed["known_at"], *(one["known_at"] for one in answers if one["known_at"] != printed["known_at"])]
     assert known == [moment.isoformat() for moment in expected(served.bundle, bars, 8900).index]
-    assert {one["bundle"] for one in answers} == {other.id}  # those of the first bundle were lost with its process
-    wanted = expected(other.bundle, bars, 8900)["p_long"]
+    assert {one["bundle"] for one in answers} == {served.id}  # each bar keeps its first answer
+    wanted = expected(served.bundle, bars, 8900)["p_long"]
     for one in answers:
         assert one["p_long"] == pytest.approx(wanted.loc[pd.Timestamp(one["known_at"])], abs=1e-9)
 
 
-def test_follow_announces_unprinted_answers_of_the_process_before_and_their_bundle(made, opened, tmp_path):
+def test_follow_announces_unprinted_answers_of_the_process_before_and_their_bundle(made, served, opened, tmp_path):
     bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
     write(bars.head(8900), path)
     assert list(opened(path).poll()) == []
     write(bars, path)
     next(opened(path).poll())  # killed
     other = ServedBundle(made.load("DEMO", "linear"))
-    again, said, printed = FollowedFile(path, other, tmp_path / "state", GuardSettings(), live=False), [], []
+    again, said, printed = FollowedFile(path, other, tmp_path / "state", live=False), [], []
 
     def announce(line: str) -> None:
         said.append((len(printed), line))
@@ -221,7 +220,7 @@ def test_follow_announces_unprinted_answers_of_the_process_before_and_their_bund
         follow.follow_file(again, poll_seconds=0.0, announce=announce, answer=printed.append)
     (before, first), (_, second) = said
     assert before == 0 and first == (
-        f"{len(printed)} answers that were not printed before the last end follow, of bundle {other.id}"
+        f"{len(printed)} answers that were not printed before the last end follow, of bundle {served.id}"
     )
     assert len(printed) > 5 and second.startswith("waiting for bars after")
 

@@ -1,5 +1,6 @@
 """The Lambda function of raw bars: the handler of the container image, with a bundle in its folder."""
 
+import base64
 import importlib
 import json
 import shutil
@@ -11,20 +12,17 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EVENT = json.loads((ROOT / "tests" / "inference" / "function_url_event.json").read_text(encoding="utf-8"))
+EVENT = json.loads((ROOT / "tests" / "serving" / "function_url_event.json").read_text(encoding="utf-8"))
 P = ["p_short", "p_neutral", "p_long"]
 
 
 @pytest.fixture
 def handler(made, tmp_path, monkeypatch):
     """The handler, imported from a folder as the image lays it out."""
-    for name in ("raw_bars.py", "http_event.py"):
-        shutil.copy(ROOT / "deploy" / "lambda" / name, tmp_path)
+    shutil.copy(ROOT / "deploy" / "lambda" / "raw_bars.py", tmp_path)
     shutil.copy(made.bundles["DEMO", "xgboost"], tmp_path / "model.bundle")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    for name in ("raw_bars", "http_event"):
-        sys.modules.pop(name, None)
+    monkeypatch.delitem(sys.modules, "raw_bars", raising=False)
     return importlib.import_module("raw_bars").handler
 
 
@@ -56,3 +54,17 @@ def test_lambda_image_refuses_wrong_bodies_with_what_and_where(made, handler):
         assert (
             answer["statusCode"] == 400 and parsed["what"] and parsed["where"] and parsed.keys() >= {"got", "wanted"}
         ), parsed
+
+
+def test_lambda_image_answers_packed_bodies_and_facts_and_refuses_other_events(made, handler):
+    bars = made.bars["DEMO"]
+    body = {"bars": bars.assign(timestamp=bars["timestamp"].astype(str)).to_dict("list"), "live": False}
+    packed = base64.b64encode(json.dumps(body).encode()).decode()
+    assert handler({**EVENT, "body": packed, "isBase64Encoded": True}) == handler(event(body))
+    info = handler({"requestContext": {"http": {"method": "GET"}}})
+    assert json.loads(info["body"])["symbol"] == "DEMO"
+    wrong = [event(body) | {"body": "{"}, event(body) | {"body": "{", "isBase64Encoded": True}, {"Records": []},
+             event(body) | {"requestContext": {"http": {"method": "DELETE"}}}]  # fmt: skip
+    for one in wrong:
+        answer = handler(one)
+        assert answer["statusCode"] == 400 and json.loads(answer["body"])["what"], answer

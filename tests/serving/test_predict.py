@@ -1,6 +1,5 @@
 """/predict and what surrounds it: answers of the batch, limits, keys, and problems in place of failures."""
 
-import asyncio
 import json
 import re
 import signal
@@ -9,18 +8,14 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import httpx
-import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import PredictionStream
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.rate_limits import RateLimits
-from ml_factory.serving.server import _listen
-from ml_factory.serving.service_settings import check_service_address
-from tests.serving.conftest import ROOT, columns_of, list_of, rows_body, running_server
+from ml_factory.serving.server import _listen, check_service_address
+from tests.serving.conftest import ROOT, columns_of, list_of, running_server
 
 
 def p_of(answer: dict) -> list[float]:
@@ -38,33 +33,6 @@ def test_predict_of_raw_bars_in_both_forms_equals_batch_to_the_bit(client, made)
         assert got["run_id"] == bundle.description["run_id"] and len(got["bundle"]) == 16
 
 
-def test_predict_of_feature_rows_equals_batch(client, made, feature_rows):
-    for symbol, model in (("DEMO", "xgboost"), ("MES", "linear")):
-        rows = feature_rows(symbol, model).tail(30)
-        wanted = made.load(symbol, model).predict(made.bars[symbol], all_rows=True)
-        got = client.post("/predict", json=rows_body(rows, symbol=symbol)).json()["answers"]
-        assert len(got) == 30
-        np.testing.assert_allclose([p_of(one) for one in got], wanted.loc[rows.index, P], rtol=0, atol=1e-12)
-
-
-def test_concurrent_feature_rows_are_batched_and_each_gets_its_own_answer(server, made, feature_rows):
-    rows = feature_rows("DEMO", "xgboost").tail(64)
-    wanted = made.load("DEMO", "xgboost").predict(made.bars["DEMO"], all_rows=True).loc[rows.index, P].to_numpy()
-
-    async def send_all() -> list[httpx.Response]:
-        limits = httpx.Limits(max_connections=32)
-        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60, trust_env=False) as client:
-            bodies = [rows_body(rows.iloc[n : n + 1], symbol="DEMO") for n in range(len(rows))]
-            bodies[7]["rows"]["columns"][0] = "other"  # one wrong request spoils no other
-            return await asyncio.gather(*(client.post("/predict", json=body) for body in bodies))
-
-    answers = asyncio.run(send_all())
-    assert [one.status_code for one in answers] == [422 if n == 7 else 200 for n in range(64)]
-    for number, answer in enumerate(answers):
-        if number != 7:
-            assert p_of(answer.json()["answers"][0]) == wanted[number].tolist()
-
-
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -75,9 +43,9 @@ def test_concurrent_feature_rows_are_batched_and_each_gets_its_own_answer(server
         ({"symbol": "MES", "bars": "again"}, "contradict another row"),
         ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "The columns have unequal lengths [bars]."),
         ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
-        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1]]}}, "the columns are not the model's: got no"),
-        ({"symbol": "MES", "rows": {"columns": ["a"], "values": [[1, 2]]}}, "row 0 has 2 values for 1 columns"),
-        ({"symbol": "MES"}, "give either bars or rows"),
+        ({"symbol": "MES", "rows": {}, "bars": "B"}, "The request is not of the form that is read [body.rows]"),
+        ({"symbol": "MES"}, "wanted Field required"),
+        ({"symbol": "MES", "bars": {"close": [1] * 100_001}}, "at most 100000 items"),
         ({"symbol": "MES", "bars": {"high": [1e308]}}, "wanted Input should be less than or equal to 300000"),
         ({"symbol": "MES", "bars": {"high": [1, 1e308]}}, "[body.bars.high[1]"),
         ({"symbol": "\ud800", "bars": "B"}, "wanted Input should be a valid string"),
@@ -115,7 +83,7 @@ def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
 
 def test_health_and_info_name_bundles_certificate_and_versions(client, made):
     health, info = client.get("/health").json(), client.get("/info").json()
-    assert health["ready"] and set(health["bundles"]) == {"DEMO", "MES"}
+    assert health["status"] == "ok" and set(health["bundles"]) == {"DEMO", "MES"}
     facts, description = info["bundles"]["DEMO"], made.load("DEMO", "xgboost").description
     assert facts["bundle"] == health["bundles"]["DEMO"] and facts["run_id"] == description["run_id"]
     assert facts["certificate"] == description["certificate"] and facts["versions"]["ml_factory"] == info["version"]
@@ -126,20 +94,18 @@ def test_server_with_key_refuses_requests_without_it_and_never_shows_it(made):
     key = "a-very-secret-key-1234567"
     with running_server(made.bundles["DEMO", "linear"], ML_FACTORY_API_KEY=key) as server, server.client() as client:
         assert client.get("/health").status_code == 200
-        for headers in ({}, {"X-API-Key": "wrong"}, {"Authorization": "Bearer wrong"}, {"X-API-Key": key + "\xe9"}):
+        for headers in ({}, {"X-API-Key": "wrong"}, {"X-API-Key": key + "\xe9"}):
             answer = client.get("/info", headers={name: value.encode("latin-1") for name, value in headers.items()})
             assert answer.status_code == 401 and key not in answer.text
-        for headers in ({"X-API-Key": key}, {"Authorization": f"Bearer {key}"}):
-            answer = client.get("/info", headers=headers)
-            assert answer.status_code == 200 and key not in answer.text
+        answer = client.get("/info", headers={"X-API-Key": key})
+        assert answer.status_code == 200 and key not in answer.text
         assert server.stop() == 0
 
 
-def test_requests_of_other_sites_and_other_hosts_are_refused(client, server):
+def test_requests_that_name_another_host_are_refused(client, server):
     port = server.url.rsplit(":", 1)[1]
     for headers, status in (
-        ({"Host": f"evil.example:{port}"}, 421), ({"Origin": "http://evil.example"}, 403), ({"Origin": "null"}, 403),
-        ({"Host": f"localhost:{port}"}, 200), ({"Origin": server.url}, 200),
+        ({"Host": f"evil.example:{port}"}, 400), ({"Host": f"localhost:{port}"}, 200), ({}, 200),
     ):  # fmt: skip
         assert client.get("/info", headers=headers).status_code == status, headers
 
@@ -173,25 +139,6 @@ def test_body_beyond_limit_is_refused_with_413(server):
                 for _ in range(pieces):
                     sender.sendall(piece)
             assert sender.recv(12) == b"HTTP/1.1 413"
-
-
-def test_headers_without_an_end_are_refused_with_431(server):
-    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    for first, piece in ((b"GET /health HTTP/1.1\r\n", b"X-A: " + b"a" * 99_993 + b"\r\n"), (b"GET /", b"a" * 100_000)):
-        with socket.create_connection(address, timeout=60) as sender:
-            sender.sendall(first)
-            for _ in range(6):
-                sender.sendall(piece)
-            assert sender.recv(12) == b"HTTP/1.1 431"
-
-
-def test_rate_limits_refill_and_separate_clients():
-    now = 0.0
-    limits = RateLimits(2.0, 3, clock=lambda: now)
-    assert [limits.seconds_to_wait("a") for _ in range(4)] == [0, 0, 0, 0.5]
-    assert limits.seconds_to_wait("b") == 0
-    now = 0.5
-    assert [limits.seconds_to_wait("a"), limits.seconds_to_wait("a")] == [0, 0.5]
 
 
 def test_service_address_beyond_this_machine_without_key_is_refused():

@@ -6,7 +6,7 @@ import pytest
 
 from ml_factory.errors import SettingsError
 from ml_factory.serving import server
-from ml_factory.serving.service_settings import KEY_VARIABLE, ServiceLimits, parse_api_key
+from ml_factory.serving.server import KEY_VARIABLE, parse_api_key
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ def test_api_key_with_line_end_of_secret_store_is_used_without_it(monkeypatch, t
     class Stopped(Exception):
         pass
 
-    def record(service, *, key, loopback):
+    def record(service, key, hosts):
         used.append(key)
         raise Stopped
 
@@ -26,8 +26,8 @@ def test_api_key_with_line_end_of_secret_store_is_used_without_it(monkeypatch, t
     for given in ("abc123\n", " abc123\r\n", "abc123"):
         monkeypatch.setenv(KEY_VARIABLE, given)
         with pytest.raises(Stopped):
-            server.run_server([], host="127.0.0.1", port=0, no_key=False, state=tmp_path, limits=ServiceLimits(),
-                              guard=None, announce=lambda _: None)  # fmt: skip
+            server.run_server([], host="127.0.0.1", port=0, no_key=False, state=tmp_path, guard=None,
+                              announce=lambda _: None)  # fmt: skip
     assert used == ["abc123"] * 3
     page = (ROOT / "docs" / "cloud_run.md").read_text(encoding="utf-8")
     assert "openssl rand -hex 32 | tr -d '\\n' | gcloud secrets create" in page

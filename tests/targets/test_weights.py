@@ -9,7 +9,6 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
-from ml_factory.targets.sequential_bootstrap import sequential_bootstrap_rows
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,
@@ -83,35 +82,6 @@ RETURNS = np.array([np.nan, 0.01, 0.02, -0.06, 0.04, 0.01, -0.03, np.nan])
 
 
 @pytest.mark.parametrize(
-    ("uniqueness", "wanted"),
-    [
-        (True, [0.01 + 0.02 - 0.06 / 2, -0.06 / 2 + 0.04, 0.01 - 0.03]),  # snippet 4.10: sum of return / concurrency
-        (False, [0.01 + 0.02 - 0.06, -0.06 + 0.04, 0.01 - 0.03]),
-    ],
-)
-def test_training_weights_by_return_equal_hand_computed_values(uniqueness, wanted):
-    rows = lives((1, 3), (3, 4), (5, 6))
-    weights = training_weights(rows, WeightSpec(uniqueness=uniqueness, returns=True), RETURNS)
-    wanted = np.abs(wanted)
-    np.testing.assert_allclose(weights, wanted * 3 / wanted.sum(), rtol=1e-13, atol=1e-15)
-
-
-def test_training_weights_by_return_use_only_bars_inside_labels():
-    rows, spec = lives((1, 3), (5, 6)), WeightSpec(returns=True)
-    wanted = training_weights(rows, spec, RETURNS)
-    other = RETURNS.copy()
-    other[[0, 4, 7]] = 9.0
-    np.testing.assert_array_equal(training_weights(rows, spec, other), wanted)
-    with pytest.raises(SettingsError, match="bars' returns"):
-        training_weights(rows, spec)
-    with pytest.raises(SettingsError, match="bars' returns"):
-        training_weights(rows, spec, RETURNS[:5])
-    with pytest.raises(SettingsError, match=r"bar_returns\[7\]"):
-        training_weights(lives((1, 3), (5, 7)), spec, RETURNS)
-    assert (training_weights(rows, spec, np.zeros(8)) == 0).all()  # a market that did not move teaches nothing
-
-
-@pytest.mark.parametrize(
     ("oldest", "wanted"),
     [
         # the cases of AFML figure 4.3 on uniqueness 1/2, 1/2, 1, 2: cumulative x = 1/2, 1, 2, 4 of 4
@@ -169,26 +139,14 @@ def test_effective_rows_of_simple_cases_equal_hand_computed_values():
     assert effective_sample_size(apart.iloc[:0]) == 0 == effective_sample_size(lives((0, 1), barrier="ambiguous"))
 
 
-def test_training_weights_with_bootstrap_equal_draw_counts():
-    rows = pd.concat([lives((0, 9), (1, 8), (12, 14)), lives((2, 5), barrier="ambiguous")], ignore_index=True)
-    weights = training_weights(rows, WeightSpec(uniqueness=False, bootstrap=3))
-    counts = np.bincount(sequential_bootstrap_rows(rows, seed=3), minlength=4)
-    np.testing.assert_allclose(weights, counts * 4 / 3, rtol=1e-15)
-    assert weights[3] == 0 and counts.sum() == 3
-    several = {tuple(training_weights(rows, WeightSpec(bootstrap=seed))) for seed in range(8)}
-    assert len(several) > 2
-
-
 @pytest.mark.parametrize(
     "bad",
     [
-        {"bootstrap": -1},
-        {"bootstrap": True},
         {"decay": -1.0},
         {"decay": 1.5},
         {"decay": "0"},
         {"decay": True},
-        {"returns": 1},
+        {"uniqueness": 1},
     ],
 )
 def test_weight_spec_invalid_values_raise_settings_error(bad):

@@ -202,7 +202,6 @@ def with_steps(data, *steps):
 @pytest.mark.soak_except("variance")
 @pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
 def test_leaks_of_training_with_each_preprocessing_step_is_empty(prepared, monkeypatch, step):
-    """Steps that follow the price (states, fractional differences) once saw a price that never moved."""
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     fewer = {"trees": 5} if step in ("mda", "mdi") else {}
     data = with_steps(load_dataset(prepared, "DEMO", 5), {"step": step, **fewer}, "robust")
@@ -210,15 +209,15 @@ def test_leaks_of_training_with_each_preprocessing_step_is_empty(prepared, monke
 
 
 @pytest.mark.soak
-def test_leaks_of_training_with_step_fitted_on_all_prices_is_found(prepared, monkeypatch):
+def test_leaks_of_training_with_step_fitted_on_all_rows_is_found(prepared, monkeypatch):
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     fit = audit.fit_preprocessing_steps
 
     def peeks(steps, sample):
-        return fit(steps, replace(sample, rows=np.arange(len(sample.close))))
+        return fit(steps, replace(sample, rows=np.arange(len(sample.x_NF))))
 
     monkeypatch.setattr(audit, "fit_preprocessing_steps", peeks)
-    leaks = audit.audit_leaks_of_model(with_steps(load_dataset(prepared, "DEMO", 5), "two_state_hmm", "robust"))
+    leaks = audit.audit_leaks_of_model(with_steps(load_dataset(prepared, "DEMO", 5), "clusters", "robust"))
     assert any(leak.column.startswith("steps before the model") for leak in leaks)
 
 

@@ -88,19 +88,6 @@ def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp
     assert f"{len(FIVE):,} bars of 5 min" in report and "inside one 5-minute bar" in report
 
 
-def test_prepare_appended_five_minute_bars_equal_whole_file(places, tmp_path):
-    place = Workspace(tmp_path)
-    for stop in (1_900, 1_901, len(FIVE)):
-        FIVE[:stop].reset_index().to_parquet(place.raw_bars("MES", 5), index=False)
-        result = pipeline.prepare(place, "MES", (5,))
-    store = DatasetStore.current(place.processed("MES"))
-    assert len(store.parts) == 3 and store.facts["bars"]["rows"] == len(FIVE)
-    whole = DatasetStore.current(places[5].processed("MES"))
-    assert np.array_equal(store.values, whole.values) and result.market == whole.facts["market"]
-    assert store.load_labels(5).equals(whole.load_labels(5))
-    assert store.load_scaler(5).to_dict() == whole.load_scaler(5).to_dict()
-
-
 # ---- the proof -------------------------------------------------------------------------------------------------------
 
 SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)

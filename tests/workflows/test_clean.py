@@ -64,15 +64,12 @@ def add_model(workspace, number, model="xgboost", kind="model", *, data=DATA, mo
     return ArtifactRegistry(workspace.models).register("MES", kind, model, state, facts, made_from)
 
 
-def add_data_set(workspace, number, before: DatasetStore | None = None, rows=50) -> DatasetStoreWriter:
-    """Write a data set of one part, or of the parts of `before` and one more; it becomes the current one."""
+def add_data_set(workspace, number, rows=50) -> DatasetStoreWriter:
+    """Write a data set; it becomes the current one."""
     store = DatasetStoreWriter.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
     cut = {name: np.arange(rows) for name in ("known_at", "session", "segment", "close")}
     matrix = SimpleNamespace(values=np.ones((rows, 2), np.float32), names=["a", "b"], **cut)
-    if before is None:
-        store.write_features(matrix)
-    else:
-        store.append_features(matrix, before, {"next": 1})
+    store.write_features(matrix)
     store.commit({})
     return store
 
@@ -163,24 +160,16 @@ def test_clean_empties_slots_of_finished_runs_and_no_others(workspace):
         assert Path(manager.save_checkpoint("p", {"n": 1}, force=True)["path"]).name in slots
 
 
-def test_clean_deletes_superseded_data_and_only_parts_that_nothing_shares(workspace):
-    alone = add_data_set(workspace, 1)
-    grown = add_data_set(workspace, 2)
-    current = add_data_set(workspace, 3, grown)
+def test_clean_deletes_superseded_and_interrupted_data(workspace):
+    old, current = add_data_set(workspace, 1), add_data_set(workspace, 2)
     processed = workspace.processed("MES")
     begun = DatasetStoreWriter.begin(processed, fingerprint_json("under way"))
-    under_way = processed / "parts" / f"{begun.fingerprint[:12]}-0-9-rows.npy"
-    orphan = processed / "parts" / "0123456789ab-0-9-rows.npy"
-    for path in (under_way, orphan):
-        path.write_bytes(b"x" * 100)
+    (begun.folder / "rows.npy").write_bytes(b"x" * 100)
     result = pipeline.clean(workspace, "MES")
-    assert kinds(result) == {"prepared data": 4}  # with the one that no process has the lock of
-    left = {path.name for path in (processed / "parts").iterdir()}
-    assert not any(name.startswith(alone.fingerprint[:12]) for name in left) and orphan.name not in left
-    assert under_way.name not in left and not begun.folder.exists()
-    assert not alone.folder.exists() and not grown.folder.exists()
+    assert kinds(result) == {"prepared data": 2}  # with the one that no process has the lock of
+    assert not begun.folder.exists() and not old.folder.exists()
     store = DatasetStore.current(processed)
-    assert store.fingerprint == current.fingerprint and not store.verify() and len(store.values) == 100
+    assert store.fingerprint == current.fingerprint and not store.verify() and len(store.values) == 50
 
 
 def test_clean_keeps_newest_model_of_current_data_whatever_its_age(workspace):
@@ -400,7 +389,7 @@ with file_lock(processed / "prepare.lock"):
     store = DatasetStoreWriter.begin(processed, "ab" * 32)
     cut = {name: np.arange(50) for name in ("known_at", "session", "segment", "close")}
     store.write_features(SimpleNamespace(values=np.ones((50, 2), np.float32), names=["a", "b"], **cut))
-    (processed / "parts" / f".{'ab' * 6}-50-60-features.npy.0-1-2-3.tmp").write_bytes(b"half")
+    (store.folder / ".features.npy.0-1-2-3.tmp").write_bytes(b"half")
     print("written", flush=True)
     time.sleep(300)
 """
@@ -416,8 +405,7 @@ def test_clean_deletes_what_a_killed_prepare_left_and_nothing_of_a_live_one(work
     process.kill()
     process.wait()
     listed = pipeline.clean(workspace, "MES", dry_run=True)
-    parts = (workspace.processed("MES") / "parts").glob(f"*{'ab' * 6}-*")
-    size = sum(path.stat().st_size for path in [*begun.iterdir(), *parts])
+    size = sum(path.stat().st_size for path in begun.iterdir())
     assert [(item.path, item.size) for item in listed.items] == [(begun, size)] and size > 500
     assert "interrupted prepare" in listed.summary()
     process = spawn(KILLED_PREPARE, workspace.root)  # one that begins after the list was shown

@@ -11,11 +11,10 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data import append_check, io
 from ml_factory.data.io import import_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets import incremental_quantiles, memmap
+from ml_factory.datasets import memmap
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.features import custom
@@ -26,7 +25,6 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import append as append_module
 from ml_factory.workflows import inspect_data, prepare, prove
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
 
@@ -112,81 +110,9 @@ def place(tmp_path, monkeypatch) -> Workspace:
     return Workspace(tmp_path / "here")
 
 
-def test_prepare_appended_bars_add_part_and_equal_whole_file(place, tmp_path, monkeypatch):
-    parts = place.processed("MES") / "parts"
-    kept, passes = {}, []
-    monkeypatch.setattr(
-        incremental_quantiles, "FEW_ROWS", 500
-    )  # a scaler of so many rows goes on from what was counted before
-    monkeypatch.setattr(
-        incremental_quantiles,
-        "_initialise",
-        lambda *a, real=incremental_quantiles._initialise: passes.append(len(a[1])) or real(*a),
-    )
-    # One bar more, labels open at a session's end, and a weekend in which the clocks change.
-    stops = [9000, 9001, *BARS.index.searchsorted(["2024-03-08 21:53+00:00", "2024-03-11 03:07+00:00"]), len(BARS)]
-    for stop in stops:
-        raw(place, BARS[:stop])
-        result = pipeline.prepare(place, "MES", (5, 20))
-        now = {path.name: path.read_bytes() for path in parts.iterdir()}
-        assert kept.items() <= now.items()
-        kept = now
-    store = DatasetStore.current(place.processed("MES"))
-    assert len(store.parts) == 5 and min(part["rows"] for part in store.parts) == 1
-    assert len(passes) == 2  # the first prepare, once a horizon: none of the others saw the old rows again
-    elsewhere = Workspace(tmp_path / "there")
-    raw(elsewhere, BARS)
-    whole = pipeline.prepare(elsewhere, "MES", (5, 20))
-    assert whole.fingerprint == result.fingerprint
-    there = DatasetStore.current(elsewhere.processed("MES"))
-    assert len(there.parts) == 1
-    pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
-    pd.testing.assert_frame_equal(store.load_row_facts(), there.load_row_facts(), check_exact=True)
-    for name in ("market", "staleness", "first", "horizons"):
-        assert store.facts[name] == there.facts[name]
-    reported, wanted = store.facts["bars"], there.facts["bars"]
-    assert {**reported, "findings": 0} == {**wanted, "findings": 0}
-    count = {one["kind"]: one["count"] for one in reported["findings"]}
-    assert count == {one["kind"]: one["count"] for one in wanted["findings"]}
-    for horizon in (5, 20):
-        for kind in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
-            name = kind.format(horizon)
-            assert store.files[name] == there.files[name]
-
-
-def test_prepare_appended_bars_reads_only_new_bars(place, monkeypatch):
-    pushed, checked = [], []
-    honest = append_check.validate_bars
-    monkeypatch.setattr(append_check, "LOOK_BACK", 3000)
-
-    def counting(bars, *given, **more):
-        checked.append(len(bars))
-        return honest(bars, *given, **more)
-
-    for module in (append_check, io):
-        monkeypatch.setattr(module, "validate_bars", counting)
-
-    class Counting(append_module.FeatureStream):
-        def push(self, bars):
-            pushed.append(len(bars))
-            return super().push(bars)
-
-    monkeypatch.setattr(append_module, "FeatureStream", Counting)
-    for stop in (9000, 9400, 12_003):
-        raw(place, BARS[:stop])
-        pipeline.prepare(place, "MES", (5,))
-    assert pushed == [400, 12_003 - 9400]
-    assert checked == [9000, 3000, 3400, 3000, 3000 + 12_003 - 9400]
-    store = DatasetStore.current(place.processed("MES"))
-    BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
-    pipeline.prepare(place, "MES", (5,))
-    again = DatasetStore.current(place.processed("MES"))
-    assert again.fingerprint != store.fingerprint and again.parts == store.parts
-
-
 @pytest.mark.soak_except("a price")
 @pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
-def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place):
+def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place, tmp_path):
     raw(place, BARS[:9000])
     pipeline.prepare(place, "MES", (5,))
     bars, settings = BARS.copy(), DataSpec()
@@ -198,12 +124,15 @@ def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place):
     elif what == "settings":
         settings = DataSpec(tick=0.5)
     else:
-        (part,) = (place.processed("MES") / "parts").glob("*-features.npy")
+        part = DatasetStore.current(place.processed("MES")).folder / "features.npy"
         part.write_bytes(part.read_bytes()[:-4] + b"oops")
     raw(place, bars)
     pipeline.prepare(place, "MES", (5,), settings=settings)
     store = DatasetStore.current(place.processed("MES"))
-    assert [part["rows"] for part in store.parts] == [store.rows]
+    elsewhere = Workspace(tmp_path / "there")
+    raw(elsewhere, bars)
+    pipeline.prepare(elsewhere, "MES", (5,), settings=settings)
+    assert store.files == DatasetStore.current(elsewhere.processed("MES")).files
 
 
 def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
@@ -238,10 +167,10 @@ def test_load_dataset_maps_features_read_only(place):
 
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
-    steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.8}, "standard")
+    steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
     data = pipeline.load_dataset(place, "MES", 5)
-    assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
+    assert [step.kind for step in data.scaler.steps] == ["variance", "clusters", "standard"]
     assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
     printed = pipeline.load_predictions(place, "MES", 5, "lightgbm")
@@ -346,10 +275,10 @@ def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatc
 
 def test_bytes_needed_estimate_matches_stored_bytes(prepared):
     store = DatasetStore.current(prepared.processed("DEMO"))
-    taken = sum(file["bytes"] for name, file in store.files.items() if "parts" in name or "labels" in name)
+    taken = sum(file["bytes"] for name, file in store.files.items() if name.endswith(".npy") or "labels" in name)
     market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
-    needed = prepare.estimate_prepared_bytes(bars, bars, market, settings, len(store.horizons))
+    needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
     assert 0.8 * taken < needed < 1.5 * taken
 
 

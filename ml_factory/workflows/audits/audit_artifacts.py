@@ -111,13 +111,10 @@ def audit_row_artifacts(
     wanted = pd.DataFrame(values, index=index, columns=names, copy=False)
     stored = store.load_features()
     given = apply_tamper(tamper, "features", stored.copy() if tamper else stored)
-    own = [custom.get_custom_feature(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
     reference = "the features rebuilt from the bars"
-    findings.take(
-        "stored features", wanted.size, compare_artifact_frames("features", given, wanted, reference, rounded=own)
-    )
+    findings.take("stored features", wanted.size, compare_artifact_frames("features", given, wanted, reference))
     for horizon in horizons:
-        made = labels[f"h{horizon}"].drop(columns="close")
+        made = labels[f"h{horizon}"]
         made = made[made["entry_bar"] >= store.facts["first"]]
         stored = store.load_labels(horizon)
         given = apply_tamper(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
@@ -159,11 +156,10 @@ def audit_scaler_artifact(
     columns : number of columns of a lone scaler to compare, drawn at random; None: all.
     """
     steps, labels = stored_data_settings(store).preprocess, store.load_labels(horizon)
-    train, facts = store.load_splits(horizon)["train"], store.load_row_facts()
+    train = store.load_splits(horizon)["train"]
     rows = store.known_at.get_indexer(labels.index)[train]
     values, names, stored = store.values, tuple(store.feature_names), store.load_scaler(horizon)
     given = apply_tamper(tamper, "scaler", stored)
-    close = facts["close"].to_numpy()
     given = given.to_dict() if hasattr(given, "to_dict") else given
     if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
         some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
@@ -173,7 +169,7 @@ def audit_scaler_artifact(
             _select_columns(given, some),
         )
     with progress_phase(f"refitting scaler {horizon}", len(rows)):
-        wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows, close, labels.iloc[train]))
+        wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows, labels.iloc[train]))
     reference = "the steps refitted on the training rows"
     leaks = compare_artifact_states(f"scaler h{horizon}", "scaler", given, wanted, reference)
     findings.take(f"scaler h{horizon}", len(rows), leaks)

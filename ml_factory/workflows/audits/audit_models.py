@@ -80,7 +80,7 @@ def _differences_from_bundle(
     newest = [np.flatnonzero(split == name)[-NETWORK_ROWS:] for name in SPLITS]
     kept = np.arange(len(at)) if tabular else np.concatenate(newest)
     predicted = predict_features(
-        bundle, data.features, segment=data.segment, rows=data.row[at[kept]], close=data.close
+        bundle, data.features, segment=data.segment, rows=data.row[at[kept]]
     )[PROBABILITIES].reindex(frame.index[kept])  # fmt: skip
     moved = frame[PROBABILITIES].to_numpy()[kept] - predicted.to_numpy()
     wrong = np.flatnonzero(~(np.abs(moved).max(axis=1) <= CLOSE["tabular" if tabular else "network"]))

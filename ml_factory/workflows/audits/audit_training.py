@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.fitted_transforms import TransformFitSample
-from ml_factory.datasets.preprocessing import apply_preprocessing_step, fit_preprocessing_steps
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock
@@ -98,9 +98,7 @@ def audit_training_row_count(y_N: np.ndarray, rows: int) -> int:
 
 def _steps_on(data: PreparedDataset, rows: np.ndarray):
     """Fit the preprocessing steps on these rows: the reference for what a fold or a training fits."""
-    sample = TransformFitSample(
-        data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows]
-    )
+    sample = TransformFitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.labels.iloc[rows])
     return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 
@@ -214,7 +212,7 @@ def audit_fold_training(data: PreparedDataset, model: str, tamper: Tamper | None
         part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows"
     )
     leaks += compare_artifact_states(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
-    scaled = apply_preprocessing_step(wanted_steps, data.x_NF, data.close)
+    scaled = wanted_steps.transform(data.x_NF)
     for name, of in (("inputs_train", clean["train"]), ("inputs_test", clean["test"])):
         leaks += _unequal(part, name, given[name], scaled[data.row[of]], "the rows scaled by the refitted steps")
     leaks += _unequal(part, "y", given["y"], data.y[clean["train"]], "the labels of its train rows")

@@ -114,16 +114,16 @@ def test_audit_with_scaler_fitted_on_all_rows_names_scaler(audit, prepared):
 
 def test_prepare_with_scaler_fitted_on_all_rows_reports_leak_to_proof(prepared, monkeypatch):
     """The stored scaler itself: what is fitted again in a proof is another one."""
-    honest, reported = prepare.fit_or_update_preprocessing, []
+    honest, reported = prepare.fit_preprocessing_steps, []
 
-    def of_all(sample, steps, before=None):
-        return honest(replace(sample, rows=np.arange(len(sample.x_NF))), steps, before)
+    def of_all(steps, sample):
+        return honest(steps, replace(sample, rows=np.arange(len(sample.x_NF))))
 
     def proof(*given, also, **more):
         reported.extend(leak.sentence() for leak in also)
         return ProofOutcome(None, {})
 
-    monkeypatch.setattr(prepare, "fit_or_update_preprocessing", of_all)
+    monkeypatch.setattr(prepare, "fit_preprocessing_steps", of_all)
     monkeypatch.setattr(prepare, "prove_store", proof)
     pipeline.prepare(prepared, "DEMO", (7,))
     assert reported and reported[0].startswith("scaler h7: scaler['center']")

@@ -273,22 +273,8 @@ def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, 
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
 
 
-def test_sample_weights_by_return_use_closes_over_label_life(prepared):
-    data = prepared[1]
-    rows = np.array([40, 900, 1500])
-    spec = WeightSpec(uniqueness=False, returns=True)
-    close = data.features.index.to_series().map(dict(zip(data.features.index, data.close, strict=True)))
-    moved = []
-    for row in rows:
-        here = data.features.index.get_loc(data.labels.index[row])
-        life = data.labels["exit_bar"].iloc[row] - data.labels["entry_bar"].iloc[row]
-        moved.append(abs(np.log(close.iloc[here + life] / close.iloc[here])))
-    assert (data.labels["barrier"].iloc[rows] != "ambiguous").all()
-    np.testing.assert_allclose(dataset_sample_weights(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
-
-
 @pytest.mark.soak_except("spec1")
-@pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(returns=True), WeightSpec(False, bootstrap=1)])
+@pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(False)])
 def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared, monkeypatch, spec):
     workspace, _ = prepared
     seen = []
