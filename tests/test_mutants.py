@@ -16,7 +16,8 @@ FILES = {
     "ml_factory/inner/deep/sums.py": "def total(a, b=1):\n    return (\n        a\n        + b\n    )\n",
     "ml_factory/inner/service.py": "async def answer(x):\n    if x > 2:\n        return 1\n    return 0\n",
     "ml_factory/kernels.py": (
-        "def njit(function):\n    return staticmethod(function).__func__\n\n\n@njit\ndef _kernel(x):\n    return x * 3\n\n\n"
+        "def njit(function):\n    return staticmethod(function).__func__\n\n\n"
+        "@njit\ndef _kernel(x):\n    return x * 3\n\n\n"
         "def tripled(x):\n    return _kernel(x)\n"
     ),
     "ml_factory/lonely.py": "def nobody(x):\n    return not x\n",
