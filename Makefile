@@ -52,7 +52,7 @@ kernels: setup  ## compile numba's kernels once for this checkout, on all cores
 test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
 
-mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20'
+mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20 --suite contract --suite old'
 	@$(PY) -m tests.mutants $(ARGS)
 
 soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours

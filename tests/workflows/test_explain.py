@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ml_factory import pipeline
-from ml_factory.datasets.preprocessing import apply_preprocessing_step, preprocessing_from_dict
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import build_model_from_state
@@ -24,10 +24,7 @@ def test_explain_tft_shares_and_attention_equal_means_of_single_windows(prepared
     labels, splits = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_splits(prepared, "DEMO", 5)
     features = pipeline.load_features(prepared, "DEMO")
     bundle = TrainedModel.from_state(ArtifactRegistry(prepared.models).find("DEMO", 5, "tft").load_state())
-    close = pd.Series(np.nan, features.index)  # the default steps do not look at it
-    scaled = apply_preprocessing_step(
-        preprocessing_from_dict(bundle.scaler), features.to_numpy(np.float32), close.to_numpy()
-    )
+    scaled = preprocessing_from_dict(bundle.scaler).transform(features.to_numpy(np.float32))
     whole = [row for row in splits["validation"] if _steps_of(features, labels.index[row], 6)]
     some = [whole[place] for place in np.unique(np.linspace(0, len(whole) - 1, 70).astype(int))]
     network, shares, attention = build_model_from_state(bundle.model_state).network, [], []
