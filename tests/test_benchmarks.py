@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 FEW = {
     "barriers": ("--rows", "20000", "--horizons", "20"),
-    "weights": ("--rows", "20000", "--labels", "500", "--few", "50", "--horizons", "20"),
+    "weights": ("--rows", "20000", "--few", "50", "--horizons", "20"),
     "scaling": ("--rows", "20000", "--columns", "8"),
     "features": ("--rows", "60000", "--only", "indicators", "families", "windows"),
     "resample": ("--rows", "20000"),

@@ -174,7 +174,7 @@ def _predict_seconds(workspace: Workspace, data: PreparedDataset, artifact: Arti
     fitted = load_fitted_models(workspace, artifact)
     most = max((model.lookback for model in fitted.models.values()), default=0)
     first, end = max(int(data.row[rows[0]]) - most, 0), int(data.row[rows[-1]]) + 1
-    given = {"segment": data.segment[first:end], "close": data.close[first:end], "rows": data.row[rows] - first}
+    given = {"segment": data.segment[first:end], "rows": data.row[rows] - first}
     for _ in range(2):  # the first pass compiles kernels and wakes threads
         started = time.perf_counter()
         fitted.predict_features(data.features.iloc[first:end], **given)

@@ -31,7 +31,11 @@ def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(worksp
     model.fit(x, np.arange(48) % 3 - 1)
     bundle = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
     ArtifactRegistry(workspace.models).register(
-        "MES", "model", name, bundle.to_state(), {"run_id": f"train-{name}", "horizon": 5}
+        "MES",
+        "model",
+        name,
+        bundle.to_state(),
+        {"run_id": f"train-{name}", "horizon": 5, "data": "0" * 64, "limited": {}},
     )
     exported = pipeline.export(workspace, "MES", 5, name, formats=("pth",), out=tmp_path)
     assert exported.paths == {"pth": tmp_path / "model_tpu.pth"} and not set(tmp_path.iterdir()) - {
@@ -54,7 +58,9 @@ def test_export_pt2_loaded_by_torch_alone_predicts_equal_probabilities(workspace
     model.fit(x, np.arange(48) % 3 - 1)
     kept = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
     registry = ArtifactRegistry(workspace.models)
-    registry.register("NQ", "model", name, kept.to_state(), {"run_id": f"train-{name}", "horizon": 5})
+    registry.register(
+        "NQ", "model", name, kept.to_state(), {"run_id": f"train-{name}", "horizon": 5, "data": "0" * 64, "limited": {}}
+    )
     exported = pipeline.export(workspace, "NQ", 5, name, formats=("pt2",), out=tmp_path)
     assert exported.paths == {"pt2": tmp_path / f"NQ-h5-{name}.pt2"}
     module = torch.export.load(exported.paths["pt2"]).module()

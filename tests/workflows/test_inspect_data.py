@@ -88,7 +88,7 @@ def test_try_feature_with_look_ahead_on_user_bars_raises(place, monkeypatch):
 def test_prepare_result_phases_list_rows_and_seconds(place):
     phases = pipeline.prepare(place, "MES", (12,)).phases
     assert list(phases.index) == [
-        "reading", "labels 12", "scaler 12", "refitting scaler 12", "proof", "live feed", "fitted",
+        "reading", "checking", "labels 12", "scaler 12", "refitting scaler 12", "proof", "live feed", "fitted",
     ]  # fmt: skip
     bars, taught = len(pd.read_parquet(place.raw_bars("MES"))), pipeline.load_splits(place, "MES", 12)["train"]
     assert (phases.loc[["reading", "proof"], "rows"] == bars).all()
