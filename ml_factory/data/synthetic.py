@@ -31,9 +31,12 @@ _STEPS = 6  # steps of the walk inside one minute, from which high and low come
 
 # session fraction -> relative volatility; CME: quiet night, 8:30 Chicago at 0.67, the equity close at 0.96
 _SHAPES = {
-    "cme": (
-        [0.0, 0.02, 0.35, 0.66, 0.68, 0.73, 0.85, 0.95, 0.957, 1.0],
-        [1.0, 0.6, 0.5, 0.8, 2.2, 1.6, 1.1, 1.7, 0.7, 0.5],
+    **dict.fromkeys(
+        ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"),
+        (
+            [0.0, 0.02, 0.35, 0.66, 0.68, 0.73, 0.85, 0.95, 0.957, 1.0],
+            [1.0, 0.6, 0.5, 0.8, 2.2, 1.6, 1.1, 1.7, 0.7, 0.5],
+        ),
     ),
     "us_equity": ([0.0, 0.08, 0.5, 0.9, 1.0], [2.2, 1.2, 0.7, 1.0, 1.7]),
     "fx": ([0.0, 0.3, 0.42, 0.62, 0.72, 1.0], [0.5, 0.7, 1.3, 1.6, 1.2, 0.5]),

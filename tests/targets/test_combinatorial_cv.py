@@ -11,7 +11,7 @@ from skfolio.model_selection import CombinatorialPurgedCV
 from ml_factory.errors import SettingsError
 from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.splits import purged_kfold
-from tests.targets.split_cases import any_labels, as_lists, drawn, fixed_horizon, may_stay, shown, times_of
+from tests.contract.split_cases import any_labels, as_lists, drawn, fixed_horizon, may_stay, shown, times_of
 
 
 def test_combinatorial_purged_12_rows_equal_docstring_example():

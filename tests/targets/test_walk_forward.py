@@ -8,7 +8,7 @@ from skfolio.model_selection import WalkForward
 
 from ml_factory.errors import SettingsError
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
-from tests.targets.split_cases import TWELVE, any_labels, as_lists, drawn, fixed_horizon, may_stay, shown, times_of
+from tests.contract.split_cases import TWELVE, any_labels, as_lists, drawn, fixed_horizon, may_stay, shown, times_of
 
 
 def test_walk_forward_expanding_12_rows_equal_docstring_example():

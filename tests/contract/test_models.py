@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
-from ml_factory.storage.serialization import serialize_state
+from ml_factory.models.registry import available_models, build_model
+from tests.contract.doors import build_model_from_state, find_model_spec, serialize_state
 
 T, F = 8, 6
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little

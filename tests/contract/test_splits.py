@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from tests.targets.split_cases import (
+from tests.contract.doors import SplitSpec, chronological_split, purge_training_rows, purged_kfold
+from tests.contract.split_cases import (
     TWELVE,
     any_labels,
     as_lists,

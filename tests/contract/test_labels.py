@@ -9,12 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
-from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
+from tests.contract.doors import (
+    BARRIERS,
+    SESSION_ENDS,
+    LabelSpec,
+    MarketSpec,
+    ResampledBars,
+    assign_sessions,
+    average_uniqueness,
+    resample_bars,
+    segments_between_rolls,
+    triple_barrier_labels,
+)
 from tests.targets.markets import FAR, MINUTE, absurd, assert_same_bits, close_of, frame, gappy
 
 BITCOIN = MarketSpec("BTC", "24h", None, False)

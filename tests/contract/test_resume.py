@@ -11,9 +11,8 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
-from ml_factory.models.registry import available_models, build_model, find_model_spec
-from ml_factory.storage.serialization import serialize_state
-from ml_factory.training.sampler import BatchSampler
+from ml_factory.models.registry import available_models, build_model
+from tests.contract.doors import BatchSampler, find_model_spec, serialize_state
 
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {
@@ -176,8 +175,8 @@ def test_fit_in_process_killed_by_sigkill_resumes_bit_exact(name, tmp_path):
     here = Path(__file__).resolve()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(here.parent), name, str(tmp_path)],
-        cwd=here.parents[1],
-        env={**os.environ, "PYTHONPATH": str(here.parents[1])},
+        cwd=here.parents[2],
+        env={**os.environ, "PYTHONPATH": str(here.parents[2])},
         capture_output=True,
         text=True,
     )

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.weights import training_weights
+from tests.contract.doors import import_bars, training_weights
 
 HORIZONS = (5, 20)
 PRICES = ["open", "high", "low", "close"]
