@@ -161,13 +161,12 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
     optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
 
     def bare() -> None:
-        with device.keep_memory_in_training():  # both sides keep their pages: what is compared is the loop
-            for batch in ready:
-                total, weight = loss(bare_network, batch)
-                (total / weight).backward()
-                nn.utils.clip_grad_norm_(bare_network.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
+        for batch in ready:
+            total, weight = loss(bare_network, batch)
+            (total / weight).backward()
+            nn.utils.clip_grad_norm_(bare_network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
 
     def whole(rows: int = BATCH * len(ready)) -> None:
         run_training_loop(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)

@@ -58,11 +58,11 @@ leakage.certificate
 models.base models.session_clock_offset models.tabular_data models.tabular_spec models.lightgbm_trees
 models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
-models.importances models.onednn_linear models.heads models.layers models.recurrent_layers models.sequence
+models.importances models.heads models.layers models.recurrent_layers models.sequence
 models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks
 models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
-training.distributed training.network_blocks training.malloc_tuning training.recompiles training.device
+training.distributed training.network_blocks training.recompiles training.device
 training.recompute training.sync_batch_norm training.batches training.state training.evaluate
 training.progress_line training.loop
 training.estimator_base training.estimator training.export_state_dict
@@ -159,7 +159,7 @@ IMPORTERS = ("import_module", "import_module_or_explain", "LazyModule")  # funct
 ONLY_IN_RECIPES = ("transformers", "tokenizers", "datasets", "webdataset", "torchvision")
 # A recipe adds data, a network and a loss: these belong to the loop, its devices and its checkpoints.
 NOT_IN_RECIPES = (
-    "torch.optim", "torch_xla", "torch_tpu", "ml_factory.training.optim", "ml_factory.checkpoints.store",
+    "torch.optim", "torch_xla", "ml_factory.training.optim", "ml_factory.checkpoints.store",
     "ml_factory.checkpoints.slots", "ml_factory.checkpoints.file_format", "ml_factory.checkpoints.save_writer",
 )  # fmt: skip
 TORCH_STARTS_AT = "datasets.windows"

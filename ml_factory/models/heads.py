@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.onednn_linear import OneDNNLinear
 from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
 
 
@@ -61,7 +60,7 @@ class VectorHead(nn.Module):
         if isinstance(task, ForecastTask):
             values = (task.values_per_step,) if task.quantiles else ()
             self.shape = (task.steps, task.channel_count(features), *values)
-        self.linear = OneDNNLinear(width, torch.Size(self.shape).numel())
+        self.linear = nn.Linear(width, torch.Size(self.shape).numel())
 
     def forward(self, code_BX: Tensor) -> Tensor:
         return self.linear(code_BX).unflatten(-1, self.shape)
@@ -82,11 +81,11 @@ class ChannelHead(nn.Module):
         self.task, self.levels = task, levels
         if isinstance(task, ForecastTask):
             self.channels = task.channel_count(features)
-            self.linear = OneDNNLinear(width, task.steps * task.values_per_step)
+            self.linear = nn.Linear(width, task.steps * task.values_per_step)
         else:
             width += 2 * levels
-            self.read = nn.Identity() if read is None else OneDNNLinear(width, read)
-            self.linear = OneDNNLinear(features * (width if read is None else read), task)
+            self.read = nn.Identity() if read is None else nn.Linear(width, read)
+            self.linear = nn.Linear(features * (width if read is None else read), task)
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
         if isinstance(self.task, ForecastTask):

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.onednn_linear import OneDNNLinear
-
 
 class InstanceNorm(nn.Module):
     """Remove each window's own mean and deviation per channel, and add them back to a forecast.
@@ -98,8 +96,8 @@ class MultiHeadAttentionLayer(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv = OneDNNLinear(width, 3 * width)
-        self.out = OneDNNLinear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         B, N, D = x_BND.shape
@@ -159,7 +157,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = MultiHeadAttentionLayer(width, heads)
         self.norm1 = NORMS[norm](width)
-        self.feed = nn.Sequential(OneDNNLinear(width, inner), nn.GELU(), OneDNNLinear(inner, width))
+        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         self.norm2 = NORMS[norm](width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 

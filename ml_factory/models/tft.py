@@ -13,7 +13,6 @@ from ml_factory.errors import SettingsError
 from ml_factory.models import recurrent_layers
 from ml_factory.models.base import check_model_setting_ranges
 from ml_factory.models.heads import ForecastTask, Task
-from ml_factory.models.onednn_linear import OneDNNLinear
 from ml_factory.models.tft_layers import (
     GateAddNorm,
     GatedResidualNetwork,
@@ -118,7 +117,7 @@ class TFT(nn.Module):
         self.decoded = GateAddNorm(D, D)
         self.spec = spec
         channels = (task.channel_count(features), task.values_per_step) if self.forecasts else (task,)
-        self.head = OneDNNLinear(D, torch.Size(channels).numel())
+        self.head = nn.Linear(D, torch.Size(channels).numel())
         self.shape = channels if self.forecasts and task.quantiles else channels[:1]
 
     def forward(self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None) -> Tensor:

@@ -9,13 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.onednn_linear import (
-    OneDNNLinear,
-    onednn_batched_linear,
-    onednn_or_torch_linear,
-    should_use_onednn,
-)
-
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time
 
@@ -40,7 +33,7 @@ class GateAddNorm(nn.Module):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.linear = OneDNNLinear(inputs, 2 * outputs)
+        self.linear = nn.Linear(inputs, 2 * outputs)
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
@@ -56,11 +49,11 @@ class GatedResidualNetwork(nn.Module):
 
     def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
         super().__init__()
-        self.outer = OneDNNLinear(inputs, width)
-        self.context = OneDNNLinear(context, width, bias=False) if context else None
-        self.inner = OneDNNLinear(width, width)
+        self.outer = nn.Linear(inputs, width)
+        self.context = nn.Linear(context, width, bias=False) if context else None
+        self.inner = nn.Linear(width, width)
         self.drop = nn.Dropout(dropout)
-        self.skip = OneDNNLinear(inputs, outputs) if outputs else nn.Identity()
+        self.skip = nn.Linear(inputs, outputs) if outputs else nn.Identity()
         self.gate = GateAddNorm(width, outputs or inputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -107,13 +100,7 @@ class VariableSelectionNetwork(nn.Module):
         if torch.compiler.is_exporting():  # the number of rows is not known
             share_VN1, norm_V1D, *maps = parts
             return (share_VN1 * self._networks(x_VN1, *maps) * norm_V1D).sum(0)
-        if x_VN1.device.type != "cpu":
-            return self._in_rows(N, x_VN1, *parts)
-        if not should_use_onednn(min(N, PIECE // D) * D * 2 * D):
-            return self._in_rows(PIECE // (V * D), x_VN1, *parts)
-        # One variable after the other: each is a product that is large enough by itself.
-        each = zip(*(part.split(1) for part in (x_VN1, *parts)), strict=True)
-        return sum(self._in_rows(PIECE // D, *one) for one in each)
+        return self._in_rows(PIECE // (V * D) if x_VN1.device.type == "cpu" else N, x_VN1, *parts)
 
     def _in_rows(self, rows: int, x_VN1: Tensor, share_VN1: Tensor, norm_V1D: Tensor, *maps: Tensor) -> Tensor:
         """The sum over these variables, so many rows at a time."""
@@ -126,9 +113,7 @@ class VariableSelectionNetwork(nn.Module):
     def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
         if self.joint is None:
             return torch.ones_like(x_BTV)
-        first, skipped = (
-            onednn_or_torch_linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip)
-        )
+        first, skipped = (functional.linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip))
         return self.joint.gate_first_linear_output(first, skipped, context_B1D).softmax(dim=-1)
 
     def _folded(self, part: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -159,7 +144,7 @@ class VariableSelectionNetwork(nn.Module):
         for weight, bias in zip(maps[::2], maps[1::2], strict=True):
             if weight is not maps[0]:
                 inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
-            inner_VNX = onednn_batched_linear(inner_VNX, weight, bias)
+            inner_VNX = torch.baddbmm(bias, inner_VNX, weight)
         embedded_VND = torch.addcmul(shift_V1D, x_VN1, scale_V1D)
         return functional.layer_norm(embedded_VND + _tft_glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
 
@@ -174,10 +159,10 @@ class InterpretableMultiHeadAttention(nn.Module):
     def __init__(self, width: int, heads: int, positions: int, asking: int):
         super().__init__()
         self.heads, self.asking = heads, asking
-        self.query = OneDNNLinear(width, width, bias=False)
-        self.key = OneDNNLinear(width, width, bias=False)
-        self.value = OneDNNLinear(width, width // heads, bias=False)
-        self.out = OneDNNLinear(width // heads, width, bias=False)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width // heads, bias=False)
+        self.out = nn.Linear(width // heads, width, bias=False)
         later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
         self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
 

@@ -12,7 +12,6 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.base import check_model_setting_ranges
 from ml_factory.models.heads import ChannelHead, ForecastTask, Task
 from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, PatchLayer, TokenDropout
-from ml_factory.models.onednn_linear import OneDNNLinear
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class PatchTST(nn.Module):
         self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = PatchLayer(spec.patch, spec.stride, spec.pad)
         count = self.patches.patch_count(lookback)
-        self.embed = OneDNNLinear(spec.patch, spec.width)
+        self.embed = nn.Linear(spec.patch, spec.width)
         self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
@@ -124,7 +123,7 @@ class ITransformer(nn.Module):
     def __init__(self, features: int, lookback: int, task: Task, spec: ITransformerSpec):
         super().__init__()
         self.norm = InstanceNorm() if spec.instance_norm else None
-        self.embed = OneDNNLinear(lookback, spec.width)
+        self.embed = nn.Linear(lookback, spec.width)
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
             *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers)),

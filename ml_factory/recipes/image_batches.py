@@ -5,7 +5,7 @@ B rows of a batch, N samples, H height, W width.
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,13 +154,13 @@ class ImageBatches:
 
     def __call__(self, positions: np.ndarray) -> tuple[torch.Tensor, ...]:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and np.array_equal(ahead[0], positions):
-            return self.device.shard(ahead[1].result()())
-        return self.device.shard(self._send(positions)())
+        announced = ahead is not None and np.array_equal(ahead[0], positions)
+        batch = ahead[1].result() if announced else self.host_batch(positions)
+        return self.device.shard(tuple(self.device.to_device(torch.from_numpy(part)) for part in batch))
 
     def prefetch(self, positions: np.ndarray) -> None:
         """Announce the next positions."""
-        self._ahead = positions, self._worker.submit(self._send, positions)
+        self._ahead = positions, self._worker.submit(self.host_batch, positions)
 
     def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the batch of each of these positions; the next one is decoded meanwhile."""
@@ -188,9 +188,6 @@ class ImageBatches:
         weight_B = np.array([one is not None for one in read], np.float32)
         images, labels = zip(*(first if one is None else one for one in read), strict=True)
         return np.stack(images), np.array(labels, np.int64), weight_B
-
-    def _send(self, positions: np.ndarray) -> Callable[[], tuple[torch.Tensor, ...]]:
-        return self.device.start_copy_to_device([torch.from_numpy(part) for part in self.host_batch(positions)])
 
     def _read_all(self, positions: list[int]) -> list[tuple[np.ndarray, int] | None]:
         return [self._augmented(one) if self.training else self.samples.read(one) for one in positions]

@@ -1,4 +1,4 @@
-"""Batches on the device: gathered there from one array when it fits, else on the host and sent one batch ahead.
+"""Batches on the device: gathered there from one array when it fits, else on the host, one batch ahead.
 
 B rows of a batch, T time steps, F features, N rows of the arrays.
 """
@@ -73,7 +73,7 @@ class BatchLoader:
         if self.resident:
             index_B = self.device.shard(self.device.to_device(torch.from_numpy(np.ascontiguousarray(positions))))
             return self.device.shard(tuple(take(index_B) for take in self._takes))
-        return self.device.shard(self._sent(positions)())
+        return self.device.shard(tuple(self.device.to_device(part) for part in self._host_batch(positions)))
 
     @property
     def prefetch(self) -> Callable[[np.ndarray], None] | None:
@@ -91,18 +91,18 @@ class BatchLoader:
             yield batch
 
     def _prefetch(self, positions: np.ndarray) -> None:
-        self._ahead = positions, self._worker.submit(self._send, positions)
+        self._ahead = positions, self._worker.submit(self._gather, positions)
 
-    def _sent(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
+    def _host_batch(self, positions: np.ndarray) -> list[Tensor]:
+        """Return the parts of a batch in host memory: those fetched ahead, where they are of these positions."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and np.array_equal(ahead[0], positions):
             return ahead[1].result()
-        return self._send(positions)
+        return self._gather(positions)
 
-    def _send(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
-        """Gather on the host and start the copy; the returned function hands it out."""
+    def _gather(self, positions: np.ndarray) -> list[Tensor]:
         index_B = torch.from_numpy(np.ascontiguousarray(positions))
-        return self.device.start_copy_to_device([take(index_B) for take in self._takes])
+        return [take(index_B) for take in self._takes]
 
 
 def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:

@@ -8,16 +8,15 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
@@ -25,7 +24,6 @@ from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
 from ml_factory.storage.private_folder import hold_folder, private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
-from ml_factory.training.malloc_tuning import keep_freed_malloc_memory
 from ml_factory.training.network_blocks import compile_network
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.recompiles import RecompileMonitor
@@ -72,10 +70,6 @@ class Device:
         """Return the number of rows that a data set of so many rows is padded to."""
         return rows
 
-    def start_copy_to_device(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        """Start copying these tensors to the device, from any thread; the returned function waits for the copies."""
-        return lambda: tuple(part.to(self.torch_device) for part in host)
-
     def shard(self, batch):
         """Shard the rows of a batch over the chips."""
         return batch
@@ -107,13 +101,13 @@ class Device:
         """
         return checkpoint(function, *args, use_reentrant=False)
 
-    def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
+    def mark_step(self, program: str) -> None:
         """End a program: a lazy device compiles and starts the operations since the last call.
 
         On other devices only `torch.compile` builds programs, on their first call; here they are counted.
         """
         if self.recompiles.has_new_graphs(_graphs()):
-            self.recompiles.record_compilations(program, 1, inputs)
+            self.recompiles.record_compilations(program, 1)
 
     def free_bytes(self) -> int:
         """Return the device memory available for arrays; unlimited here, since the host's arrays are there already."""
@@ -140,10 +134,6 @@ class Device:
 
     def release_freed_memory(self) -> None:
         """Return freed memory to the system."""
-
-    def keep_memory_in_training(self) -> AbstractContextManager:
-        """Return the context of a training: memory of one step is kept for the next."""
-        return keep_freed_malloc_memory()
 
     def cache_compiled_programs(self, folder: Path) -> None:
         """Cache compiled programs under `folder`, for later processes of this machine."""
@@ -175,26 +165,6 @@ class CudaDevice(Device):
     def torch_device(self) -> str:
         return f"cuda:{self.processes.local}"
 
-    @cached_property
-    def _copies(self) -> torch.cuda.Stream:
-        """CUDA stream for copies, so that a copy does not wait for the steps queued before it."""
-        return torch.cuda.Stream(self.processes.local)
-
-    def start_copy_to_device(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        with torch.cuda.stream(self._copies):
-            # Only pinned pages are copied while the device computes.
-            there = tuple(part.pin_memory().to(self.torch_device, non_blocking=True) for part in host)
-            done = self._copies.record_event()
-
-        def hand_out() -> tuple[Tensor, ...]:
-            computing = torch.cuda.current_stream(self.processes.local)
-            computing.wait_event(done)
-            for part in there:
-                part.record_stream(computing)  # else its memory could be reused before it was read
-            return there
-
-        return hand_out
-
     def seed_step(self, seed: int) -> None:
         super().seed_step(seed)
         torch.cuda.manual_seed_all(seed)
@@ -213,9 +183,6 @@ class CudaDevice(Device):
 
     def release_freed_memory(self) -> None:
         torch.cuda.empty_cache()
-
-    def keep_memory_in_training(self) -> AbstractContextManager:
-        return nullcontext()
 
     def _capability(self) -> str:
         return torch.cuda.get_device_name(self.processes.local)
@@ -256,15 +223,11 @@ class XlaDevice(Device):
         wanting = args[0].new_ones(1).requires_grad_()
         return _xla("utils.checkpoint").checkpoint(lambda _, *args: function(*args), wanting, *args, use_reentrant=True)
 
-    def keep_memory_in_training(self) -> AbstractContextManager:
-        return nullcontext()
-
-    def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
-        self.recompiles.record_program_text(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
+    def mark_step(self, program: str) -> None:
         before = self._compiled()
         self.recompiles.announce_compilation(program)
         _xla().sync()
-        self.recompiles.record_compilations(program, self._compiled() - before, inputs)
+        self.recompiles.record_compilations(program, self._compiled() - before)
 
     def free_bytes(self) -> int:
         try:
@@ -312,7 +275,7 @@ def pick_device(spec: TrainSpec) -> Device:
             where="device",
             got=spec.device,
             wanted="cpu or auto",
-            next_step=_next_step_without(spec.device),
+            next_step=f"choose a {'TPU' if spec.device == 'xla' else 'GPU'} runtime, or device='auto'",
         )
     kind = spec.device if spec.device != "auto" else "cuda" if cuda else "xla" if on_tpu else "cpu"
     if kind == "xla" and spec.precision == "fp16":
@@ -335,13 +298,6 @@ def pick_device(spec: TrainSpec) -> Device:
     if spec.compile or kind == "xla":
         device.cache_compiled_programs(private_folder("programs"))
     return device
-
-
-def _next_step_without(kind: str) -> str:
-    """Return what to do where this kind of device is missing."""
-    if kind == "xla" and importlib.util.find_spec("torch_tpu") and not importlib.util.find_spec("torch_xla"):
-        return "torch_tpu is not supported by this version: install torch 2.9.0 with torch_xla[tpu] 2.9.0"
-    return f"choose a {'TPU' if kind == 'xla' else 'GPU'} runtime, or device='auto'"
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def evaluate_network_outputs(
         with progress_phase("predicting", len(feed)) as done:
             for (_, inside), batch in zip(pieces, batches, strict=True):
                 out = forward(network, batch)
-                device.mark_step("evaluate", batch, (out,))
+                device.mark_step("evaluate")
                 parts.append((out, inside))
                 done(inside)
             # Copied when all are queued: one wait instead of one per batch.
@@ -68,7 +68,7 @@ def evaluate_mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device
             mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(positions)) < inside)))
             loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
             totals = totals + torch.stack([loss_sum, weight]).double()
-            device.mark_step("evaluate", (*batch, weight_B), (totals,))
+            device.mark_step("evaluate")
         return totals
 
     loss_sum, weight = processes.all_reduce_sum(_as_large_as_fits(run_batches, size, device)).tolist()

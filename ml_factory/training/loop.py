@@ -72,7 +72,7 @@ def run_training_loop(
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
-    with deterministic_device(device), device.keep_memory_in_training():
+    with deterministic_device(device):
         network.train()
         sampler = getattr(batch, "sampler", BatchSampler)
         run = TrainingState(device.to_device(network), rows, spec, device, identity, sampler)
@@ -100,7 +100,6 @@ def run_training_loop(
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
                 metrics = _end_epoch(run, validation, began)
                 saver.save_after_epoch(metrics)
-                device.recompiles.end_first_cycle()
                 for callback in callbacks:
                     callback(run.epoch - 1, dict(metrics))
         _finish(run)
@@ -152,10 +151,10 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
         del loss_sum, weight, scaled  # with them the part's graph
         totals = part_totals if totals is None else totals + part_totals
         if not last:
-            run.device.mark_step("accumulate", data, (totals, *run.optimizer.gradients()))
+            run.device.mark_step("accumulate")
     _descend(run, numbers, run.device.processes.all_reduce_sum(totals))
     run.optimizer.zero_grad()
-    run.device.mark_step("train", data, (run.totals, *run.optimizer.parameters))
+    run.device.mark_step("train")
     run.step += 1
 
 

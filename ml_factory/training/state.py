@@ -280,9 +280,7 @@ class TrainingState:
 
     def _set_micro_batch(self, micro: int) -> None:
         """Set the size of the micro-batches."""
-        if micro != self.micro:
-            self.micro = micro
-            self.device.recompiles.reset_programs()
+        self.micro = micro
 
     def _micro_batch_size(self, most: int) -> int:
         return micro_batch_size(self.order.batch // self.device.processes.world, most, self.device.chips)

@@ -53,15 +53,9 @@ def selection(context=0):
 
 @pytest.mark.parametrize("context", [0, D])
 @pytest.mark.parametrize("piece", [10**6, 3 * V * D, 3 * D])
-@pytest.mark.parametrize("alone", [False, True])
-def test_variable_selection_batched_equals_one_network_per_variable(context, piece, alone, monkeypatch):
-    """Outputs and gradients; also when a CPU takes the rows in pieces, and one variable after the other."""
+def test_variable_selection_batched_equals_one_network_per_variable(context, piece, monkeypatch):
+    """Outputs and gradients; also when a CPU takes the rows in pieces."""
     monkeypatch.setattr(tft_layers, "PIECE", piece)
-    monkeypatch.setattr(tft_layers, "should_use_onednn", lambda multiplications: alone)
-    taken, in_rows = [], VariableSelectionNetwork._in_rows
-    monkeypatch.setattr(
-        VariableSelectionNetwork, "_in_rows", lambda self, *given: taken.append(len(given[1])) or in_rows(self, *given)
-    )
     ours, x_BTV = selection(context), torch.randn(B, T, V)
     context_B1D = torch.randn(B, 1, D) if context else None
     direction_BTD, gradients = torch.randn(B, T, D), []
@@ -73,7 +67,6 @@ def test_variable_selection_batched_equals_one_network_per_variable(context, pie
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
     assert torch.allclose(outputs[0][1].sum(-1), torch.ones(B, T))
-    assert taken == ([1] * V if alone else [V])
 
 
 def test_variable_selection_dropout_is_off_in_evaluation():

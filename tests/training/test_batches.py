@@ -1,12 +1,10 @@
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.training.batches import BatchBuffer, BatchLoader
-from ml_factory.training.device import CudaDevice, Device, XlaDevice
+from ml_factory.training.device import Device, XlaDevice
 
 
 class Foreign(Device):
@@ -68,8 +66,8 @@ def test_batch_loader_data_larger_than_device_memory_stays_on_host(parts):
 
 def test_batch_loader_prefetched_batch_is_used_only_for_same_positions(parts):
     feed, gathered = BatchLoader(Device("cpu", 1), parts, resident=False), []
-    send = feed._send
-    feed._send = lambda positions: gathered.append(positions.tolist()) or send(positions)
+    gather = feed._gather
+    feed._gather = lambda positions: gathered.append(positions.tolist()) or gather(positions)
     assert BatchLoader(Device("cpu", 1), parts).prefetch is None
     for announced, asked in (([1, 2], [1, 2]), ([1, 2], [2, 3]), (None, [5, 6])):
         if announced:
@@ -133,43 +131,3 @@ def test_batch_buffer_other_shape_releases_kept_memory():
     first.fill_(7)
     assert memory.empty_tensor(4, 3).shape == (4, 3) and len(memory._kept) == 1
     assert (first == 7).all() and memory.empty_tensor(2, 3).data_ptr() != first.data_ptr()
-
-
-class Queue:
-    """A stand-in for a CUDA stream: notes what is asked of it."""
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def record_event(self):
-        self.log.append((self.name, "record"))
-        return "copied"
-
-    def wait_event(self, event):
-        self.log.append((self.name, "wait", event))
-
-
-def test_cuda_send_copies_pinned_memory_on_own_stream_and_compute_waits(parts, monkeypatch):
-    log = []
-    copies, computing = Queue("copies", log), Queue("computing", log)
-
-    @contextmanager
-    def inside(queue):
-        log.append((queue.name, "begin"))
-        yield
-        log.append((queue.name, "end"))
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
-    monkeypatch.setattr(torch.cuda, "stream", inside)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: log.append("pinned") or part)
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda part, target, non_blocking: log.append((target, non_blocking)) or part
-    )
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, queue: log.append(("held", queue.name)))
-    handed = CudaDevice("cuda", 1).start_copy_to_device([torch.arange(2), torch.arange(3)])
-    copied = ["pinned", ("cuda:0", True)]
-    assert log == [("copies", "begin"), *copied, *copied, ("copies", "record"), ("copies", "end")]
-    log.clear()
-    assert [part.tolist() for part in handed()] == [[0, 1], [0, 1, 2]]
-    assert log == [("computing", "wait", "copied"), ("held", "computing"), ("held", "computing")]

@@ -128,11 +128,3 @@ def test_wrap_on_xla_ignores_torch_compile(monkeypatch):
     network = torch.nn.Linear(2, 1)
     assert XlaDevice("xla", 1).wrap_network(network, compiled=True) is network is Device("cpu", 1).wrap_network(network)
     assert Device("cpu", 1).wrap_network(network, compiled=True) == "compiled"
-
-
-def test_pick_xla_where_only_torch_tpu_is_installed_names_what_to_install(monkeypatch):
-    from ml_factory.training import device
-
-    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: object() if name == "torch_tpu" else None)
-    with pytest.raises(SettingsError, match=r"torch_tpu is not supported.*torch_xla\[tpu\] 2\.9\.0"):
-        pick_device(TrainSpec(device="xla"))

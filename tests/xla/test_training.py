@@ -72,8 +72,8 @@ def trained(kind: str, spec: dict, loss=weighted, dropout: float = 0.0, **more):
 
 def test_fit_on_xla_full_lr_schedule_compiles_two_train_programs():
     """150 steps to a rate of almost 0, with averaged weights; numbers that become 0 or 1 make no program."""
-    weights, result, device = trained("xla", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
-    assert result.compiles["train"] <= 2 and device.recompiles.complaints == []
+    weights, result, _ = trained("xla", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
+    assert result.compiles["train"] <= 2
     expected, _, _ = trained("cpu", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
     assert (weights - expected).norm() <= 1e-4 * expected.norm()
 
@@ -86,11 +86,9 @@ def test_take_step_on_xla_past_step_36300_compiles_no_new_program(first):
     run = TrainingState(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
     run.step = first
     run.reset_loss_totals()
-    for step in range(25):
+    for _ in range(25):
         take_training_step(run, lambda rows: tuple(map(device.to_device, batch(rows))), weighted)
-        if step == 2:
-            device.recompiles.end_first_cycle()  # from here on each program too many is told
-    assert device.recompiles.counts["train"] <= 2 and not device.recompiles.complaints
+    assert device.recompiles.counts["train"] <= 2
     assert run.step == first + 25 == int(run.flag[1])
 
 
@@ -109,8 +107,8 @@ def test_fit_on_xla_fold_of_similar_length_reuses_program():
 
 
 def test_fit_on_xla_with_accumulation_compiles_accumulate_program():
-    weights, result, device = trained("xla", {"accumulate": 4})
-    assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.recompiles.complaints
+    weights, result, _ = trained("xla", {"accumulate": 4})
+    assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2
     expected, _, _ = trained("cpu", {})
     assert (weights - expected).norm() <= 1e-5 * expected.norm()
 
@@ -180,7 +178,7 @@ def test_fit_resumed_on_other_device_ends_as_uninterrupted_run(first, second):
     assert result.history[-1]["train_loss"] == pytest.approx(whole.history[-1]["train_loss"], rel=1e-5)
 
 
-def test_recompiles_changed_batch_shape_warns_with_shapes(caplog):
+def test_recompiles_changed_batch_shape_is_counted():
     sizes = []
     network, batch, _ = small()
     device = device_of("xla")
@@ -191,28 +189,7 @@ def test_recompiles_changed_batch_shape_warns_with_shapes(caplog):
         return tuple(map(device.to_device, parts))
 
     run_training_loop(network, 48, there, weighted, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
-    assert len(device.recompiles.complaints) == 1
-    assert "float32[16, 3] became float32[9, 3]" in device.recompiles.complaints[0]
-    assert "Compiled in mid-run: train was compiled again" in caplog.text
-
-
-def test_recompiles_changed_python_constant_warns_with_program():
-    """XLA writes 0 and 1 into its programs: a factor of 1 is another program than one of 0.5."""
-    device, calls = device_of("xla"), []
-    network, batch, _ = small()
-
-    def scaled(net, data):
-        calls.append(1)
-        total, weight = weighted(net, data)
-        return total * (0.5 if len(calls) < 10 else 1.0), weight
-
-    def there(positions):
-        return tuple(map(device.to_device, batch(positions)))
-
-    run_training_loop(network, 48, there, scaled, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
-    first, *rest = device.recompiles.complaints
-    assert "no shape changed, so a Python number is part of the program" in first
-    assert rest and "the program train now holds:" in rest[0]
+    assert device.recompiles.counts["train"] == 3
 
 
 def test_pick_xla_with_fp16_raises_settings_error():

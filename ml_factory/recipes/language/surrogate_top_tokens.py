@@ -112,7 +112,7 @@ def _to_host(top_tokens: SurrogateTopTokens, tokens_BT: np.ndarray) -> tuple[np.
     # A last batch of fewer rows would be another program on XLA.
     filled = np.concatenate([tokens_BT, np.repeat(tokens_BT[-1:], top_tokens.rows_at_once - len(tokens_BT), axis=0)])
     out = top_tokens(device.to_device(torch.from_numpy(filled)))
-    device.mark_step("surrogate", filled, out)
+    device.mark_step("surrogate")
     ids, logprobs = (one.cpu().numpy()[: len(tokens_BT)] for one in out)
     return ids, logprobs
 
