@@ -61,7 +61,7 @@ models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.heads models.layers models.recurrent_layers models.sequence
 models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks
 models.setting_names models.registry
-training.spec training.losses training.sampler training.optim training.averaging training.precision
+training.spec training.losses training.sampler training.optim training.precision
 training.distributed training.network_blocks training.recompiles training.device
 training.recompute training.sync_batch_norm training.batches training.state training.evaluate
 training.progress_line training.loop

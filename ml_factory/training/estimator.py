@@ -104,7 +104,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         return self._state(weights, self.features, offset and offset.to_dict())
 
     def state_from_checkpoint(self, saved):
-        weights = saved["network"] | (saved["average"] or {})
+        weights = saved["network"]
         if saved["done"] and saved["memory"]["best_weights"] is not None:
             weights = saved["memory"]["best_weights"]
         return self._state(weights, int(saved["data"]["features"]), saved.get("offset"))

@@ -70,7 +70,7 @@ def run_training_loop(
     callbacks : called with (epoch from 1, metrics) after each epoch; `log_steps(epoch, step, loss)`, where one has it,
         every `spec.log_steps` steps with the step in the epoch and the mean loss since the last call.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
-    Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
+    Raises FactoryError where a loss or its gradient is not finite, or memory runs out.
     """
     with deterministic_device(device):
         network.train()
@@ -83,21 +83,22 @@ def run_training_loop(
         with progress_phase("training", total, start=before) as moved:
             while not run.done:
                 began, end, timed = time.perf_counter(), run.order.steps_until_epoch(run.epoch), _Timed(batch)
-                while run.step < end or run.rollback_if_not_finite():
+                while run.step < end:
                     # -------------------------------------------------- the step: no wait for the device
                     try:
                         take_training_step(run, timed, loss, end)
                     except (RuntimeError, MemoryError) as error:
-                        _halve_or_raise(run, error)
-                        continue
+                        raise _explained(run, error) from error
                     # -------------------------------------------------- the log, and periodic jobs
                     moved(run.order.batch)
                     meter.record_step(timed.lap())
-                    if run.step % run.spec.log_steps == 0 and not run.rollback_if_not_finite():
+                    if run.step % run.spec.log_steps == 0:
+                        run.raise_if_not_finite()
                         meter.log_if_due(saver.due_in())
                         reports.report()
                     saver.step()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
+                run.raise_if_not_finite()
                 metrics = _end_epoch(run, validation, began)
                 saver.save_after_epoch(metrics)
                 for callback in callbacks:
@@ -171,7 +172,7 @@ def _step_numbers(run: TrainingState, loss: Loss) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
-    """Update weights, averages and the epoch's sums; where loss or gradient is not finite, only the flag."""
+    """Update weights and the epoch's sums; where loss or gradient is not finite, only the flag."""
     # DDP averages gradients over processes; `world` makes the average a sum.
     to_mean = run.order.batch * run.device.processes.world / totals[1].clamp_min(1e-12)
     if run.scale is not None:
@@ -181,8 +182,6 @@ def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
     ok = finite & loss_finite
     clip = (run.spec.clip / (norm + 1e-6)).clamp(max=1.0)
     run.optimizer.step(numbers, torch.where(ok, to_mean * clip, torch.zeros_like(norm)), ok)
-    if run.average is not None:
-        run.average.update(torch.where(ok, numbers[4], torch.zeros_like(norm)))
     run.totals = run.totals + torch.where(ok, totals, torch.zeros_like(totals)).double()
     bad = ~ok
     if run.scale is not None:
@@ -193,20 +192,24 @@ def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
     run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])
 
 
-def _halve_or_raise(run: TrainingState, error: RuntimeError | MemoryError) -> None:
-    """Roll back with smaller micro-batches where memory ran out; raise every other error."""
+def _explained(run: TrainingState, error: RuntimeError | MemoryError) -> Exception:
+    """Return the error to raise for one of a step: what to do where memory ran out, else the error itself."""
     if not run.device.is_out_of_memory_error(error):
-        raise error
-    error.with_traceback(None)  # its frames would keep the step's tensors alive
-    if not run.halve_micro_batch():
-        raise error
+        return error
+    return FactoryError(
+        "Memory ran out in a training step",
+        where=f"step {run.step + 1}, {run.micro} rows at once",
+        got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+        next_step="half of batch_size and twice the gradient_accumulation_steps: the same batch in smaller parts, and "
+        "the run goes on from its last checkpoint; or gradient_checkpointing=True",
+    )
 
 
 def _evaluate_untrained(run: TrainingState, validation: Validation) -> None:
     """Record the untrained network as the best one so far."""
-    with run.evaluation_weights():
-        run.memory.best_loss, run.memory.best_weights = _finite(validation.loss(), 0), run.weights()
-    run.snapshot()
+    run.network.eval()
+    run.memory.best_loss, run.memory.best_weights = _finite(validation.loss(), 0), run.weights()
+    run.network.train()
 
 
 def _finite(val_loss: float, epoch: int) -> float:
@@ -224,15 +227,13 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     """Record the losses of the epoch that just ended; keep the best weights. Returns the metrics."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
-    with run.evaluation_weights():
-        val_loss = _finite(validation.loss(), epoch) if validation is not None else None
-        best = val_loss is not None and val_loss < memory.best_loss
-        if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
-            memory.best_weights = run.weights()
-    if best:
-        memory.best_loss, memory.best_epoch = val_loss, epoch
-    elif val_loss is None:
+    run.network.eval()
+    val_loss = _finite(validation.loss(), epoch) if validation is not None else None
+    run.network.train()
+    if val_loss is None:
         memory.best_epoch = epoch
+    elif val_loss < memory.best_loss:
+        memory.best_loss, memory.best_epoch, memory.best_weights = val_loss, epoch, run.weights()
     metrics = {
         "train_loss": loss_sum / weight if weight else 0.0,
         "val_loss": val_loss,
@@ -242,7 +243,6 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     log_flat_training_loss(memory.history, spec.lr)
     run.reset_loss_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
-    run.snapshot()
     return metrics
 
 
@@ -345,7 +345,7 @@ class _Saver:
 
     def save_after_epoch(self, metrics: dict) -> None:
         if self.checkpoints is not None and (self.run.done or self.checkpoints.due()):
-            self._save(self.run.copy, metrics, force=self.run.done)
+            self._save(self.run.state(), metrics, force=self.run.done)
 
     def _save(self, state: dict, metrics: Mapping | None, *, force: bool) -> None:
         self._saved = self.checkpoints.save(state, metrics=metrics, force=force)

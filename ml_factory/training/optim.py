@@ -28,12 +28,11 @@ def warmup_cosine_learning_rate(step: int, total: int, spec: TrainSpec) -> float
 
 
 def optimizer_step_scalars(step: int, lr: float, spec: TrainSpec) -> Tensor:
-    """Return the numbers of a step, float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias
-    correction, one over the root of the square's, and the step of the weight average.
+    """Return the numbers of a step, float32 (4,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias
+    correction, and one over the root of the square's.
     """
     count = step + 1
-    moved = 1 - min(spec.ema, (1 + count) / (10 + count))
-    values = lr, 1 - lr * spec.weight_decay, lr / (1 - BETA1**count), (1 - BETA2**count) ** -0.5, moved
+    values = lr, 1 - lr * spec.weight_decay, lr / (1 - BETA1**count), (1 - BETA2**count) ** -0.5
     return torch.tensor(values, dtype=torch.float32)
 
 

@@ -23,7 +23,6 @@ class TrainSpec:
     warmup : share of all steps over which the rate climbs; it then falls on a cosine to 0.
     patience : epochs without a better validation loss before stopping, 0 for never.
     clip : largest norm of the whole gradient.
-    ema : decay of the averaged weights that are evaluated and kept, 0 for none.
     eval_batch : rows a batch of evaluation; PatchTST is 3 times slower at 1,024, beyond a processor's cache.
     device : auto, cpu, cuda or xla.
     precision : of the steps; auto for the hardware's fast format.
@@ -44,7 +43,6 @@ class TrainSpec:
     warmup: float = 0.1
     patience: int = 5
     clip: float = 1.0
-    ema: float = 0.0
     eval_batch: int = 256
     seed: int = 0
     device: str = "auto"
@@ -69,9 +67,8 @@ class TrainSpec:
         for name in ("weight_decay", "save_seconds"):
             if not _number(getattr(self, name)) or not getattr(self, name) >= 0:
                 raise _refused(name, getattr(self, name), "a number >= 0")
-        for name, what in (("warmup", "a share of all steps"), ("ema", "a decay")):
-            if not _number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
-                raise _refused(name, getattr(self, name), f"a number in [0, 1): {what}")
+        if not _number(self.warmup) or not 0 <= self.warmup < 1:
+            raise _refused("warmup", self.warmup, "a number in [0, 1): a share of all steps")
         for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
             value = getattr(self, name)
             if value not in known:  # all are listed: the nearest spelling of "gpu" would be "cpu"

@@ -1,8 +1,7 @@
 """State of one training: network, optimizer, sums and early stopping, as needed to resume bit for bit."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
 from ml_factory.models.base import check_checkpoint_of_same_fit, describe_differences, merge_inexact_reasons
-from ml_factory.training.averaging import WeightAverage
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, warmup_cosine_learning_rate
 from ml_factory.training.precision import LossScaler
@@ -28,7 +26,6 @@ class EarlyStoppingState:
 
     best_epoch : 0 for the untrained network.
     inexact : reasons why the run's bits may differ from those of an uninterrupted one (a field of checkpoints).
-    slower : factor on the rate, lowered after a rollback.
     """
 
     history: list[dict] = field(default_factory=list)
@@ -36,7 +33,6 @@ class EarlyStoppingState:
     best_loss: float = float("inf")
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None
-    slower: float = 1.0
 
     def check(self, weights: Mapping[str, Tensor], epochs: int) -> None:
         """Raise ValueError where a field is not of its type, the history is not that of a training of so many epochs,
@@ -46,13 +42,9 @@ class EarlyStoppingState:
             raise ValueError("epochs that do not follow each other")
         if len(self.history) > epochs:
             raise ValueError(f"{len(self.history)} epochs of {epochs}")
-        numbers = (
-            self.best_loss,
-            self.slower,
-            *(one[name] for one in self.history for name in ("seconds", "train_loss")),
-        )
+        numbers = (self.best_loss, *(one[name] for one in self.history for name in ("seconds", "train_loss")))
         losses = [one["val_loss"] for one in self.history if one["val_loss"] is not None]
-        if not all(isinstance(number, int | float) for number in (*numbers, *losses)) or not 0 < self.slower <= 1:
+        if not all(isinstance(number, int | float) for number in (*numbers, *losses)):
             raise ValueError("a loss or a time that is no number")
         if type(self.best_epoch) is not int or not 0 <= self.best_epoch <= len(self.history):
             raise ValueError(f"best epoch {self.best_epoch!r} of {len(self.history)}")
@@ -93,23 +85,17 @@ class TrainingState:
         self.order = sampler(rows, spec.batch, spec.seed, device.batch_share_count)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.batch_share_count}")
-        self.micro = self._micro_batch_size(self.order.batch // device.processes.world // spec.accumulate)
+        share = self.order.batch // device.processes.world
+        self.micro = micro_batch_size(share, share // spec.accumulate, device.chips)
         if spec.recompute and not recompute_blocks(network, device):
             _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
         self.optimizer = AdamW(network)
-        self.average = WeightAverage(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
         self.scale = LossScaler(device.to_device) if device.precision == "fp16" else None
         self.forward = device.wrap_network(network, spec.compile)
         self.memory = EarlyStoppingState()
         self.step, self.done = 0, False
         self.reset_loss_totals()
         device.mark_step("start")
-        self.snapshot()
-
-    @property
-    def micro_batch_count(self) -> int:
-        """Number of micro-batches of a step."""
-        return self.order.batch // self.device.processes.world // self.micro
 
     @property
     def epoch(self) -> int:
@@ -117,10 +103,7 @@ class TrainingState:
         return len(self.memory.history) + 1
 
     def learning_rate(self) -> float:
-        return (
-            warmup_cosine_learning_rate(self.step, self.order.steps_until_epoch(self.spec.epochs), self.spec)
-            * self.memory.slower
-        )
+        return warmup_cosine_learning_rate(self.step, self.order.steps_until_epoch(self.spec.epochs), self.spec)
 
     def rows_of(self, step: int) -> np.ndarray:
         """Return this process's rows of a step, int64 (micro-batches, micro)."""
@@ -132,18 +115,6 @@ class TrainingState:
         self.totals = self.device.to_device(torch.zeros(2, dtype=torch.float64))
         # The step is counted on the device: as a constant it would make each step another program.
         self.flag = self.device.to_device(torch.tensor([-1, self.step], dtype=torch.int32))
-
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
-        """Inside the block the network holds the weights to evaluate and keep: the averaged ones, if there are any."""
-        self.network.eval()
-        if self.average is None:
-            yield
-        else:
-            with self.average.use_averaged_weights():
-                yield
-            self.device.mark_step("restore")
-        self.network.train()
 
     def weights(self) -> dict[str, Tensor]:
         """Return the network's weights, copied to the host."""
@@ -162,7 +133,6 @@ class TrainingState:
             "micro": self.micro,
             "network": self.weights(),
             "optimizer": {name: _copied(moments) for name, moments in self.optimizer.state().items()},
-            "average": self.average and _copied(self.average.state()),
             "scale": self.scale and self.scale.state(),
             "totals": self.totals.cpu().clone(),
             "memory": memory,
@@ -185,76 +155,32 @@ class TrainingState:
                 next_step="resume with a number of processes and chips that divides the batch",
             )
         self._load(state)
-        if type(state["micro"]) is not int or not 1 <= state["micro"] <= self.order.batch:
-            raise ValueError(f"micro-batches of {state['micro']!r} rows")
         found = list(describe_differences(state["environment"], self.device.environment_facts()))
-        micro = min(self.micro, self._micro_batch_size(state["micro"]))
-        if micro != state["micro"]:
-            found.append(f"micro-batch: began with {state['micro']}, now {micro}")
-        self._set_micro_batch(micro)
+        if state["micro"] != self.micro:
+            found.append(f"micro-batch: began with {state['micro']}, now {self.micro}")
         # Nondeterminism is permanent: its reasons are stored with the run.
         self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
-        self.snapshot()
-
-    def snapshot(self) -> None:
-        """Keep a copy of the state in memory, for a rollback."""
-        self.copy = self.state()
-
-    def rollback(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
-        """Restore the last copy, with smaller micro-batches or a smaller rate, and log it."""
-        at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
-        self._load(self.copy)
-        self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier rollback
-        began = self.order.steps_until_epoch(self.epoch - 1)
-        # An uninterrupted run has its copy at the epoch's start; running out of memory is not reproducible.
-        if self.step != began or micro is not None:
-            inexact = [*inexact, f"{reason} at step {at + 1}, gone back to step {self.step + 1}"]
-        self.memory.inexact = inexact
-        self._set_micro_batch(micro or self.micro)
-        _log.warning("%s: back to step %d, %s", reason, self.step + 1, self._describe_rollback(micro))
 
     # ---------------------------------------------------------------------- when it fails
-    def rollback_if_not_finite(self) -> bool:
-        """Check the flag. True when the run was rolled back (once, with half the rate); the second time
-        FactoryError.
-        """
+    def is_finite(self) -> bool:
+        """Return False where the flag is set; this waits for the device."""
+        return int(self.flag[0]) < 0
+
+    def raise_if_not_finite(self) -> None:
+        """Raise FactoryError where the flag is set."""
         bad = int(self.flag[0])
         if bad < 0:
-            return False
-        if self.memory.slower == 1.0:
-            self.rollback(f"Loss or gradient not finite in step {bad + 1}", slower=0.5)
-            return True
+            return
         rows = self.order.positions(bad)
         raise FactoryError(
-            "Loss or gradient was not finite twice",
+            "The loss or its gradient is not finite",
             where=f"step {bad + 1}, epoch {self.epoch}, batch of rows {', '.join(map(str, rows[:8]))}, …",
-            got="a loss or gradient that is not finite, also with half the rate",
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
-
-    def is_finite(self) -> bool:
-        """Return False where the flag is set. Alone, the run is rolled back at once.
-
-        Several processes, of which one calls this, roll back together at the next progress line: otherwise the others
-        would wait for a step that never comes.
-        """
-        return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.rollback_if_not_finite()
-
-    def halve_micro_batch(self) -> bool:
-        """Halve the micro-batch after memory ran out, with the same effective batch. False when it cannot be halved."""
-        # Other processes would wait forever for this one's step.
-        micro = self._micro_batch_size(self.micro // 2)
-        if micro >= self.micro or self.device.processes.world > 1:
-            return False
-        self.device.release_freed_memory()
-        self.rollback("Out of memory", micro=micro)
-        return True
 
     def _load(self, state: Mapping) -> None:
         self.network.load_state_dict(state["network"])
         self.optimizer.load(state["optimizer"])
-        if self.average:
-            self.average.load(state["average"])
         if self.scale and state["scale"]:
             self.scale.load(state["scale"], self.device.to_device)
         self.step, self.done = state["step"], bool(state["done"])
@@ -277,18 +203,6 @@ class TrainingState:
             raise ValueError(f"a training that continues after {finished_epochs} epochs, all there are")
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
-
-    def _set_micro_batch(self, micro: int) -> None:
-        """Set the size of the micro-batches."""
-        self.micro = micro
-
-    def _micro_batch_size(self, most: int) -> int:
-        return micro_batch_size(self.order.batch // self.device.processes.world, most, self.device.chips)
-
-    def _describe_rollback(self, micro: int | None) -> str:
-        if micro is None:
-            return f"with {self.memory.slower:g} of the rate"
-        return f"in {self.micro_batch_count} parts of {self.micro} rows, the same batch of {self.order.batch}"
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

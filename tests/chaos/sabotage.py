@@ -61,11 +61,6 @@ def moments() -> None:
     Resumed(lambda state: [moment.zero_() for name, moment in _tensors(state["optimizer"]) if "sq" in name])
 
 
-def average() -> None:
-    """The averaged weights (EMA) start again from the weights as they are."""
-    Resumed(lambda state: [value.copy_(state["network"][name]) for name, value in state["average"].items()])
-
-
 def patience() -> None:
     """Early stopping counts again from here."""
     Resumed(lambda state: state["memory"].update(best_epoch=len(state["memory"]["history"])))
@@ -79,11 +74,6 @@ def best_weights() -> None:
 def loss_scale() -> None:
     """Reset the loss scale to too large a value: the first step is skipped, as GradScaler's first ones often are."""
     Resumed(lambda state: state["scale"]["scale"].fill_(2.0**40))
-
-
-def micro_batch() -> None:
-    """Steps go on in parts of half the size, which draw other random numbers."""
-    Resumed(lambda state: state.update(micro=state["micro"] // 2))
 
 
 def _tensors(tree: dict, above: str = "") -> Iterator[tuple[str, object]]:
@@ -129,11 +119,9 @@ SABOTAGE = {
     "schedule": (schedule, "lstm", "step", 6),
     "device's random numbers": (device_seed, "lstm", "step", 6),
     "optimizer's moments": (moments, "patchtst", "step", 6),
-    "averaged weights": (average, "lstm", "step", 6),
     "early stopping": (patience, "early stopping", "step", 17),
     "the best weights": (best_weights, "early stopping", "step", 17),
     "the loss scale": (loss_scale, "half precision", "step", 6),
-    "the micro-batch": (micro_batch, "lstm", "step", 6),
     "a block's seed": (block_seed, "xgboost", "block", 2),
     "a block's seed, lightgbm": (block_seed, "lightgbm", "block", 2),
     "a fold's seed": (fold_seed, "folds", "fold", 1),

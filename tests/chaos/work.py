@@ -21,7 +21,7 @@ SYMBOL, HORIZONS, HORIZON, DAYS = "DEMO", (4, 6), 6, 10
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
 NETWORK = {
     "epochs": 4, "batch": 128, "lookback": 8, "threads": 1, "device": "cpu", "precision": "fp32", "dropout": 0.2,
-    "ema": 0.9, "save_seconds": 0.0, "log_steps": 1,
+    "save_seconds": 0.0, "log_steps": 1,
 }  # fmt: skip
 OWN = {
     "lstm": {"hidden": 8}, "gru": {"hidden": 8}, "tcn": {"width": 8}, "tft": {"width": 8},

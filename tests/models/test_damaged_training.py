@@ -37,7 +37,7 @@ def test_resume_of_state_with_any_field_of_another_kind_is_refused(states, model
     whole = states[model]
     resume(model, dict(whole))
     for name in whole:
-        if name in ("average", "scale", "offset", "done", "environment", "micro"):
+        if name in ("scale", "offset", "done", "environment", "micro"):
             continue  # other values may be right, or are reported as those of another machine
         for odd in (None, -1, 10**18, "x", [None], {"a": 1}, [[]]):
             with pytest.raises(CheckpointError) as caught:
@@ -169,13 +169,6 @@ def test_resume_of_network_with_history_of_another_training_is_refused(states):
     for history in histories:
         with pytest.raises(CheckpointError, match="damaged"):
             resume("gru", {**whole, "memory": {**whole["memory"], "history": history}})
-
-
-@pytest.mark.parametrize("odd", [-1, 0, 41, 10**18, "x", 4.0])
-def test_resume_of_network_with_another_micro_batch_is_refused(states, odd):
-    """10^18 took as many steps of a loop."""
-    with pytest.raises(CheckpointError, match="damaged"):
-        resume("gru", {**states["gru"], "micro": odd})
 
 
 @pytest.mark.parametrize("model", ["linear", "xgboost", "lightgbm", "catboost"])

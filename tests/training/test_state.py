@@ -1,6 +1,4 @@
-"""What a run remembers, and how it goes on: in parts, averaged, after memory ran out, after a kill."""
-
-from dataclasses import dataclass
+"""What a run remembers, and how it goes on: in parts, when memory runs out, after a kill."""
 
 import numpy as np
 import pytest
@@ -121,49 +119,16 @@ def test_fit_with_accumulation_draws_new_random_numbers_per_micro_batch():
     assert len(set(drawn)) == 6 and drawn[:6] == drawn[6:]
 
 
-@dataclass(frozen=True)
-class Crowded(Device):
-    """Memory for so many rows at once."""
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError()]
+)
+def test_fit_out_of_memory_raises_error_that_says_what_to_do(error):
+    def full(net, batch):
+        raise error
 
-    capacity: int = 16
-
-    def holds(self, net, batch):
-        if len(batch[0]) > self.capacity:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return weighted(net, batch)
-
-
-@pytest.mark.parametrize("at", [1, 5])
-def test_fit_out_of_memory_halves_micro_batch_and_keeps_batch_size(at, caplog):
-    """As a run in small parts from the epoch's start on; `at` is the step before which memory shrinks."""
-    calls = []
-
-    def shrinking(net, batch):
-        calls.append(len(batch[0]))
-        return Crowded("cpu", 1, capacity=16 if len(calls) < at else 4).holds(net, batch)
-
-    network, result = trained(TrainSpec(epochs=4, batch=16), loss=shrinking)
-    expected, _ = trained(TrainSpec(epochs=4, batch=16, accumulate=4))
-    assert calls == [16] * at + [8] + [4] * (4 * (12 - (at - 1) // 3 * 3))
-    assert "Out of memory: back to step" in caplog.text and "in 4 parts of 4 rows, the same batch of 16" in caplog.text
-    assert not result.exact and any(why.startswith("Out of memory at step") for why in result.nondeterminism)
-    torch.testing.assert_close(flat(network), flat(expected), rtol=2e-5, atol=1e-6)
-    if at == 1:
-        assert torch.equal(flat(network), flat(expected))
-
-
-def test_training_run_out_of_memory_after_rollback_keeps_halved_rate():
-    """Both in one epoch: the copy that the run goes back to is from before the first turn."""
-    network, _, _ = small()
-    run = TrainingState(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    run.snapshot()
-    run.rollback("not finite", slower=0.5)
-    assert run.halve_micro_batch() and run.memory.slower == 0.5
-
-
-def test_fit_single_row_out_of_memory_raises():
-    with pytest.raises(torch.OutOfMemoryError):
-        trained(TrainSpec(epochs=1, batch=16), loss=Crowded("cpu", 1, capacity=0).holds)
+    with pytest.raises(FactoryError, match=r"Memory ran out .*step 1, 8 rows at once.*half of batch_size") as caught:
+        trained(TrainSpec(epochs=1, batch=16, accumulate=2), loss=full)
+    assert caught.value.__cause__ is error
 
 
 def test_fit_other_runtime_error_is_raised():
@@ -176,7 +141,7 @@ def test_fit_other_runtime_error_is_raised():
 
 SPECS = {
     "plain": TrainSpec(epochs=3, batch=16),
-    "everything": TrainSpec(epochs=3, batch=16, accumulate=2, ema=0.9),
+    "accumulated": TrainSpec(epochs=3, batch=16, accumulate=2),
     "bf16": TrainSpec(epochs=3, batch=16, precision="bf16"),
 }
 
@@ -223,20 +188,18 @@ def test_fit_resumed_after_best_epoch_ends_with_best_weights():
     assert torch.equal(flat(network), flat(expected)) and not torch.equal(flat(network), flat(trained(spec)[0]))
 
 
-def test_training_run_restore_keeps_halved_micro_batch():
-    """Halved before the kill, halved after it: a resumed run does not try the large one again."""
+def test_training_run_restore_in_smaller_parts_is_marked_and_ends_alike():
     kept = Kept()
     network, batch, loss = small()
     run = TrainingState(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    assert run.halve_micro_batch() and run.micro == 8
     take_training_step(run, batch, loss)
     kept.save(run.state())
-    again = TrainingState(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    again.restore(kept.load()["state"])
-    assert (again.micro, again.micro_batch_count) == (8, 2) and len(again.memory.inexact) == 1
     smaller = TrainingState(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
     smaller.restore(kept.load()["state"])
-    assert smaller.micro == 4 and "micro-batch: began with 8, now 4" in smaller.memory.inexact
+    assert smaller.memory.inexact == ["micro-batch: began with 16, now 4"]
+    for one in (run, smaller):
+        take_training_step(one, batch, loss)
+    torch.testing.assert_close(flat(smaller.network), flat(network), rtol=2e-5, atol=1e-6)
 
 
 def test_training_run_restore_with_other_batch_size_raises_checkpoint_error():
@@ -261,32 +224,6 @@ def test_fit_mid_epoch_save_has_metrics_of_last_epoch():
     assert received[1] is received[2] is None
     assert [received[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
     assert set(received[4]) == {"train_loss", "val_loss", "seconds"}
-
-
-def test_fit_with_ema_validates_and_keeps_averaged_weights():
-    seen = []
-    network, batch, loss = small()
-
-    def validate():
-        seen.append(flat(network).clone())
-        return 1.0 / len(seen)
-
-    spec = TrainSpec(epochs=3, batch=16, ema=0.9, lr=0.1)
-    run_training_loop(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
-    last, _ = trained(TrainSpec(epochs=3, batch=16, lr=0.1))
-    weights = []
-    follower, batch, loss = small()
-    run = TrainingState(follower, ROWS, spec, CPU, IDENTITY)
-    by_hand = flat(follower).double()
-    for step in range(9):
-        take_training_step(run, batch, loss)
-        decay = min(0.9, (2 + step) / (11 + step))
-        by_hand = decay * by_hand + (1 - decay) * flat(follower).double()
-        weights.append(by_hand)
-    torch.testing.assert_close(flat(network).double(), weights[-1], rtol=1e-5, atol=1e-6)
-    for epoch in range(3):
-        torch.testing.assert_close(seen[epoch].double(), weights[3 * epoch + 2], rtol=1e-5, atol=1e-6)
-    assert (flat(network) - flat(last)).abs().max() > 1e-3
 
 
 HALF = Device("cpu", 1, "fp16")
