@@ -6,7 +6,6 @@ paths it wrote. Notebooks, command line and tests call the same functions.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,6 @@ from ml_factory.workflows.evaluate import evaluate
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
-from ml_factory.workflows.fit_profile import profile_fit, write_fit_profile
 from ml_factory.workflows.inspect_data import (
     certificate,
     draw_cuts,
@@ -192,7 +190,7 @@ def plan(
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, callbacks: Sequence[Callback] = (),
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: ModelBase | None = None,
-    profile: bool = False, **options: Unpack[RunOptionFields],
+    **options: Unpack[RunOptionFields],
 ) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, evaluate on test rows.
 
@@ -204,7 +202,6 @@ def train(
     weights : weight of each training row; default: average uniqueness of its label.
     estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
         callback may read its state, and it holds the finished model afterwards.
-    profile : record where time is spent; the same numbers. A table and a flame graph are written next to the report.
     options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status, bins.
 
     Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write
@@ -219,7 +216,7 @@ def train(
         return None
     opened, found, artifact = find_or_open_run(workspace, spec, chosen, partial(build_untrained_model, data, spec))
     broadcast_fit_decision(spec, fitting=artifact is None)
-    reused, recorded = artifact is not None, None
+    reused = artifact is not None
     if artifact is not None:
         complete_train_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
         if estimator is not None:
@@ -227,11 +224,10 @@ def train(
                 artifact.load_state()["model_state"]
             )
     else:
-        with profile_fit(model) if profile else nullcontext() as recorded:
-            artifact = train_with_holdout(
-                workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
-                estimator=estimator,
-            )  # fmt: skip
+        artifact = train_with_holdout(
+            workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
+            estimator=estimator,
+        )  # fmt: skip
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
@@ -239,7 +235,6 @@ def train(
         model=model, history=history, best_epoch=facts["best_epoch"], artifact_hash=artifact.hash,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), seconds=time.perf_counter() - started,
-        **(write_fit_profile(recorded, opened.folder) if profile else {}),
         draw=lambda: plots.plot_learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],

@@ -241,11 +241,8 @@ def test_guide_rm_of_checkpoints_keeps_finished_model_and_begins_killed_training
 def test_guide_lines_on_profile_price_and_cleaning_work_from_command_line(prepared, call):
     where = ("--workspace", prepared.root, "--symbol", "DEMO")
     model = ("--horizon", 5, "--model", "linear", "--quick")
-    code, out, _ = call("train", *where, *model, "--profile")
-    assert code == 0 and re.search(r"time: \d+% .* under cProfile", out)
-    assert [path.name for path in sorted(prepared.results.glob("DEMO/train-linear-*/profile/*"))] == [
-        "flame_graph.svg", "table.csv",
-    ]  # fmt: skip
+    code, _, _ = call("train", *where, *model)
+    assert code == 0
     recorder = cProfile.Profile()  # as the guide says it, around a call of one's own
     trained = recorder.runcall(pipeline.train, prepared, "DEMO", 5, "linear", quick=True, seed=1, mirror="off")
     assert not trained.reused and "train_with_holdout" in str(recorder.getstats())

@@ -70,7 +70,7 @@ evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics 
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.epoch_plots evaluation.class_scores evaluation.class_plots
 evaluation.compression_plots
-evaluation.html_report evaluation.findings evaluation.flame_graph
+evaluation.html_report evaluation.findings
 evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill_kernel
 evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
@@ -103,7 +103,7 @@ workflows.export_data workflows.training_criteria workflows.stack
 workflows.audits.audit_training workflows.audits.audit_models workflows.audit workflows.fit_cost_model
 workflows.plan workflows.run_report_sections workflows.report
 workflows.evaluate workflows.suite_answer workflows.predict
-workflows.superseded_data workflows.clean workflows.fit_profile
+workflows.superseded_data workflows.clean
 interrupt serving.problems serving.schemas serving.tables serving.served_bundle serving.recent_answers serving.feed
 serving.follow
 serving.service_metrics serving.service serving.app serving.server

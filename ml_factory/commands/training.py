@@ -59,7 +59,6 @@ def train(
     run: RunFlagOptions,
     horizon: Horizon = 20,
     model: Model = "xgboost",
-    profile: Annotated[bool, Option("--profile", help="Record where time is spent: table, flame graph.")] = False,
 ) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.check((horizon,), models=(model,), seed=run.seed)
@@ -68,7 +67,7 @@ def train(
     settings = parse_settings(run.setting)
     with cli_training_progress(model, market.as_json or further) as on_epoch:
         result = pipeline.train(
-            place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,), profile=profile,
+            place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
             **run.pipeline_arguments(market.as_json),
         )  # fmt: skip
     if not further:

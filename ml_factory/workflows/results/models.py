@@ -24,9 +24,6 @@ class TrainResult(ModelResult):
     best_epoch : epoch of the final model.
     importances : of trees and the linear model, `feature_importance_table`.
     machine : device and resources of a network's fit.
-    profile : of a training with `profile`, a row per function or operation: calls, seconds, total_seconds, share.
-    profile_path : folder with its table and flame graph.
-    time_line : where time is spent, in a line.
     """
 
     model: str
@@ -35,9 +32,6 @@ class TrainResult(ModelResult):
     artifact_hash: str
     importances: pd.DataFrame | None = None
     machine: dict = field(default_factory=dict)
-    profile: pd.DataFrame | None = None
-    profile_path: Path | None = None
-    time_line: str = ""
 
     def __post_init__(self) -> None:
         if self.resumed_from is not None:
@@ -69,9 +63,7 @@ class TrainResult(ModelResult):
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
-        where = [f"  {self.time_line}"] if self.time_line else []
-        where += [f"  profile {self.profile_path}"] if self.profile_path else []
-        return self._lines_after([first, *where, *summary_warning_lines(self)], self.model)
+        return self._lines_after([first, *summary_warning_lines(self)], self.model)
 
 
 @dataclass(frozen=True, kw_only=True)

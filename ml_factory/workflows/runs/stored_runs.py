@@ -19,7 +19,7 @@ _ATTEMPT = re.compile(r"(.*-[0-9a-f]{10})(?:-\d+)?")
 # What runs themselves write into their folders.
 _OWN = (
     "run.json", "done.json", "log", "predictions.parquet", "predictions.json", "report.html", "report.json",
-    "backtest*.json", "backtest*.csv", "folds.parquet", "paths.parquet", "barriers-*.json", "profile", "*.lock", ".*",
+    "backtest*.json", "backtest*.csv", "folds.parquet", "paths.parquet", "barriers-*.json", "*.lock", ".*",
     *FINISHED_PARTS,
 )  # fmt: skip
 
