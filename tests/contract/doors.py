@@ -3,27 +3,33 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.io import import_bars
+from ml_factory import pipeline
+from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
+from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
-from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_bars
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, feature_column_names
 from ml_factory.features.custom import feature
 from ml_factory.features.stream import FeatureStream
+from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.weights import training_weights
+from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.training.sampler import BatchSampler
+from ml_factory.workflows.load_prepared import load_dataset
 
 CALENDARS = tuple(TRADING_HOURS)
+SETTINGS = (FeatureSpec, LabelSpec, RollSpec, SplitSpec, SyntheticSpec, WeightSpec)
 
 
 def calendar_market(calendar: str, volume: bool = True, days: int = 9) -> tuple[pd.DataFrame, MarketSpec]:
@@ -71,3 +77,13 @@ def own_features() -> Iterator[None]:
 def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
     """The registered families that have columns in this market."""
     return tuple(FeatureSpec().families_for_market(market))
+
+
+def certificate_text(root: Path) -> str:
+    """What the certificate of DEMO, horizon 5, says."""
+    return repr(pipeline.certificate(root, "DEMO", 5))
+
+
+def scaled_rows(root: Path, symbol: str, horizon: int) -> np.ndarray:
+    """The rows as a model sees them, by the stored scaler."""
+    return np.asarray(load_dataset(root, symbol, horizon).x_NF)
