@@ -1,6 +1,7 @@
 """What the contract tests need beyond the names that CONTRACTS.md promises; a replacement changes this file alone."""
 # ruff: noqa: F401 - what is imported here is what the tests take from here
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import typer
 
-from ml_factory import pipeline
+from ml_factory import __main__, pipeline
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
-from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
@@ -39,7 +40,7 @@ from ml_factory.training.sampler import BatchSampler
 from ml_factory.workflows.load_prepared import load_dataset
 
 CALENDARS = tuple(TRADING_HOURS)
-SETTINGS = (FeatureSpec, LabelSpec, RollSpec, SplitSpec, SyntheticSpec, WeightSpec)
+SETTINGS = (FeatureSpec, LabelSpec, SplitSpec, SyntheticSpec, WeightSpec)
 
 
 def calendar_market(calendar: str, volume: bool = True, days: int = 9) -> tuple[pd.DataFrame, MarketSpec]:
@@ -87,6 +88,18 @@ def own_features() -> Iterator[None]:
 def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
     """The registered families that have columns in this market."""
     return tuple(FeatureSpec().families_for_market(market))
+
+
+def verbs() -> list[str]:
+    """The verbs of the command line."""
+    return list(typer.main.get_command(__main__.app).commands)
+
+
+def verb_example(verb: str) -> str:
+    """What follows the verb in the example of its help."""
+    return re.findall(
+        rf"`python -m ml_factory {verb}\b ?(.*?)`", typer.main.get_command(__main__.app).commands[verb].help
+    )[0]
 
 
 def certificate_text(root: Path) -> str:
