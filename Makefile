@@ -6,8 +6,6 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,$(if 
 VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
-SEED ?= 0
-SHARE ?= 0.15
 JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
@@ -16,9 +14,9 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
-export SEED SHARE COLAB OWNER ROWS BENCH
+export COLAB OWNER ROWS BENCH
 
-.PHONY: kills lock sbom fuzz kernels picture browser peers dvc help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: lock sbom fuzz kernels picture browser peers dvc help setup run test soak mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -57,14 +55,8 @@ mutants: setup  ## change the library in 100 places, one at a time, and count th
 
 soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours
 	@$(PY) -m pytest $(SPREAD) -m soak $(ARGS)
-	@for campaign in notebooks peers chaos kills faults fuzz browser dvc test-xla matrix; do $(MAKE) $$campaign || exit 1; done
-
-sample: setup  ## a share of `make soak`, drawn with SEED=text: what .ci/run takes of it
-	@$(PY) -m pytest $(SPREAD) -m soak --sample "$$SHARE" --sample-seed "$$SEED" $(ARGS)
-	@$(PY) -W error -m tests.chaos --sample 12 --seed $$(echo "$$SEED" | cksum | cut -d' ' -f1)
-	@$(PY) -m tests.fuzz --count 95 --seed "$$SEED"
-	@$(PY) -m tests.cli_kills --count 8 --seed "$$SEED"
-	@$(PY) -m tests.faults --every 24 --from $$(($$(echo "$$SEED" | cksum | cut -d' ' -f1) % 24))
+	@ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract
+	@for campaign in notebooks peers chaos faults fuzz browser dvc test-xla matrix; do $(MAKE) $$campaign || exit 1; done
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
@@ -128,9 +120,6 @@ peers:  ## the networks beside public implementations with the same weights, in 
 
 fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does; ARGS='--count 400'
 	@$(PY) -m tests.fuzz --count 10000 $(ARGS)
-
-kills: setup  ## kill the command line at random moments, its children alone too, damage checkpoints, and compare; ARGS='--count 20'
-	@$(PY) -m tests.cli_kills --count 300 $(ARGS)
 
 faults: setup  ## every fault at every file operation of checkpoints, with the table of survivors; ARGS='--every 10'
 	@$(PY) -m tests.faults $(ARGS)

@@ -3,6 +3,8 @@
 import difflib
 import os
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.files import files
@@ -84,3 +86,27 @@ def check_file_exists(path: Path) -> Path:
     near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
     step = f"did you mean {near[0]!r}?" if near else "check the path"
     raise BarsError("No such file", where=path, next_step=step)
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", tuple: "several values"}
+
+
+def check_field_types(settings: Any) -> None:
+    """Check that each value of a settings dataclass is of the type that its field declares.
+
+    A whole number is a float too, NaN is no number, True and False are no numbers, None is allowed where the type
+    has it. What is inside a tuple, and fields of other types, are left to the class.
+
+    Raises SettingsError with the field's name.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        kinds = {get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))}
+        value = getattr(settings, name, None)
+        if not kinds & set(_KINDS) or kinds - set(_KINDS) - {NoneType}:
+            continue
+        value = value.item() if hasattr(value, "item") else value  # a number of NumPy
+        kind = tuple if isinstance(value, list) else type(value)
+        fits = kind in kinds or (kind is int and float in kinds)
+        if not fits or value != value:
+            wanted = " or ".join("None" if kind is NoneType else _KINDS[kind] for kind in kinds)
+            raise SettingsError("A value of another kind", where=name, got=repr(value), wanted=wanted)

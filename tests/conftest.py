@@ -5,7 +5,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,23 +18,13 @@ from ml_factory.storage.workspace import Workspace
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", type=float, default=1.0, help="run this share of the selected tests")
-    parser.addoption("--sample-seed", default="", help="text that the sample is drawn with, such as a commit")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark parameters for `make soak`, draw the sample, and put files with slow tests first."""
+    """Mark parameters for `make soak`, and put files with slow tests first."""
     for item in items:
         keep = item.get_closest_marker("soak_except")
         if keep is not None and not any(word in item.callspec.id for word in keep.args):
             item.add_marker(pytest.mark.soak)
-    if (share := config.getoption("--sample")) < 1:
-        seed = config.getoption("--sample-seed")
-        drawn = [zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32 < share for item in items]
-        config.hook.pytest_deselected(items=[item for item, stays in zip(items, drawn, strict=True) if not stays])
-        items[:] = [item for item, stays in zip(items, drawn, strict=True) if stays]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

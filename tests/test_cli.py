@@ -64,33 +64,6 @@ def one_line(code: int, out: str, err: str) -> str:
 # ---- help ----------------------------------------------------------------------------------------------------------
 
 
-def _commands(verb: str) -> list[list[str]]:
-    """Return what follows the verb: nothing, or each of its commands where it is a group."""
-    command = typer.main.get_command(__main__.app).commands[verb]
-    return [[name] for name in getattr(command, "commands", ())] or [[]]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_cli_verb_help_shows_example_and_common_options(verb, call):
-    code, out, _ = call(verb, "--help")
-    assert code == 0
-    assert re.search(rf"Example: python -m ml_factory {verb}\b", out)
-    for name in _commands(verb):
-        code, out, _ = call(verb, *name, "--help")
-        assert code == 0 and ("--json" in out or name == ["ssh"] or name == ["logs"])
-        assert "--workspace" in out or verb in ("export-data", "serve")
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_cli_verb_help_example_uses_existing_options(verb):
-    """Every option the example uses exists."""
-    command = typer.main.get_command(__main__.app).commands[verb]
-    (example,) = re.findall(rf"`python -m ml_factory {verb}\b ?(.*?)`", command.help)
-    command = getattr(command, "commands", {}).get(example.split(" ")[0], command)
-    known = {name for parameter in command.params for name in parameter.opts}
-    assert {word for word in example.split() if word.startswith("-")} <= known
-
-
 def test_cli_help_lists_exactly_the_implemented_verbs(call):
     code, out, _ = call("--help")
     assert code == 0 and all(verb in out for verb in VERBS)
@@ -129,18 +102,6 @@ def test_cli_progress_with_json_or_without_terminal_draws_no_bar(as_json, termin
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verb", ["prepare", "train", "predict", "suite"])
-@pytest.mark.parametrize(
-    ("symbol", "proposal"), [("../../etc", "use 'ETC'"), ("mes", "use 'MES'"), ("BTC/USDT", "use 'BTC-USDT'")]
-)
-def test_cli_illegal_symbol_exits_2_with_proposal_and_writes_no_file(verb, symbol, proposal, call, tmp_path):
-    code, out, err = call(verb, "--workspace", tmp_path / "place" / "w", "--symbol", symbol)
-    line = one_line(code, out, err)
-    assert code == 2 and repr(symbol) in line and proposal in line
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.name for path in (tmp_path / "place").iterdir()} == {"w"}
 
 
 @pytest.mark.parametrize("verb", ["train", "cross-validate", "predict"])

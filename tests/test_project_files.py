@@ -55,7 +55,6 @@ def test_pre_commit_hooks_cover_commands_of_make_lint():
         ("run", "WORKSPACE"),
         ("badges", "OWNER"),
         ("colab", "COLAB"),
-        ("sample", "SEED"),
     ],
 )
 @pytest.mark.parametrize("quote", ["'", '"', "`", "$$("])

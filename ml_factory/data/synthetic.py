@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEMO_NULL
+from ml_factory.argument_checks import DEMO_NULL, check_field_types
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
 from ml_factory.errors import SettingsError, did_you_mean
@@ -79,6 +79,7 @@ class SyntheticSpec:
     missing: float = 0.002
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for field, options in (("kind", KINDS), ("calendar", TRADING_HOURS)):
             if getattr(self, field) not in options:
                 got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.data.resample import (
     ResampledBars,
     apply_roll_adjustment,
@@ -80,14 +81,13 @@ class FeatureSpec:
     spans: bool = False
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
         object.__setattr__(self, "custom", tuple(custom.signed_custom_feature_name(name) for name in self.custom))
-        if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
+        if not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
-        if not isinstance(self.spans, bool):
-            raise SettingsError("Windows span or do not", where="spans", got=repr(self.spans), wanted="True or False")
         steps = (self.base_minutes, *self.frames)
         if any(not isinstance(later, int) or later <= before for before, later in pairwise(steps)):
             wanted = f"rising whole numbers above the base frame's {steps[0]}"

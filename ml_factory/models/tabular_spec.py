@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.models.session_clock_offset import check_clock_offset_settings
@@ -37,6 +38,7 @@ class TabularSpec:
     offset_bars: int = 0
 
     def __post_init__(self):
+        check_field_types(self)
         check_clock_offset_settings(self.offset_column, self.offset_bars)
         check_tabular_class_weight(self.class_weight)
         self._whole("rounds", 1)
@@ -47,12 +49,12 @@ class TabularSpec:
 
     def _whole(self, name: str, low: int) -> None:
         value = getattr(self, name)
-        if not isinstance(value, int) or value < low:
+        if value < low:
             raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
 
     def _number(self, name: str, holds: Callable[[float], bool] = lambda value: value >= 0, wanted: str = ">= 0"):
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        if not holds(value):
             raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"a number {wanted}")
 
     def identity(self) -> dict:

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import SettingsError
 from ml_factory.models.tabular_data import check_tabular_class_weight
 
@@ -55,19 +56,20 @@ class TrainSpec:
     class_weight: str = "none"
 
     def __post_init__(self):
+        check_field_types(self)
         check_tabular_class_weight(self.class_weight)
         counts = ("epochs", 1), ("batch", 1), ("accumulate", 1), ("eval_batch", 1), ("log_steps", 1)
         for name, low in (*counts, ("patience", 0), ("threads", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            if value < low:
                 raise _refused(name, value, f"an integer >= {low}")
         for name in ("lr", "clip"):
-            if not _number(getattr(self, name)) or not 0 < getattr(self, name) < float("inf"):
+            if not 0 < getattr(self, name) < float("inf"):
                 raise _refused(name, getattr(self, name), "a positive number")
         for name in ("weight_decay", "save_seconds"):
-            if not _number(getattr(self, name)) or not getattr(self, name) >= 0:
+            if not getattr(self, name) >= 0:
                 raise _refused(name, getattr(self, name), "a number >= 0")
-        if not _number(self.warmup) or not 0 <= self.warmup < 1:
+        if not 0 <= self.warmup < 1:
             raise _refused("warmup", self.warmup, "a number in [0, 1): a share of all steps")
         for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
             value = getattr(self, name)
@@ -77,10 +79,6 @@ class TrainSpec:
     def identity(self) -> dict:
         """Return the settings that make another run when they change."""
         return {name: value for name, value in asdict(self).items() if name not in _ELSEWHERE}
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refused(name: str, value: object, wanted: str) -> SettingsError:

@@ -1,29 +1,46 @@
 """What the contract tests need beyond the names that CONTRACTS.md promises; a replacement changes this file alone."""
 # ruff: noqa: F401 - what is imported here is what the tests take from here
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import typer
 
-from ml_factory.data.io import import_bars
+from ml_factory import __main__, pipeline
+from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
-from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_bars
+from ml_factory.datasets.fitted_transforms import TransformFitSample
+from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
+from ml_factory.datasets.scaling import SCALERS
+from ml_factory.evaluation.baselines import (
+    ClockBaseline,
+    baseline_session_clock,
+)
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, feature_column_names
 from ml_factory.features.custom import feature
 from ml_factory.features.stream import FeatureStream
+from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.weights import training_weights
+from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.training.sampler import BatchSampler
+from ml_factory.workflows.load_prepared import load_dataset
 
 CALENDARS = tuple(TRADING_HOURS)
+SETTINGS = (FeatureSpec, LabelSpec, SplitSpec, SyntheticSpec, WeightSpec)
 
 
 def calendar_market(calendar: str, volume: bool = True, days: int = 9) -> tuple[pd.DataFrame, MarketSpec]:
@@ -71,3 +88,100 @@ def own_features() -> Iterator[None]:
 def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
     """The registered families that have columns in this market."""
     return tuple(FeatureSpec().families_for_market(market))
+
+
+def verbs() -> list[str]:
+    """The verbs of the command line."""
+    return list(typer.main.get_command(__main__.app).commands)
+
+
+def verb_example(verb: str) -> str:
+    """What follows the verb in the example of its help."""
+    return re.findall(
+        rf"`python -m ml_factory {verb}\b ?(.*?)`", typer.main.get_command(__main__.app).commands[verb].help
+    )[0]
+
+
+def certificate_text(root: Path) -> str:
+    """What the certificate of DEMO, horizon 5, says."""
+    return repr(pipeline.certificate(root, "DEMO", 5))
+
+
+def scaled_rows(root: Path, symbol: str, horizon: int) -> np.ndarray:
+    """The rows as a model sees them, by the stored scaler."""
+    return np.asarray(load_dataset(root, symbol, horizon).x_NF)
+
+
+# ---- what is fitted --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FitTable:
+    """Rows to fit on and to apply to: features, labels, weights, times, probabilities of a model, last moves."""
+
+    x_NF: np.ndarray
+    y: np.ndarray
+    w: np.ndarray
+    known_at: np.ndarray
+    p_N3: np.ndarray
+    move: np.ndarray
+
+    def first(self, count: int) -> "FitTable":
+        """The first rows alone."""
+        return FitTable(*(value[:count] for value in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class FittedPart:
+    """fit(table, rows) -> part; apply(part, table) -> an array, a row for each; state and restore: plain JSON."""
+
+    fit: Callable
+    apply: Callable
+    state: Callable
+    restore: Callable
+
+
+def _targets(table: FitTable, rows: np.ndarray) -> pd.DataFrame:
+    """The labels of the training rows as the steps that select columns read them."""
+    known_at = pd.DatetimeIndex(table.known_at[rows], tz="UTC")
+    return pd.DataFrame(
+        {"label": table.y[rows], "ret": 1e-3 * table.y[rows], "uniqueness": 1.0, "entry_bar": rows,
+         "exit_bar": rows + 2, "barrier": "vertical", "label_end": known_at + pd.Timedelta("10min")}, index=known_at,
+    )  # fmt: skip
+
+
+def _preprocessing(name: str) -> FittedPart:
+    steps = (name,) if name in SCALERS else (name, "robust")
+
+    def fit(table: FitTable, rows: np.ndarray):
+        names = tuple(f"c{number}" for number in range(table.x_NF.shape[1]))
+        return fit_preprocessing_steps(steps, TransformFitSample(table.x_NF, names, rows, _targets(table, rows)))
+
+    return FittedPart(
+        fit, lambda part, table: part.transform(table.x_NF), lambda part: part.to_dict(), preprocessing_from_dict
+    )
+
+
+def _clock(volatility: bool) -> FittedPart:
+    def fit(table: FitTable, rows: np.ndarray) -> ClockBaseline:
+        clock, moves = baseline_session_clock(table.known_at, "cme").take(rows), table.move[rows]
+        return ClockBaseline.fit(
+            clock, table.y[rows], horizon=5, bar_minutes=5.0, volatility=moves if volatility else None
+        )
+
+    def apply(part: ClockBaseline, table: FitTable) -> np.ndarray:
+        return part.predict(baseline_session_clock(table.known_at, "cme"), table.move if volatility else None)
+
+    return FittedPart(fit, apply, lambda part: part.to_dict(), ClockBaseline.from_dict)
+
+
+FITTED = {name: _preprocessing(name) for name in PREPROCESSING_STEPS} | {
+    "clock": _clock(volatility=False),
+    "clock_volatility": _clock(volatility=True),
+    "calibration": FittedPart(
+        lambda table, rows: Calibration.fit(
+            floored_log_probabilities(table.p_N3[rows]), table.y[rows], table.w[rows], horizon=5
+        ),
+        lambda part, table: part.apply(table.p_N3), lambda part: part.to_dict(), Calibration.from_dict,
+    ),
+}  # fmt: skip

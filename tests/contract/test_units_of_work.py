@@ -1,0 +1,123 @@
+"""Every unit of work, killed with SIGKILL before any durable operation, ends with the bytes of the uninterrupted one.
+
+The real command line in a process of its own dies at a drawn operation (`crash/sitecustomize.py`), which may damage its
+newest checkpoint; then the same command runs to its end.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ml_factory import pipeline
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.models.registry import available_models
+from ml_factory.storage.workspace import Workspace
+from tests.contract import doors
+from tests.contract.profiles import examples
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ("--symbol", "DEMO", "--horizon", "6", "--json")
+TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
+NETWORK = {"epochs": 3, "batch": 128, "lookback": 8, "threads": 1, "dropout": 0.2, "save_seconds": 0.0}
+OWN = {
+    "linear": {"depth": None}, "lstm": {"hidden": 8}, "gru": {"hidden": 8}, "tcn": {"width": 8}, "tft": {"width": 8},
+    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
+    "itransformer": {"width": 8, "inner": 8, "layers": 1},
+}  # fmt: skip
+
+
+def train(model: str) -> list[str]:
+    settings = (NETWORK if doors.find_model_spec(model).windowed else TREES) | OWN.get(model, {})
+    chosen = [word for name, value in settings.items() if value is not None for word in ("--set", f"{name}={value}")]
+    return ["train", *DATA, "--model", model, *chosen]
+
+
+# unit -> (words of the command line, whether the workspace is prepared before, models trained before)
+UNITS = {
+    "prepare": (["prepare", *DATA], False, ()),
+    **{model: (train(model), True, ()) for model in available_models()},
+    "cross-validate": (["cross-validate", *DATA, "--model", "linear", "--folds", "3"], True, ()),
+    "stack": (["stack", *DATA, "--base-model", "linear", "--base-model", "xgboost", "--folds", "2", "--quick"], True,
+              ("linear", "xgboost")),
+}  # fmt: skip
+FACTS = ("artifact_hash", "predictions_hash", "fingerprint", "metrics", "fold_table", "weights", "label_balance")
+IN_EVERY_TEST_RUN = ("prepare", "xgboost", "lstm", "stack")
+
+
+def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> subprocess.CompletedProcess:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY_", "WANDB_"))}
+    paths = os.pathsep.join([str(Path(__file__).parent / "crash"), str(ROOT)])
+    crash = {"CRASH_AT": str(die_at), "CRASH_COUNT": str(folder / "count"), "PYTHONPATH": paths}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "ml_factory", *words, "--workspace", str(workspace)],
+        env=kept | crash | {"ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}, cwd=folder,
+        capture_output=True, text=True, start_new_session=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def facts(done: subprocess.CompletedProcess, workspace: Path) -> dict:
+    """What the command reports of its results, and the bytes of what is prepared and proved."""
+    assert done.returncode == 0, done.stderr[-2000:]
+    printed = json.loads(done.stdout)
+    files = sorted(workspace.glob("data/processed/DEMO/*/*_h6.*")) + sorted(workspace.glob("data/processed/*/*/*.npy"))
+    return {name: printed[name] for name in FACTS if name in printed} | {path.name: path.read_bytes() for path in files}
+
+
+def damage_newest_checkpoint(workspace: Path) -> None:
+    slots = sorted(workspace.glob("checkpoints/slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    if slots:
+        data = bytearray(slots[-1].read_bytes())
+        data[len(data) // 2] ^= 1
+        slots[-1].write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory):
+    """unit -> a workspace in which it can start, the facts of an uninterrupted run, and its durable operations."""
+    kept, folder = {}, tmp_path_factory.mktemp("units")
+
+    def of(unit: str):
+        if unit not in kept:
+            words, is_prepared, models = UNITS[unit]
+            place = Workspace(folder / unit / "start")
+            ensure_synthetic_demo_market(place, "DEMO", days=10)
+            if is_prepared:
+                pipeline.prepare(place, "DEMO", (6,))
+            for model in models:
+                pipeline.train(place, "DEMO", 6, model, quick=True, mirror="off")
+            whole = Path(shutil.copytree(place.root, folder / unit / "whole"))
+            done = run(words, whole, folder / unit, 0)
+            kept[unit] = place.root, facts(done, whole), int((folder / unit / "count").read_text())
+        return kept[unit]
+
+    return of
+
+
+@pytest.mark.soak_except(*IN_EVERY_TEST_RUN)
+@pytest.mark.parametrize("unit", UNITS)
+@examples(dev=0, ci=1, campaign=60)
+@example(moments=[0.6], damaged=True)
+@given(moments=st.lists(st.floats(0, 1), min_size=1, max_size=2), damaged=st.booleans())
+def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments, damaged, templates, tmp_path_factory):
+    words = UNITS[unit][0]
+    start, whole, operations = templates(unit)
+    folder = tmp_path_factory.mktemp("killed")
+    workspace = Path(shutil.copytree(start, folder / "workspace"))
+    assert operations > 5
+    for moment in moments:
+        done = run(words, workspace, folder, 1 + int(moment * (operations - 1)))
+        if done.returncode == 0:  # resumed near its end: fewer operations were left
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        if damaged:
+            damage_newest_checkpoint(workspace)
+    assert facts(run(words, workspace, folder, 0), workspace) == whole
+    shutil.rmtree(folder)
