@@ -262,7 +262,6 @@ def boosters(repeats: int, rows: int = 20_000, columns: int = 100) -> None:
 HERE = {"windows": windows, "loop": loop, "rows": linear, "bins": boosters}
 # part -> (its module, its environment, what builds that)
 ELSEWHERE = {
-    "steps": ("benchmarks.training_steps", ".venv-peers", "make peers"),
     "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),
 }
 
