@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from ml_factory import __main__, pipeline
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
-from ml_factory.data.synthetic import SyntheticSpec, synthetic_bars
+from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
@@ -30,13 +31,16 @@ from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, fea
 from ml_factory.features.custom import feature
 from ml_factory.features.stream import FeatureStream
 from ml_factory.inference.bundle import Bundle
+from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.serialization import serialize_state
+from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
 from ml_factory.targets.weights import WeightSpec, training_weights
-from ml_factory.training.sampler import BatchSampler
+from ml_factory.training import device, sampler, state
+from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
 
 CALENDARS = tuple(TRADING_HOURS)
@@ -185,3 +189,59 @@ FITTED = {name: _preprocessing(name) for name in PREPROCESSING_STEPS} | {
         lambda part, table: part.apply(table.p_N3), lambda part: part.to_dict(), Calibration.from_dict,
     ),
 }  # fmt: skip
+
+
+# ---- sabotage --------------------------------------------------------------------------------------------------------
+
+
+def _next_seed(module: ModuleType, part: str) -> tuple[ModuleType, str, Callable]:
+    """`derive_seed` of a module, one further for this part."""
+    right = module.derive_seed
+
+    def wrong(*parts, **more):
+        return right(*((*parts[:-1], parts[-1] + 1) if part in parts else parts), **more)
+
+    return module, "derive_seed", wrong
+
+
+def _death_at(module: ModuleType, part: str, at: int) -> tuple[ModuleType, str, Callable]:
+    """`derive_seed` of a module, that raises KeyboardInterrupt for number `at` of this part."""
+    right = module.derive_seed
+
+    def dies(*parts, **more):
+        if part in parts and parts[-1] == at:
+            raise KeyboardInterrupt
+        return right(*parts, **more)
+
+    return module, "derive_seed", dies
+
+
+def _sabotages(name: str) -> tuple[object, str, Callable]:
+    """What is broken of what, and the broken form."""
+    take, rate, seed = sampler.BatchSampler.positions, state.warmup_cosine_learning_rate, device.Device.seed_step
+    return {
+        "position of the sampler": lambda: (
+            sampler.BatchSampler, "positions", lambda order, step: take(order, step + 1),
+        ),
+        "learning rate": lambda: (
+            state, "warmup_cosine_learning_rate", lambda step, *rest: rate(max(step - 1, 0), *rest),
+        ),
+        "random numbers of the device": lambda: (
+            device.Device, "seed_step", lambda one, number: seed(one, number + 1),
+        ),
+        "seed of a block": lambda: _next_seed(tabular, "block"),
+        "seed of a fold": lambda: _next_seed(folds, "fold"),
+        "death before the second fold": lambda: _death_at(folds, "fold", 1),
+    }[name.partition(",")[0]]()  # fmt: skip
+
+
+@contextmanager
+def sabotage(name: str) -> Iterator[None]:
+    """Break the library on purpose inside: the only patches of this folder."""
+    owner, attribute, broken = _sabotages(name)
+    right = getattr(owner, attribute)
+    setattr(owner, attribute, broken)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, right)

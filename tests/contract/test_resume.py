@@ -12,7 +12,7 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.models.registry import available_models, build_model
-from tests.contract.doors import BatchSampler, find_model_spec, serialize_state
+from tests.contract.doors import find_model_spec, serialize_state
 
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {
@@ -33,8 +33,27 @@ def make(name: str, **settings):
     return build_model(name, **{**SETTINGS[family], **SETTINGS.get(name, {}), **settings})
 
 
-def fit(name: str, folder: Path | None, *callbacks, model=None, **settings):
-    """The model and its result; unequal weights, some 0, rows and columns sampled, dropout on."""
+class DyingPhase:
+    """A phase of checkpoints whose process dies right after a save."""
+
+    def __init__(self, phase, saves: int):
+        self.phase, self.saves = phase, saves
+
+    def __getattr__(self, name):
+        return getattr(self.phase, name)
+
+    def save(self, *given, **more):
+        self.phase.save(*given, **more)
+        self.saves -= 1
+        if not self.saves:
+            raise Killed
+
+
+def fit(name: str, folder: Path | None, *callbacks, model=None, phase=None, die_after=0, **settings):
+    """The model and its result; unequal weights, some 0, rows and columns sampled, dropout on.
+
+    folder, phase : of a checkpoint manager, or a phase itself. die_after : saves before the process dies.
+    """
     rng = np.random.default_rng(0)
     x_NTF = rng.normal(size=(330, T, F)).astype(np.float32)
     y = np.digitize(x_NTF[:, -1, 0] + x_NTF[:, -2, 1] + rng.normal(size=330), [-0.7, 0.7]) - 1
@@ -43,6 +62,7 @@ def fit(name: str, folder: Path | None, *callbacks, model=None, **settings):
     x = x_NTF if find_model_spec(name).windowed else x_NTF.reshape(330, -1)
     model = model or make(name, **settings)
     manager = CheckpointManager(folder, auto_save_minutes=0) if folder else None
+    phase = manager.phase(f"train_{name}") if manager else phase
     try:
         result = model.fit(
             x[:TRAIN],
@@ -50,7 +70,7 @@ def fit(name: str, folder: Path | None, *callbacks, model=None, **settings):
             w[:TRAIN],
             validation=(x[TRAIN:], y[TRAIN:], w[TRAIN:]),
             callbacks=callbacks,
-            checkpoints=manager and manager.phase(f"train_{name}"),
+            checkpoints=DyingPhase(phase, die_after) if die_after else phase,
         )
     finally:
         if manager:
@@ -144,23 +164,14 @@ def test_fit_killed_before_early_stop_keeps_patience_count(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lstm", "patchtst"])
-@pytest.mark.parametrize("at", [5, 9])
-def test_fit_killed_in_mid_epoch_resumes_at_saved_step_bit_exact(name, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize(("saves", "step"), [(6, 5), (10, 8)])
+def test_fit_killed_in_mid_epoch_resumes_at_saved_step_bit_exact(name, tmp_path, saves, step):
     """250 rows in batches of 64: epochs end at steps 3, 7, 11 and 15."""
     expected = fit(name, None, save_seconds=0.0)
-    positions = BatchSampler.positions
-
-    def kill(order, step):
-        if step == at:
-            raise Killed
-        return positions(order, step)
-
-    monkeypatch.setattr(BatchSampler, "positions", kill)
     with pytest.raises(Killed):
-        fit(name, tmp_path, save_seconds=0.0)
-    monkeypatch.undo()
+        fit(name, tmp_path, die_after=saves, save_seconds=0.0)
     again = fit(name, tmp_path, save_seconds=0.0)
-    assert again[1].resumed_step == at and again[1].resumed_from == {5: 1, 9: 2}[at]
+    assert again[1].resumed_step == step and again[1].resumed_from == {5: 1, 8: 2}[step]
     assert_same(again, expected)
 
 

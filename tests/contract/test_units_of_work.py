@@ -1,7 +1,8 @@
 """Every unit of work, killed with SIGKILL before any durable operation, ends with the bytes of the uninterrupted one.
 
-The real command line in a process of its own dies at a drawn operation (`crash/sitecustomize.py`), which may damage its
-newest checkpoint; then the same command runs to its end.
+The real command line in a process of its own dies at a drawn operation (`crash/sitecustomize.py`). The disk is kept,
+lost in part (later checkpoints, their descriptions, results) or holds a damaged newest checkpoint; then the same
+command runs to its end.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -71,12 +73,27 @@ def facts(done: subprocess.CompletedProcess, workspace: Path) -> dict:
     return {name: printed[name] for name in FACTS if name in printed} | {path.name: path.read_bytes() for path in files}
 
 
-def damage_newest_checkpoint(workspace: Path) -> None:
-    slots = sorted(workspace.glob("checkpoints/slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    if slots:
-        data = bytearray(slots[-1].read_bytes())
-        data[len(data) // 2] ^= 1
-        slots[-1].write_bytes(data)
+def slots(workspace: Path) -> list[Path]:
+    return sorted(workspace.glob("checkpoints/slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def damage_newest_checkpoint(workspace: Path, moment: float) -> None:
+    for newest in slots(workspace)[-1:]:
+        data = bytearray(newest.read_bytes())
+        data[int(moment * (len(data) - 1))] ^= 1
+        newest.write_bytes(data)
+
+
+def lose_part_of_disk(workspace: Path, moment: float) -> None:
+    luck = np.random.default_rng(int(moment * 2**32))
+    described, results = workspace.glob("checkpoints/slot-*.json"), workspace.glob("results/DEMO/**/*")
+    for paths, share in ((slots(workspace)[1:], 0.4), (sorted(described), 0.5), (sorted(results), 0.3)):
+        for path in paths:
+            if path.is_file() and luck.random() < share:
+                path.unlink()
+
+
+DISKS = {"kept": lambda *_: None, "lost": lose_part_of_disk, "damaged": damage_newest_checkpoint}
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +121,9 @@ def templates(tmp_path_factory):
 @pytest.mark.soak_except(*IN_EVERY_TEST_RUN)
 @pytest.mark.parametrize("unit", UNITS)
 @examples(dev=0, ci=1, campaign=60)
-@example(moments=[0.6], damaged=True)
-@given(moments=st.lists(st.floats(0, 1), min_size=1, max_size=2), damaged=st.booleans())
-def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments, damaged, templates, tmp_path_factory):
+@example(moments=[0.6], disk="damaged")
+@given(moments=st.lists(st.floats(0, 1), min_size=1, max_size=2), disk=st.sampled_from(sorted(DISKS)))
+def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments, disk, templates, tmp_path_factory):
     words = UNITS[unit][0]
     start, whole, operations = templates(unit)
     folder = tmp_path_factory.mktemp("killed")
@@ -117,7 +134,6 @@ def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments,
         if done.returncode == 0:  # resumed near its end: fewer operations were left
             break
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-        if damaged:
-            damage_newest_checkpoint(workspace)
+        DISKS[disk](workspace, moment)
     assert facts(run(words, workspace, folder, 0), workspace) == whole
     shutil.rmtree(folder)
