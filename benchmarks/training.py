@@ -1,6 +1,6 @@
 """Trainings of networks compared with their peers: steps, windows, the loop's own share, compilers, bins of boosters.
 
-    make bench-training                              # builds what it needs, then all of it: less than eight minutes
+    make bench BENCH=training                        # builds what it needs, then all of it: less than eight minutes
     python -m benchmarks.training --only windows loop
 
 One JSON line a measurement, with what was wanted. Steps are compared where the peers are (.venv-peers), scans where
@@ -262,7 +262,7 @@ def boosters(repeats: int, rows: int = 20_000, columns: int = 100) -> None:
 HERE = {"windows": windows, "loop": loop, "rows": linear, "bins": boosters}
 # part -> (its module, its environment, what builds that)
 ELSEWHERE = {
-    "steps": ("benchmarks.training_steps", ".venv-peers", "make peers"),
+    "steps": ("benchmarks.training_steps", ".venv-peers", "make soak PART=peers"),
     "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),
 }
 

@@ -1,6 +1,6 @@
 """A training step of each network compared with public implementations of the same size, eager, fp32, interleaved.
 
-    make bench-training          # with everything else that is measured of trainings
+    make bench BENCH=training       # with everything else that is measured of trainings
     .venv-peers/bin/python -m benchmarks.training_steps --only patchtst --threads 2
 
 L = 96 steps of 32 channels, width 128, one step ahead: a head as small as a classifier's. A step is forward, mean
