@@ -15,8 +15,8 @@ PART ?= slow contract notebooks peers chaos faults fuzz browser dvc test-xla mat
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 has_python = test -n "$(PYTHON)" || { echo "make $@: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 again = $(MAKE)# by another name: a recipe that says $(MAKE) itself runs under `make -n`
-# The environment $(1) from the pins requirements/$(2).txt; at once when they have not changed.
-environment = $(PYTHON) .ci/environment.py $(1) requirements/$(2).txt
+# The environment $(1) from the pins in requirements, files $(2) after each other; at once when they have not changed.
+environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,$(2))
 
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export COLAB OWNER ROWS BENCH PART
@@ -64,9 +64,9 @@ soak: setup  ## whole campaigns, hours; PART='chaos faults' for some of them, AR
 		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract $(ARGS) ;; \
 		chaos) $(PY) -W error -m tests.chaos $(ARGS) ;; \
 		faults) $(PY) -m tests.faults $(ARGS) ;; \
-		peers) $(call environment,.venv-peers,locked/peers) && \
+		peers) $(call environment,.venv-peers,peers) && \
 			.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS) ;; \
-		dvc) $(call environment,.venv-dvc,locked/dvc) && \
+		dvc) $(call environment,.venv-dvc,dvc) && \
 			.venv-dvc/bin/python -m pytest tests/dvc --confcutdir tests/dvc -p no:cacheprovider $(ARGS) ;; \
 		notebooks|fuzz|browser|test-xla|matrix) $(again) $$part ;; \
 		*) echo "make soak: no part $$part. Next: make help" >&2; exit 2 ;; \
@@ -81,12 +81,12 @@ test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU c
 	@$(call environment,.venv-serve,locked/image)
 	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lock:  ## the closure of every environment with hashes, into requirements/locked; ARGS="dev" for one, ARGS=--upgrade
-	@$(call environment,.venv-tools,locked/tools)
+lock:  ## the closures of development, XLA and the service's image, with hashes; ARGS="dev" for one, ARGS=--upgrade
+	@$(call environment,.venv-tools,tools)
 	@.venv-tools/bin/python .ci/lock.py $(ARGS)
 
 browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curves that move, Stop, Run all
-	@$(call environment,.venv-browser,locked/browser)
+	@$(call environment,.venv-browser,browser)
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
 
 lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
@@ -109,9 +109,9 @@ notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed a
 bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, BENCH=training, ARGS='--rows 500000'
 	@$(has_python)
 	@for name in $$BENCH; do case $$name in \
-		training) $(call environment,$(VENV),locked/dev) && $(call environment,.venv-peers,locked/peers) && \
+		training) $(call environment,$(VENV),locked/dev) && $(call environment,.venv-peers,peers) && \
 			$(call environment,.venv-xla,locked/xla) && $(PY) -m benchmarks.training $(ARGS) ;; \
-		*) $(call environment,.venv-bench,locked/bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
+		*) $(call environment,.venv-bench,locked/dev bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
 	esac || exit 1; done
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13

@@ -1,7 +1,8 @@
 """Build the environment that the Makefile uses, from exact pins; reuse it while the pins have not changed.
 
 Standard library only: this runs before anything is installed.
-    python3 .ci/environment.py .venv requirements/locked/dev.txt [--with pandas==2.2.3 ...]
+    python3 .ci/environment.py .venv requirements/locked/dev.txt [requirements/bench.txt ...]
+A file with hashes names a whole closure, and nothing else is installed; pip resolves the others on top of it.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,18 +24,15 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build or reuse an environment of exact pins.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("pins", type=Path)
-    parser.add_argument(
-        "--with", dest="extra", nargs="*", default=[], metavar="PIN", help="pins laid over the file's, without hashes"
-    )
+    parser.add_argument("pins", type=Path, nargs="+")
     chosen = parser.parse_args()
-    complaint = _complaint(chosen.pins)
+    complaint = next(filter(None, map(_complaint, chosen.pins)), "")
     if complaint:
         print(f"make setup: {complaint}", file=sys.stderr)
         return 1
-    wanted = _fingerprint(chosen.pins, chosen.extra)
+    wanted = _fingerprint(chosen.pins)
     if _stamp(chosen.folder) != wanted:
-        code = _build(chosen.folder, chosen.pins, chosen.extra, wanted)
+        code = _build(chosen.folder, chosen.pins, wanted)
         if code:
             return code
     _link_checkout(chosen.folder)
@@ -54,9 +53,10 @@ def _complaint(pins: Path) -> str:
     return "" if pins.is_file() else f"{pins} is absent. Next: run make from the repository's root"
 
 
-def _fingerprint(pins: Path, extra: list[str]) -> str:
+def _fingerprint(pins: list[Path]) -> str:
     """Equal exactly when nothing has to be installed again."""
-    facts = [sys.version.split()[0], os.path.realpath(sys.base_prefix), *_texts(pins), *extra]
+    texts = [text for path in pins for text in _texts(path)]
+    facts = [sys.version.split()[0], os.path.realpath(sys.base_prefix), *texts]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
@@ -64,9 +64,7 @@ def _texts(pins: Path) -> list[str]:
     """The pins and every file they include (-r) or are held by (-c)."""
     text = pins.read_text(encoding="utf-8")
     named = re.findall(r"^(?:-r|-c|--requirement|--constraint)[ =](\S+)", text, re.MULTILINE)
-    build_locks = [pins.with_name(f"{pins.stem}-{build}.txt") for build in ("cpu", "cuda")]
-    extra = [path.read_text(encoding="utf-8") for path in build_locks if path.is_file()]
-    return [text, *extra, *(inner for name in named for inner in _texts(pins.parent / name))]
+    return [text, *(inner for name in named for inner in _texts(pins.parent / name))]
 
 
 def _stamp(folder: Path) -> str:
@@ -110,30 +108,62 @@ def _link_checkout(folder: Path) -> None:
         link.write_text(text, encoding="utf-8")
 
 
-def _build(folder: Path, pins: Path, extra: list[str], wanted: str) -> int:
+def _build(folder: Path, pins: list[Path], wanted: str) -> int:
     began = time.monotonic()
-    print(f"Setting up {folder} from {pins} (minutes the first time) ...", flush=True)
+    print(f"Setting up {folder} from {', '.join(map(str, pins))} (minutes the first time) ...", flush=True)
     if not _same_python(folder):
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     (folder / ".pins").unlink(missing_ok=True)
-    install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    locked = [*install, "--require-hashes", "--no-deps", "-r"]  # a lock file names the whole closure
-    cpu = pins.with_name(f"{pins.stem}-cpu.txt")
-    if cpu.is_file():  # torch's small build, where a local folder of wheels has it (PIP_FIND_LINKS)
-        subprocess.run([*locked, cpu, "--no-index"], capture_output=True, check=False)
-    code = subprocess.run([*locked, pins], check=False).returncode
-    cuda = pins.with_name(f"{pins.stem}-cuda.txt")
-    if not code and cuda.is_file() and not _torch_is_for_cpu(folder):
-        code = subprocess.run([*locked, cuda], check=False).returncode
-    if not code and extra:
-        code = subprocess.run([*install, *extra], check=False).returncode
-    if code:
-        print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
-        return code
+    for path in pins:
+        if "--hash=" in path.read_text(encoding="utf-8"):
+            code = _install_locked(folder, path.read_text(encoding="utf-8"))
+        else:
+            code = _pip(folder, "-r", path)
+        if code:
+            print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
+            return code
     (folder / ".pins").write_text(wanted + "\n", encoding="utf-8")
     print(f"{folder} is ready after {time.monotonic() - began:.0f} s", flush=True)
     return 0
+
+
+def _install_locked(folder: Path, text: str) -> int:
+    """Install a closure, file by file against its hash; without CUDA's packages where torch is a build for CPUs."""
+    packages = re.findall(r"^[A-Za-z0-9].*\n(?:[ \t].*\n)*", text, re.MULTILINE)
+    torch = [block for block in packages if block.startswith("torch==")]
+    if torch and not _pip_locked(folder, torch, local=True) and _torch_is_for_cpu(folder):
+        of_cuda = _cuda_packages(packages)
+        packages = [block for block in packages if block not in of_cuda]
+    return _pip_locked(folder, packages)
+
+
+def _pip_locked(folder: Path, packages: list[str], local: bool = False) -> int:
+    """Install packages of a lock file; `local`: from a folder of wheels (PIP_FIND_LINKS) or not at all."""
+    with tempfile.TemporaryDirectory() as scratch:
+        chosen = Path(scratch) / "locked.txt"
+        chosen.write_text("".join(packages), encoding="utf-8")
+        words = ["--require-hashes", "--no-deps", *(["--no-index"] if local else []), "-r", chosen]
+        return _pip(folder, *words, capture_output=local)
+
+
+def _pip(folder: Path, *words: str | Path, **how: bool) -> int:
+    install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return subprocess.run([*install, *words], check=False, **how).returncode
+
+
+def _cuda_packages(packages: list[str]) -> list[str]:
+    """Return the packages that torch alone requires for CUDA: torch's build for CPUs does not require them."""
+    blocks = {block.split("==")[0]: block for block in packages if re.match(r"nvidia-|cuda-|triton", block)}
+    while kept := [name for name, block in blocks.items() if not _required_by(block) <= {"torch", *blocks}]:
+        for name in kept:
+            del blocks[name]
+    return list(blocks.values())
+
+
+def _required_by(block: str) -> set[str]:
+    """Return the names after `# via` of one package."""
+    return set(re.findall(r"^    #(?: via)? +([A-Za-z0-9._-]+)$", block, re.MULTILINE)) - {"via"}
 
 
 if __name__ == "__main__":
