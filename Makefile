@@ -109,7 +109,7 @@ notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed a
 bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, BENCH=training, ARGS='--rows 500000'
 	@$(has_python)
 	@for name in $$BENCH; do case $$name in \
-		training) $(call environment,$(VENV),locked/dev) && $(call environment,.venv-peers,peers) && \
+		training) $(call environment,$(VENV),locked/dev) && \
 			$(call environment,.venv-xla,locked/xla) && $(PY) -m benchmarks.training $(ARGS) ;; \
 		*) $(call environment,.venv-bench,locked/dev bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
 	esac || exit 1; done

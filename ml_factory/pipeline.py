@@ -281,7 +281,7 @@ def cross_validate(
     )  # fmt: skip
     opened, found, _ = find_or_open_run(workspace, spec, chosen)
     fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
-    lookback = build_model(model, **resolve_dataset_settings(data, model, fitted_with)).lookback
+    lookback = build_model(model, **resolve_dataset_settings(data, fitted_with)).lookback
     plan = plan_folds(data, data.development_rows(), cut, lookback, quick_row_limit(model, chosen.quick))
     opened.begin(spec)
     fitted = FoldModel(spec, model, fitted_with, weights, chosen.bins)

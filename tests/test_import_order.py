@@ -49,7 +49,7 @@ targets.combinatorial_cv
 datasets.scaling datasets.fitted_transforms
 datasets.feature_selection datasets.preprocessing
 datasets.row_selection datasets.store_parts datasets.memmap
-datasets.store datasets.store_writer datasets.covariates datasets.windows
+datasets.store datasets.store_writer datasets.windows
 leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check
 leakage.pipeline_under_test
 leakage.prefix_builds leakage.split_and_fit_check leakage.artifact_comparison leakage.independent_baselines
@@ -59,13 +59,13 @@ models.base models.session_clock_offset models.tabular_data models.tabular_spec 
 models.xgboost_trees models.catboost_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression
 models.importances models.heads models.layers models.recurrent_layers models.sequence
-models.transformer models.tft_layers models.tft models.multi_timeframe_network models.contract_checks
+models.transformer models.tft_layers models.tft models.contract_checks
 models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.precision
 training.distributed training.network_blocks training.recompiles training.device
 training.recompute training.sync_batch_norm training.batches training.state training.evaluate
 training.progress_line training.loop
-training.estimator_base training.estimator training.export_state_dict
+training.estimator training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.epoch_plots evaluation.class_scores evaluation.class_plots

@@ -1,1 +1,1 @@
-"""Prepared data sets: store, scaling, preprocessing, windows and covariates."""
+"""Prepared data sets: store, scaling, preprocessing, windows."""

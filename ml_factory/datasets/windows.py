@@ -4,7 +4,6 @@ B windows in a batch, T = lookback time steps (oldest first), F features, N rows
 """
 
 import warnings
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,13 +19,9 @@ class Windows:
     x_NF : float32 C-contiguous array or tensor (on any device); not copied
     rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.mask_rows_with_full_window`)
     lookback : T >= 1
-    covariates : argument name -> float32 array (len(rows), ...), inputs of some networks in addition to the window
     """
 
-    def __init__(
-        self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int, covariates: Mapping | None = None
-    ):
-        self.covariates = dict(covariates or {})
+    def __init__(self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int):
         self.x_NF = _as_tensor(x_NF)
         self.rows = np.ascontiguousarray(rows, dtype=np.int64)
         self.lookback = int(lookback)
@@ -70,13 +65,11 @@ class Windows:
 
     def take(self, positions: np.ndarray) -> "Windows":
         """Return the windows at `positions`, on the same memory."""
-        positions = np.asarray(positions)
-        covariates = {name: part[positions] for name, part in self.covariates.items()}
-        return Windows(self.x_NF, self.rows[positions], self.lookback, covariates)
+        return Windows(self.x_NF, self.rows[np.asarray(positions)], self.lookback)
 
     def to(self, device: torch.device | str) -> "Windows":
         """Return the windows with their array on `device`."""
-        return Windows(self.x_NF.to(device), self.rows, self.lookback, self.covariates)
+        return Windows(self.x_NF.to(device), self.rows, self.lookback)
 
     def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
         """Return a NumPy copy: (T, F) for a number, (B, T, F) for a slice or an array."""

@@ -45,14 +45,7 @@ def _example(model: NeuralClassifier) -> torch.Tensor:
 
 
 def _exported(model: NeuralClassifier, export: Callable[[], Any]) -> Any:
-    """Run an export. Raises SettingsError where the network has other inputs, or cannot be traced."""
-    if model.covariates:
-        raise SettingsError(
-            "A network with known or static inputs is not exported as a graph", where=model.name,
-            got=", ".join(model.covariates),
-            wanted="windows of features alone: these inputs are computed from the exchange calendar, outside the graph",
-            next_step="export the bundle alone, or train without known= and static=",
-        )  # fmt: skip
+    """Run an export. Raises SettingsError where the network cannot be traced."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # notes of the exporter on operators that no network here has
         try:

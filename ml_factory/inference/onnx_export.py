@@ -34,7 +34,7 @@ def onnx_of_models(fitted: FittedModels, facts: Mapping[str, str]) -> bytes:
     """Return the graph of a model or stack.
 
     facts : texts stored in the file.
-    Raises SettingsError for a step or an input that has no graph: covariates.
+    Raises SettingsError for a step that has no graph.
     """
     graph, models = OnnxGraph(), fitted.used
     features = len(next(iter(models.values())).feature_names)

@@ -70,11 +70,8 @@ class OnnxModels:
             p_N3[first : first + batch] = self.predict_rows(x_NF, rows[first : first + batch])
         return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
-    def predict_rows(self, x_NF: np.ndarray, rows: np.ndarray, known_at: pd.DatetimeIndex | None = None) -> np.ndarray:
-        """Return probabilities, float64 (len(rows), 3), of some of the unscaled rows; each has its window before it.
-
-        known_at : moments of the rows, which the graph does not read.
-        """
+    def predict_rows(self, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return probabilities, float64 (len(rows), 3), of some of the unscaled rows; each has its window before it."""
         if self.lookback:
             rows = rows[:, None] + np.arange(1 - self.lookback, 1)
         return self.session.run(None, {self.session.get_inputs()[0].name: x_NF[rows]})[0]

@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.covariates import compute_covariates
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.ensemble.stacking import Stack
@@ -101,30 +100,26 @@ def predict_features(
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        p_N3[first : first + batch] = predict_scaled_rows(model, scaled, some, features.index[some])
+        p_N3[first : first + batch] = predict_scaled_rows(model, scaled, some)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 
-def predict_scaled_rows(
-    model: TrainedModel, scaled_NF: np.ndarray, rows: np.ndarray, known_at: pd.DatetimeIndex
-) -> np.ndarray:
+def predict_scaled_rows(model: TrainedModel, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return calibrated probabilities, float64 (len(rows), 3), of some of the scaled rows.
 
     rows : positions; each has its whole window before it.
-    known_at : moments of these rows.
     """
-    covariates = compute_covariates(model.estimator, known_at, model.spec)
-    p_N3 = model.estimator.predict_proba(_inputs(scaled_NF, rows, model.lookback, covariates))
+    p_N3 = model.estimator.predict_proba(_inputs(scaled_NF, rows, model.lookback))
     calibrated = Calibration.from_dict(model.calibration).apply(condition_on_classes(p_N3, model.classes))
     return condition_on_classes(calibrated, model.classes)
 
 
-def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, covariates: dict):
+def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int):
     if not lookback:
         return scaled_NF[rows]
     # torch is loaded for networks only: a booster predicts where torch is not installed.
     windows = import_module_or_explain("ml_factory.datasets.windows")
-    return windows.Windows(scaled_NF, rows, lookback, covariates)
+    return windows.Windows(scaled_NF, rows, lookback)
 
 
 def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -162,12 +162,12 @@ class _ModelRows:
 
     lookback : rows of a window; 0 for single rows.
     preprocessing : None for a graph, which reads unscaled rows.
-    predict : (rows, positions, their moments) -> probabilities.
+    predict : (rows, positions) -> probabilities.
     """
 
     def __init__(
         self, lookback: int, preprocessing: FittedStep | None,
-        predict: Callable[[np.ndarray, np.ndarray, pd.DatetimeIndex], np.ndarray],
+        predict: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ):  # fmt: skip
         self._lookback, self._preprocessing, self._predict = lookback, preprocessing, predict
         self._kept = max(lookback - 1, 0)
@@ -183,11 +183,10 @@ class _ModelRows:
         positions = np.arange(before, len(scaled), dtype=np.int64)
         if self._lookback:
             positions = positions[mask_rows_with_full_window(segment, positions, self._lookback)]
-        moments = known_at[positions - before]
-        p_N3 = self._predict(scaled, positions, moments) if len(positions) else np.empty((0, 3))
+        p_N3 = self._predict(scaled, positions) if len(positions) else np.empty((0, 3))
         first = len(scaled) - min(self._kept, len(scaled))
         self._scaled, self._segment = scaled[first:].copy(), segment[first:].copy()
-        return pd.DataFrame(p_N3, index=moments, columns=PROBABILITIES)
+        return pd.DataFrame(p_N3, index=known_at[positions - before], columns=PROBABILITIES)
 
     def get_state(self) -> dict:
         return {

@@ -58,33 +58,21 @@ def _build_contract_network(model: ModelBase, seed: int = 0) -> nn.Module:
     """Build the estimator's network for F features, weights drawn from the seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "contract"))
-        return model.kind(_contract_feature_count(model), T, len(CLASSES), model.network_spec)
+        return model.kind(F, T, len(CLASSES), model.network_spec)
 
 
-def _contract_feature_count(model: ModelBase) -> int:
-    """Return F, or the number of features of a network that was built for certain columns."""
-    return getattr(getattr(model, "kind", None), "features", F)
-
-
-def _contract_windows(model: ModelBase, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
-    """Return normal x_BTF that the model can read."""
-    size = rows, T, _contract_feature_count(model)
-    return torch.from_numpy(seeded_generator(seed, "contract").normal(size=size).astype(np.float32))
-
-
-def _contract_covariates(model: ModelBase, rows: int = ROWS) -> dict[str, torch.Tensor]:
-    """Return normal covariates of the network; {} for most networks."""
-    draw, shapes = seeded_generator(2, "contract"), getattr(model, "covariates", {})
-    return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
+def _contract_windows(rows: int = ROWS, seed: int = 0) -> torch.Tensor:
+    """Return normal x_BTF."""
+    return torch.from_numpy(seeded_generator(seed, "contract").normal(size=(rows, T, F)).astype(np.float32))
 
 
 def _check_contract_logits(make: Make) -> Iterator[str]:
     """x_BTF gives finite logits_BC and is left as it was."""
     model = make()
-    network, x_BTF = _build_contract_network(model).eval(), _contract_windows(model)
+    network, x_BTF = _build_contract_network(model).eval(), _contract_windows()
     before = x_BTF.clone()
     with torch.no_grad():
-        y_BC = network(x_BTF, **_contract_covariates(model))
+        y_BC = network(x_BTF)
     if y_BC.shape != (ROWS, len(CLASSES)):
         yield f"got shape {tuple(y_BC.shape)}, wanted {(ROWS, len(CLASSES))}"
     elif not torch.isfinite(y_BC).all():
@@ -98,7 +86,7 @@ def _check_contract_gradients(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         model = make()
         network = _build_contract_network(model).train()
-        network(_contract_windows(model), **_contract_covariates(model)).square().sum().backward()
+        network(_contract_windows()).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
@@ -109,19 +97,15 @@ def _check_contract_overfits_batch(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
         model, y_B = make(), torch.arange(24) % len(CLASSES)
-        network, x_BTF, more = (
-            _build_contract_network(model),
-            _contract_windows(model, 24),
-            _contract_covariates(model, 24),
-        )
+        network, x_BTF = _build_contract_network(model), _contract_windows(24)
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network.train()(x_BTF, **more), y_B).backward()
+            nn.functional.cross_entropy(network.train()(x_BTF), y_B).backward()
             optimizer.step()
             if step % 25 == 24:
                 with torch.no_grad():
-                    loss = float(nn.functional.cross_entropy(network.eval()(x_BTF, **more), y_B))
+                    loss = float(nn.functional.cross_entropy(network.eval()(x_BTF), y_B))
                 if loss < 0.2:
                     return
     yield f"after {STEPS} steps on 24 rows the log loss is {loss:.2f}, wanted below 0.2"
@@ -130,10 +114,10 @@ def _check_contract_overfits_batch(make: Make) -> Iterator[str]:
 def _check_contract_batch_independence(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
     model = make()
-    network, x_BTF, more = _build_contract_network(model).eval(), _contract_windows(model), _contract_covariates(model)
+    network, x_BTF = _build_contract_network(model).eval(), _contract_windows()
     with torch.no_grad():
-        one = network(x_BTF[7:8], **{name: part[7:8] for name, part in more.items()})
-        gap = (network(x_BTF, **more)[7:8] - one).abs().max()
+        one = network(x_BTF[7:8])
+        gap = (network(x_BTF)[7:8] - one).abs().max()
     if not gap < 1e-4:
         yield f"its logits differ by {float(gap):.1e}"
 
@@ -178,13 +162,11 @@ MODEL_CHECKS = (_check_contract_probabilities, _check_contract_seed, _check_cont
 
 def _rows(model: ModelBase) -> tuple[np.ndarray | Windows, np.ndarray]:
     """Return x and y that the model can read: windows for networks, their last rows for the others."""
-    x_NTF, y = _contract_windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
+    x_NTF, y = _contract_windows(seed=1).numpy(), np.arange(ROWS) % 3 - 1
     if not hasattr(model, "kind"):
         return x_NTF[:, -1], y
     last = np.arange(T - 1, ROWS * T, T)
-    return Windows(
-        x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in _contract_covariates(model).items()}
-    ), y
+    return Windows(x_NTF.reshape(ROWS * T, -1), last, T), y
 
 
 def _fitted(make: Make, **settings) -> ModelBase:

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 
 class InstanceNorm(nn.Module):
-    """Remove each window's own mean and deviation per channel, and add them back to a forecast.
+    """Remove each window's own mean and deviation per channel.
 
-    Reversible instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and
-    iTransformer use it. A classifier reads the removed levels with the codes (`mean_and_log_deviation`): in features
-    that are scale-free already the level is information, not nuisance.
+    Instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and iTransformer use it.
+    The head reads the removed levels with the codes (`mean_and_log_deviation`): in features that are scale-free already
+    the level is information, not nuisance.
     """
 
     def __init__(self, eps: float = 1e-5):
@@ -34,35 +34,24 @@ class InstanceNorm(nn.Module):
         """Return mean and log(1 + deviation) of each window as level_BF2."""
         return torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
 
-    @staticmethod
-    def reverse(y: Tensor, mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
-        """A forecast y_BSC or y_BSCQ of the first C channels, in the window's own units again."""
-        shape = (y.shape[0], 1, y.shape[2], *(1,) * (y.ndim - 3))
-        mean, deviation = (level_B1F[..., : y.shape[2]].reshape(shape) for level_B1F in (mean_B1F, deviation_B1F))
-        return y * deviation + mean
-
 
 class PatchLayer(nn.Module):
     """x_BTF -> x_BFNP: each channel's patches (Nie et al. 2023, section 3.1), the last one ending at the last step.
 
-    pad : repeat the last value `stride` times first, as the paper does, for N = (T - P) // stride + 2; without it N =
-        (T - P) // stride + 1, and where the patches do not fill the window the oldest steps are left out.
+    N = (T - P) // stride + 1: where the patches do not fill the window the oldest steps are left out.
     """
 
-    def __init__(self, length: int, stride: int, pad: bool):
+    def __init__(self, length: int, stride: int):
         super().__init__()
-        self.length, self.stride, self.pad = length, stride, pad
+        self.length, self.stride = length, stride
 
     def patch_count(self, lookback: int) -> int:
         """N for windows of this length."""
-        return (lookback - self.length) // self.stride + 1 + int(self.pad)
+        return (lookback - self.length) // self.stride + 1
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         x_BFT = x_BTF.transpose(1, 2)
-        if self.pad:
-            x_BFT = torch.cat([x_BFT, x_BFT[:, :, -1:].expand(-1, -1, self.stride)], dim=2)
-        else:
-            x_BFT = x_BFT[:, :, (x_BFT.shape[2] - self.length) % self.stride :]
+        x_BFT = x_BFT[:, :, (x_BFT.shape[2] - self.length) % self.stride :]
         return x_BFT.unfold(dimension=2, size=self.length, step=self.stride)
 
 
@@ -126,39 +115,15 @@ def dot_product_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Ten
     return mixed_MNK.view(B, H, N, K)
 
 
-class _TokenBatchNorm(nn.BatchNorm1d):
-    """Each of D numbers normalised over all tokens of all rows, x_BND (Nie et al. 2023, appendix A.1.4)."""
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        x_MD, before_D = x_BND.flatten(0, -2), None
-        if self.training and x_BND.device.type == "xla":
-            before_D = self.running_var.clone()
-        y_MD = super().forward(x_MD)
-        if before_D is not None:
-            # torch_xla 2.9 remembers the mean square of M numbers where torch has the sum over M - 1. A new tensor: the
-            # backward pass wants the old one as it is.
-            with torch.no_grad():
-                step_D = self.running_var - (1 - self.momentum) * before_D
-                self.running_var = self.running_var + step_D / (len(x_MD) - 1)
-        return y_MD.view_as(x_BND)
-
-
-NORMS = {"layer": nn.LayerNorm, "batch": _TokenBatchNorm}
-
-
 class EncoderLayer(nn.Module):
-    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm).
+    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm)."""
 
-    norm : "layer", over each token's own numbers; or "batch", over all tokens, so that in training a row's output
-        depends on the other rows.
-    """
-
-    def __init__(self, width: int, heads: int, inner: int, dropout: float, norm: str = "layer"):
+    def __init__(self, width: int, heads: int, inner: int, dropout: float):
         super().__init__()
         self.attention = MultiHeadAttentionLayer(width, heads)
-        self.norm1 = NORMS[norm](width)
+        self.norm1 = nn.LayerNorm(width)
         self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
-        self.norm2 = NORMS[norm](width)
+        self.norm2 = nn.LayerNorm(width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 
     def forward(self, x_BND: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class ModelSpec:
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
-WITH_DATA = ("frames", "known", "static", "offset")  # settings that are resolved with the data
+WITH_DATA = ("offset",)  # settings that are resolved with the data
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular_spec:TabularSpec"
 _SPECS = {

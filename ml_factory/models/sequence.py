@@ -1,6 +1,6 @@
 """Networks that read a window step by step: LSTM, GRU, TCN.
 
-B batch, T time steps, F features, H hidden units, X code, C classes.
+B batch, T time steps, F features, H hidden units, X channels, C classes.
 """
 
 import math
@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from ml_factory.models import recurrent_layers
 from ml_factory.models.base import check_model_setting_ranges
-from ml_factory.models.heads import Task, VectorHead
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,16 @@ class RecurrentSpec:
 
 
 class _Recurrent(nn.Module):
-    """x_BTF -> logits_BC, or a forecast y_BSC, from the last step's hidden state."""
+    """x_BTF -> logits_BC from the last step's hidden state."""
 
     Spec = RecurrentSpec
     layers: type[nn.RNNBase]
 
-    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
+    def __init__(self, features: int, lookback: int, classes: int, spec: RecurrentSpec):
         super().__init__()
         self.rnn = self.layers(features, spec.hidden, spec.layers, spec.dropout)
         self.drop = nn.Dropout(spec.dropout)
-        self.head = VectorHead(spec.hidden, features, task)
+        self.head = nn.Linear(spec.hidden, classes)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         hidden_BTH, _ = self.rnn(x_BTF)
@@ -50,8 +49,8 @@ class LSTM(_Recurrent):
 
     layers = recurrent_layers.LSTMLayer
 
-    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
-        super().__init__(features, lookback, task, spec)
+    def __init__(self, features: int, lookback: int, classes: int, spec: RecurrentSpec):
+        super().__init__(features, lookback, classes, spec)
         self._open_forget_gates()
 
     def _open_forget_gates(self) -> None:
@@ -141,7 +140,7 @@ def _first(x_BXT: Tensor, stride: int) -> int:
 
 
 class TCN(nn.Module):
-    """Temporal convolutional network (Bai, Kolter and Koltun 2018): x_BTF -> logits_BC or y_BSC from the last step.
+    """Temporal convolutional network (Bai, Kolter and Koltun 2018): x_BTF -> logits_BC from the last step.
 
     The last step reads a block that is dilated by d at every d-th step alone. Those are all that is computed: each
     block leaves out every second step, so that neighbours are what the next one's dilation asks for.
@@ -149,13 +148,13 @@ class TCN(nn.Module):
 
     Spec = TCNSpec
 
-    def __init__(self, features: int, lookback: int, task: Task, spec: TCNSpec):
+    def __init__(self, features: int, lookback: int, classes: int, spec: TCNSpec):
         super().__init__()
         widths = [features] + [spec.width] * spec.level_count(lookback)
         self.blocks = nn.Sequential(
             *(_TCNResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
         )
-        self.head = VectorHead(spec.width, features, task)
+        self.head = nn.Linear(spec.width, classes)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         return self.head(self.blocks(x_BTF.transpose(1, 2))[:, :, -1])

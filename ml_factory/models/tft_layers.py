@@ -1,6 +1,6 @@
 """Gates, variable selection and attention of the temporal fusion transformer (Lim et al. 2021, sections 4.1 to 4.4).
 
-B batch, T time steps, V variables, D width, H heads, K width of a head, N = B T, U positions looked at, S asking.
+B batch, T time steps, V variables, D width, H heads, K width of a head, N = B T.
 """
 
 import math
@@ -44,25 +44,21 @@ class GatedResidualNetwork(nn.Module):
     """Gated residual network (equations 2 to 4): two linear maps with ELU between, behind a gate.
 
     outputs : None keeps the inputs' width, and they skip the gate as they are; otherwise through a linear map.
-    context : width of a vector added before the ELU; 0 for none.
     """
 
-    def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
+    def __init__(self, inputs: int, width: int, outputs: int | None = None, dropout: float = 0.0):
         super().__init__()
         self.outer = nn.Linear(inputs, width)
-        self.context = nn.Linear(context, width, bias=False) if context else None
         self.inner = nn.Linear(width, width)
         self.drop = nn.Dropout(dropout)
         self.skip = nn.Linear(inputs, outputs) if outputs else nn.Identity()
         self.gate = GateAddNorm(width, outputs or inputs)
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return self.gate_first_linear_output(self.outer(x), self.skip(x), context)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate_first_linear_output(self.outer(x), self.skip(x))
 
-    def gate_first_linear_output(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
+    def gate_first_linear_output(self, first: Tensor, skipped: Tensor) -> Tensor:
         """Compute the layer from the output of the first linear map on."""
-        if self.context is not None:
-            first = first + self.context(context)
         return self.gate(self.drop(self.inner(_tft_elu(first))), skipped)
 
 
@@ -74,7 +70,7 @@ class VariableSelectionNetwork(nn.Module):
     sums in another order, without V D numbers a step in between.
     """
 
-    def __init__(self, variables: int, width: int, context: int, dropout: float, each_dropout: float):
+    def __init__(self, variables: int, width: int, dropout: float, each_dropout: float):
         super().__init__()
         V, D = variables, width
         self.each_dropout = each_dropout
@@ -85,10 +81,10 @@ class VariableSelectionNetwork(nn.Module):
         self.gate_VGD, self.gate_VG = _uniform(D, V, 2 * D, D), _uniform(D, V, 2 * D)
         self.norm_VD, self.bias_VD = nn.Parameter(torch.ones(V, D)), nn.Parameter(torch.zeros(V, D))
         # One variable is always chosen whole.
-        self.joint = GatedResidualNetwork(V * D, D, V, context, dropout) if V > 1 else None
+        self.joint = GatedResidualNetwork(V * D, D, V, dropout) if V > 1 else None
 
-    def forward(self, x_BTV: Tensor, context_B1D: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        weight_BTV = self._weights(x_BTV, context_B1D)
+    def forward(self, x_BTV: Tensor) -> tuple[Tensor, Tensor]:
+        weight_BTV = self._weights(x_BTV)
         x_VN1 = x_BTV.flatten(0, 1).T.contiguous().unsqueeze(-1)
         share_VN1 = weight_BTV.flatten(0, 1).T.unsqueeze(-1)
         chosen_ND = self._chosen(x_VN1, share_VN1, self.norm_VD[:, None], *self._maps())
@@ -110,11 +106,11 @@ class VariableSelectionNetwork(nn.Module):
         ]
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
+    def _weights(self, x_BTV: Tensor) -> Tensor:
         if self.joint is None:
             return torch.ones_like(x_BTV)
         first, skipped = (functional.linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip))
-        return self.joint.gate_first_linear_output(first, skipped, context_B1D).softmax(dim=-1)
+        return self.joint.gate_first_linear_output(first, skipped).softmax(dim=-1)
 
     def _folded(self, part: nn.Linear) -> tuple[Tensor, Tensor]:
         """Weight and bias over the numbers x_BTV themselves of a linear map over their embeddings (B, T, V D)."""
@@ -152,27 +148,24 @@ class VariableSelectionNetwork(nn.Module):
 class InterpretableMultiHeadAttention(nn.Module):
     """Heads that share their values, so that the mean of their weights is the attention (equations 13 to 16).
 
-    The last S positions of x_BUD are the queries; each attends to itself and all before. Returns (mixed_BSD,
-    attention_BSU).
+    The last position of x_BTD asks, and looks at all. Returns (mixed_BD, attention_BT).
     """
 
-    def __init__(self, width: int, heads: int, positions: int, asking: int):
+    def __init__(self, width: int, heads: int):
         super().__init__()
-        self.heads, self.asking = heads, asking
+        self.heads = heads
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width // heads, bias=False)
         self.out = nn.Linear(width // heads, width, bias=False)
-        later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
-        self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
 
-    def forward(self, x_BUD: Tensor) -> tuple[Tensor, Tensor]:
-        q_BHSK = self.query(x_BUD[:, -self.asking :]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k_BHUK = self.key(x_BUD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        score_BHSU = (q_BHSK / math.sqrt(q_BHSK.shape[-1])) @ k_BHUK.mT + self.unseen_SU
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        q_BH1K = self.query(x_BTD[:, -1:]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k_BHTK = self.key(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        score_BH1T = (q_BH1K / math.sqrt(q_BH1K.shape[-1])) @ k_BHTK.mT
         # Values are shared: the mean over heads of what they mix is what the mean of their weights mixes.
-        attention_BSU = score_BHSU.softmax(dim=-1).mean(dim=1)
-        return self.out(attention_BSU @ self.value(x_BUD)), attention_BSU
+        attention_B1T = score_BH1T.softmax(dim=-1).mean(dim=1)
+        return self.out(attention_B1T @ self.value(x_BTD))[:, 0], attention_B1T[:, 0]
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:

@@ -3,65 +3,128 @@
 B batch, T time steps, F features, C = 3 classes.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
 from ml_factory.models.heads import zero_output_head
-from ml_factory.models.multi_timeframe_network import Strides, multi_timeframe_network_class, parse_timeframe_strides
-from ml_factory.models.registry import registered_source_hash
+from ml_factory.models.registry import (
+    available_models,
+    find_model_spec,
+    registered_source_hash,
+    resolve_registry_entry,
+)
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
+from ml_factory.seeding import derive_seed
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import deterministic_device, pick_device, pick_prediction_device
-from ml_factory.training.estimator_base import (
-    NeuralEstimatorBase,
-    check_stored_weight_shapes,
-    init_network_from_seed,
-    network_covariate_shapes,
-    split_neural_settings,
-)
-from ml_factory.training.evaluate import evaluate_network_outputs
+from ml_factory.training.device import Device, deterministic_device, pick_device, pick_prediction_device
+from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
+from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.losses import weighted_cross_entropy
+from ml_factory.training.spec import TrainSpec
 
 
-class NeuralClassifier(NeuralEstimatorBase, ModelBase):
+def split_neural_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
+    """Split settings into (those of the training, those of the network), each checked.
+
+    Raises SettingsError for an unknown one, with the nearest spelling.
+    """
+    own, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
+    for unknown in set(given) - own - theirs:
+        known = own | theirs | {"lookback"}
+        step, there = _models_with(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+        raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
+    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
+        raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
+    training = TrainSpec(**{key: value for key, value in given.items() if key in own})
+    return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
+
+
+def _models_with(setting: str) -> str:
+    """Return the next step for a setting that only other networks have; "" where none has it."""
+    networks = {
+        name: resolve_registry_entry(find_model_spec(name).network)
+        for name in available_models()
+        if find_model_spec(name).windowed
+    }
+    theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
+    return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
+
+
+def init_network_from_seed(
+    name: str, network: type[nn.Module], features: int, lookback: int, classes: int, spec: Any, seed: int
+):
+    """Build a network whose weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
+        return network(features, lookback, classes, spec)
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """While active, the constructors of weights and buffers give tensors without memory.
+
+    most : number of such tensors beyond which it raises ValueError.
+    """
+
+    _CONSTRUCTORS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = dict(kwargs or {})
+        if func not in self._CONSTRUCTORS:
+            return func(*args, **given)
+        self.most -= 1
+        if self.most < 0:
+            raise ValueError("settings of a network of many more weights than are stored")
+        return func(*args, **given | {"device": "meta"})
+
+
+def check_stored_weight_shapes(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless these are the weights of the network, before any memory is taken for it.
+
+    build : returns the network; called without memory for its weights.
+    """
+    with _WithoutMemory(3 * len(weights) + 100):
+        wanted = {name: tuple(value.shape) for name, value in build().state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    other = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if other:
+        name = other[0]
+        raise ValueError(f"weights {name} of shape {found.get(name)}, not {wanted.get(name)} as the settings say")
+
+
+class NeuralClassifier(ModelBase):
     """Estimator of any network of `models`.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
     settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows).
-    frames : ((stride, columns), ...) where columns are read at their own strides (see `models.multi_scale`).
     offset_column : input that grows evenly through the session, whose `ClockOffset` at a window's last step is added to
         the logits; -1 for none.
     offset_bars : bars before the session's end with cells of their own in the offset.
-    covariates : known-future and static inputs of the network (TFT): argument -> shape of a row.
-    x : `Windows` with these covariates, or a float array (N, T, F) without NaN: scale and fill before.
+    x : `Windows`, or a float array (N, T, F) without NaN: scale and fill before.
     """
 
     def __init__(
-        self, name: str, network: type[nn.Module], *, lookback: int = 32, frames: Strides | None = None,
-        offset_column: int = -1, offset_bars: int = 0, **settings: Any,
+        self, name: str, network: type[nn.Module], *, lookback: int = 32, offset_column: int = -1, offset_bars: int = 0,
+        **settings: Any,
     ):  # fmt: skip
         check_clock_offset_settings(offset_column, offset_bars)
         self.offset_column, self.offset_bars = offset_column, offset_bars if offset_column >= 0 else 0
         self.offset: SessionClockOffset | None = None
-        self.frames = parse_timeframe_strides(frames) if frames else None
-        self.name, self.network_kind, self.lookback = name, network, lookback
-        self.kind = multi_timeframe_network_class(network, self.frames) if self.frames else network
+        self.name, self.kind, self.lookback = name, network, lookback
         self.settings, self.network_spec = split_neural_settings(name, network, lookback, settings)
-        self.covariates = network_covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
-        if self.frames and self.covariates:
-            raise SettingsError(
-                "Frames cannot be combined with these inputs", where="frames",
-                got=f"frames with {', '.join(self.covariates)}", wanted="frames or these inputs",
-            )  # fmt: skip
         self.features = 0
         self.network: nn.Module | None = None
 
@@ -75,13 +138,8 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         parts, held = self._with_offset_scores(*_with_class_weights(parts, held, spec.class_weight))
         self._build(parts[0].shape[2])
         result = self._learn(
-            parts, held, spec, device,
-            settings={**spec.identity(), **asdict(self.network_spec), **self._shape()},
-            data=training_data_checksum(self.features, *_checksum_arrays(*parts),
-            *(_checksum_arrays(*held) if held else ())),
-            callbacks=bind_model_to_callbacks(callbacks, self), checkpoints=checkpoints,
-            offset=self.offset and self.offset.to_dict(),
-        )  # fmt: skip
+            parts, held, spec, device, callbacks=bind_model_to_callbacks(callbacks, self), checkpoints=checkpoints
+        )
         result.limited = limited
         return result
 
@@ -93,8 +151,8 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
             return np.empty((0, len(CLASSES)))
         device = pick_prediction_device(self.settings)
         with deterministic_device(device):
-            feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
-            logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
+            feed = BatchLoader(device, [windows])
+            logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch)
             if self.offset is not None:
                 logits_NC = logits_NC.double() + torch.from_numpy(self.offset.log_class_shares(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
@@ -109,7 +167,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
             weights = saved["memory"]["best_weights"]
         return self._state(weights, int(saved["data"]["features"]), saved.get("offset"))
 
-    def _state(self, weights: Mapping[str, torch.Tensor], features: int, offset: Mapping | None) -> dict:
+    def _state(self, weights: Mapping[str, Tensor], features: int, offset: Mapping | None) -> dict:
         return self._with_trained_on({
             "model": self.name,
             "settings": {**self._shape(), **asdict(self.settings), **asdict(self.network_spec)},
@@ -121,7 +179,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
 
     def load_state(self, state):
         state = self._checked_state(state)
-        self.__init__(self.name, self.network_kind, **state["settings"])
+        self.__init__(self.name, self.kind, **state["settings"])
         if state["weights"]:
             features = int(state["n_features"])
             if not registered_source_hash(self.name):  # a network of the user's own may read its initial weights
@@ -136,10 +194,9 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         return self
 
     def _shape(self) -> dict:
-        """Return lookback, frames and offset as settings."""
-        frames = {"frames": [list(pair) for pair in self.frames]} if self.frames else {}
+        """Return lookback and offset as settings."""
         start = {"offset_column": self.offset_column, "offset_bars": self.offset_bars}
-        return {"lookback": self.lookback} | frames | (start if self.offset_column >= 0 else {})
+        return {"lookback": self.lookback} | (start if self.offset_column >= 0 else {})
 
     def _build(self, features: int) -> None:
         """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
@@ -150,11 +207,38 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         if self.offset_column >= 0:
             zero_output_head(self.network, len(CLASSES))
 
-    def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        *inputs, target_B, weight_B = batch
-        logits_BC = self._forward(network, inputs)
-        if self.offset is not None:
-            logits_BC = logits_BC.float() + inputs[-1]
+    def _learn(
+        self, parts: tuple, held: tuple | None, spec: TrainSpec, device: Device, *, callbacks: Sequence[Callable],
+        checkpoints: Any,
+    ) -> ModelFitResult:  # fmt: skip
+        """Run the training loop on these parts; the best epoch is chosen on the `held` out parts, if any.
+
+        With a clock offset, which is stored with the network, the untrained network may be the best one.
+        """
+        feed, held_feed = BatchLoader(device, parts), BatchLoader(device, held) if held else None
+        offset = self.offset and self.offset.to_dict()
+        identity = {  # what a checkpoint must match to be resumed
+            "model": self.name, "settings": {**spec.identity(), **asdict(self.network_spec), **self._shape()},
+            "data": training_data_checksum(
+                self.features, *_checksum_arrays(*parts), *(_checksum_arrays(*held) if held else ())
+            ),
+        } | ({"offset": offset} if offset else {})  # fmt: skip
+
+        def validate() -> float:
+            return evaluate_mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
+
+        return run_training_loop(
+            self.network, len(feed), feed, self._loss, spec, device,
+            identity=identity, validation=Validation(validate, from_start=offset is not None) if held else None,
+            callbacks=callbacks, checkpoints=checkpoints,
+        )  # fmt: skip
+
+    def _loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+        """Return (sum of w * loss, sum of w) of a batch: windows, scores of the offset if any, classes, weights."""
+        x_BTF, *scores, target_B, weight_B = batch
+        logits_BC = network(x_BTF)
+        if scores:
+            logits_BC = logits_BC.float() + scores[0]
         return weighted_cross_entropy(logits_BC, target_B, weight_B)
 
     def _with_offset_scores(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
@@ -162,7 +246,7 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         self.offset = None
         if self.offset_column < 0:
             return parts, held
-        windows, *_, target, weight = parts
+        windows, target, weight = parts
         check_clock_offset_settings(self.offset_column, self.offset_bars, windows.shape[2])
         given = {"column": self.offset_column, "ending": self.offset_bars}
         self.offset = SessionClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
@@ -178,16 +262,10 @@ class NeuralClassifier(NeuralEstimatorBase, ModelBase):
         return windows.x_NF[:, self.offset_column].cpu().numpy()[windows.rows]
 
     def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
-        """Return windows, covariates, classes int64 (N,) and weights float32 (N,), checked."""
+        """Return windows, classes int64 (N,) and weights float32 (N,), checked."""
         windows = self._windows(x)
         target, weight = check_training_rows(len(windows), y, weight, where=where)
-        return windows, *self._covariates_of(windows), target, weight.astype(np.float32)
-
-    def _covariates_of(self, windows: Windows) -> list[np.ndarray]:
-        """Return arrays (N, ...) in the order of `covariates`."""
-        wanted = {name: (len(windows), *shape) for name, shape in self.covariates.items()}
-        next_step = "pass the inputs of the settings `known` and `static` as Windows(..., covariates=...)"
-        return self._in_order(windows.covariates, wanted, next_step)
+        return windows, target, weight.astype(np.float32)
 
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):

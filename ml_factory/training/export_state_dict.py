@@ -34,14 +34,11 @@ def network_with_offset(model: NeuralClassifier) -> nn.Module:
 
 def state_dict_module_source(model: NeuralClassifier) -> str:
     """Return Python that builds the `nn.Module` of the state dict; C = 3 logits of short, neutral, long."""
-    kind, spec = model.network_kind, model.network_spec
+    kind, spec = model.kind, model.network_spec
     settings = ", ".join(
         f"{name}={value!r}" for name, value in asdict(spec).items() if value != getattr(kind.Spec(), name)
     )
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
-    if model.frames:
-        imports.append("from ml_factory.models.multi_timeframe_network import multi_timeframe_network_class")
-        made = f"multi_timeframe_network_class({kind.__name__}, {model.frames!r})"
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
         imports.append("from ml_factory.models.heads import NetworkWithClockOffset")

@@ -3,7 +3,6 @@
 F features, T steps.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,8 +88,7 @@ def explain(
         windows = dataset_input_reader(data, data.scaler, fitted)(some)
         share_NF, attention_NT = _shares_and_attention(explain_method, windows)
         shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
-        # Known-future steps are bars after the newest: −1, −2, …
-        back = pd.RangeIndex(fitted.lookback - 1, fitted.lookback - 1 - attention_NT.shape[1], -1, name="bars_back")
+        back = pd.RangeIndex(fitted.lookback - 1, -1, -1, name="bars_back")
         attention = _table(attention_NT, "attention", back)
         shares = shares.sort_values("share", ascending=False, kind="stable")
     return ExplainResult(
@@ -101,14 +99,11 @@ def explain(
 
 def _shares_and_attention(explain_method: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return (variable shares (N, F), mean over the window's steps; attention of the answer (N, T))."""
-    # torch comes with the networks only
-    pieces, tensor = [], importlib.import_module("torch").from_numpy
+    pieces = []
     for first in range(0, len(windows), BATCH):
         part = windows.take(np.arange(first, min(first + BATCH, len(windows))))
-        explanation = explain_method(
-            part.gather(np.arange(len(part))), **{name: tensor(v) for name, v in part.covariates.items()}
-        )
-        pieces.append((explanation.past_BTF.mean(dim=1).numpy(), explanation.attention_BSU[:, -1].numpy()))
+        explanation = explain_method(part.gather(np.arange(len(part))))
+        pieces.append((explanation.shares_BTF.mean(dim=1).numpy(), explanation.attention_BT.numpy()))
     share, attention = zip(*pieces, strict=True)
     return np.concatenate(share), np.concatenate(attention)
 

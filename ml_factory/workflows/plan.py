@@ -167,7 +167,7 @@ class _PlanRequest:
     def fit_settings(self, name: str) -> dict:
         """Return the settings of a fit: QUICK's limits, and the user's own over them."""
         limits = QuickLimits().settings_for(find_model_spec(name).family) if self.quick else {}
-        return resolve_dataset_settings(self.data, name, limits | dict(self.settings.get(name, {})))
+        return resolve_dataset_settings(self.data, limits | dict(self.settings.get(name, {})))
 
     def run(self, name: str, task: str, more: Mapping) -> RunFolder:
         spec = make_run_settings(

@@ -3,14 +3,13 @@
 A holdout run, a fold and an out-of-fold part use the same functions on different rows.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.covariates import compute_covariates, resolve_covariate_settings
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     FittedStep,
@@ -25,7 +24,6 @@ from ml_factory.evaluation.baselines import (
     baseline_session_clock,
     baseline_trailing_volatility,
 )
-from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import find_model_spec
@@ -153,37 +151,16 @@ def dataset_input_reader(data: PreparedDataset, scaler: FittedStep, model: Model
     # torch comes with the networks only: boosters train where it is not installed.
     windows = import_module_or_explain("ml_factory.datasets.windows")
 
-    def take(positions: np.ndarray):
-        covariates = compute_covariates(model, data.labels.index[positions], data.settings)
-        return windows.Windows(scaled_NF, data.row[positions], model.lookback, covariates)
-
-    return take
+    return lambda positions: windows.Windows(scaled_NF, data.row[positions], model.lookback)
 
 
-def resolve_dataset_settings(data: PreparedDataset, name: str, settings: Mapping) -> dict:
-    """Resolve the settings of a model that depend on the data: frames as strides, known-future inputs by name, the
-    offset.
-
-    Raises SettingsError where the model or the data has none of these.
-    """
-    features = FeatureSpec(**data.settings["data"]["features"])
-    settings = _with_offset(data, resolve_covariate_settings(settings, data.horizon, features))
-    if not settings.get("frames"):
-        settings.pop("frames", None)
-        return settings
-    _check_frames(name, data.settings["data"]["preprocess"])
-    if settings["frames"] is True:
-        frame_strides = import_module_or_explain("ml_factory.models.multi_timeframe_network").frame_strides
-        settings["frames"] = frame_strides(data.features.columns, features.base_minutes)
-    return settings
-
-
-def _with_offset(data: PreparedDataset, settings: dict) -> dict:
+def resolve_dataset_settings(data: PreparedDataset, settings: Mapping) -> dict:
     """Resolve `offset` ("clock", the default, or "none") to the column that the model reads.
 
     Data without the clock column, or whose preprocessing changes or bends that column (a quantile scaler), have no
     offset. Raises SettingsError for an unknown offset, and for an explicit "clock" where there is none.
     """
+    settings = dict(settings)
     given = settings.pop("offset", None)
     offset = "clock" if given is None else given
     if offset not in TIMES:
@@ -201,25 +178,6 @@ def _with_offset(data: PreparedDataset, settings: dict) -> dict:
             )  # fmt: skip
         return settings
     return settings | {"offset_column": columns.index(CLOCK_COLUMN), "offset_bars": data.horizon}
-
-
-def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
-    """Raise SettingsError where frames cannot be read from the columns: for tabular models, and where steps change
-    columns.
-
-    A step that drops, mixes or adds columns is fitted per fold, so that no strides would fit all folds.
-    """
-    if not find_model_spec(name).windowed:
-        raise SettingsError(
-            "Only networks read frames at their own strides", where="frames", got=name, wanted="a network",
-            next_step="leave it out: a booster reads the coarse columns of each row as they are",
-        )  # fmt: skip
-    if changing := column_changing_steps(steps):
-        raise SettingsError(
-            "Frames are read off the columns, which the data set's preprocessing changes", where="frames",
-            got=", ".join(changing), wanted="a scaler alone",
-            next_step="leave frames out, or prepare without these steps",
-        )  # fmt: skip
 
 
 def binned_data_fit_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:

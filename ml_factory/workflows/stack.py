@@ -92,7 +92,7 @@ def _fit_pool(
     for name in names:
         limits = QuickLimits().settings_for(find_model_spec(name).family) if spec.quick else {}
         given = limits | settings.get("model_settings", {}).get(name, {})
-        lookback = build_model(name, **resolve_dataset_settings(data, name, given)).lookback
+        lookback = build_model(name, **resolve_dataset_settings(data, given)).lookback
         plan = plan_folds(data, rows, folds, lookback, quick_row_limit(name, spec.quick))
         if spec.quick:
             most = max(1, QuickLimits().forecast_rows // folds)

@@ -126,7 +126,7 @@ def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[Mod
     Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
     """
     settings = {name: value for name, value in spec.settings if name != "weights"}
-    model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, spec.model, settings))
+    model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, settings))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
     return model, *_train_validation_rows(data, model, spec.quick)
 
@@ -139,7 +139,7 @@ def check_given_estimator(wanted: ModelBase, given: ModelBase | None) -> ModelBa
 
     Raises SettingsError where name, settings, network or rows differ.
     """
-    compared = ("name", "settings", "network_spec", "frames", "trained_on", "lookback", "offset_column", "offset_bars")
+    compared = ("name", "settings", "network_spec", "trained_on", "lookback", "offset_column", "offset_bars")
     for what in compared:
         expected, actual = (_comparable_value(model, what) for model in (wanted, given))
         if given is not None and expected != actual:

@@ -28,7 +28,7 @@ BOOSTERS = ("xgboost", "lightgbm", "catboost")
 SPEC = {"data": {"labels": {"kind": "triple_barrier"}}}
 NETWORKS = {
     "gru": {"hidden": 4, "lookback": 6, "offset_column": 1, "offset_bars": 5},
-    "lstm": {"hidden": 4, "lookback": 8, "frames": ((1, 2), (3, 1))},
+    "lstm": {"hidden": 4, "lookback": 8},
     "tcn": {"width": 4, "lookback": 6},
     "patchtst": {"lookback": 8, "patch": 4, "stride": 2},
     "itransformer": {"lookback": 8},

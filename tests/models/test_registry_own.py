@@ -10,7 +10,6 @@ from torch import nn
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
-from ml_factory.models.multi_timeframe_network import multi_timeframe_network_class
 from ml_factory.models.registry import (
     available_models,
     build_model,
@@ -118,14 +117,21 @@ def _behind(layer: type) -> type:
     return Network
 
 
+def _closed_over(network: type, number: int) -> type:
+    """A network that wraps another and reads a number of the function around it."""
+
+    class Network(Mine):
+        def forward(self, x_BTF):
+            return number * network.forward(self, x_BTF)
+
+    return Network
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda: multi_timeframe_network_class(LSTM, ((1, 2),)), lambda: multi_timeframe_network_class(GRU, ((1, 2),))),
-        (
-            lambda: multi_timeframe_network_class(LSTM, ((1, 2),)),
-            lambda: multi_timeframe_network_class(LSTM, ((2, 2),)),
-        ),
+        (lambda: _closed_over(LSTM, 1), lambda: _closed_over(GRU, 1)),
+        (lambda: _closed_over(LSTM, 1), lambda: _closed_over(LSTM, 2)),
         (lambda: _behind(Same), lambda: _behind(Bent)),
     ],
     ids=["the network behind", "a number closed over", "a layer beside it"],

@@ -65,7 +65,7 @@ def test_network_with_offset_patience_counts_from_untrained_network():
     assert result.best_epoch == 0 and len(result.history) == 3 and result.stopped_early
 
 
-@pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}, {"frames": ((1, 2), (3, 1))}])
+@pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}])
 def test_network_with_offset_and_informative_feature_beats_clock(settings):
     x, y = windows()
     x[:, -1, 0] += y

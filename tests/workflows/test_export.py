@@ -14,7 +14,7 @@ from ml_factory.storage.workspace import Workspace
 NETWORKS = {
     "gru": {"hidden": 4, "lookback": 6},
     "tcn": {"width": 4, "lookback": 6, "offset_column": 1, "offset_bars": 5},
-    "lstm": {"hidden": 4, "lookback": 8, "frames": ((1, 2), (3, 1)), "offset_column": 2, "offset_bars": 5},
+    "lstm": {"hidden": 4, "lookback": 8, "offset_column": 2, "offset_bars": 5},
     "patchtst": {"lookback": 8, "patch": 4, "stride": 2},
 }
 

@@ -32,7 +32,7 @@ def test_predictions_and_explanation_of_older_run_ignore_newer_run(prepared):
             ask(prepared, "DEMO", 5, "tft", run="train-tft-h5-nobody")
 
 
-@pytest.mark.parametrize("settings", [{"dropuot": 0.2}, {"dropout": "abc"}, {"frames": "maybe"}, {"lookback": 10**6}])
+@pytest.mark.parametrize("settings", [{"dropuot": 0.2}, {"dropout": "abc"}, {"lookback": 10**6}])
 def test_train_with_refused_settings_reports_no_status_and_opens_no_run(settings, prepared):
     received = []
     with pytest.raises(FactoryError):

@@ -6,8 +6,7 @@ import torch
 
 from ml_factory.training.loop import run_training_loop
 from ml_factory.training.spec import TrainSpec
-from tests.models.cases import WITHOUT_GRADIENT, felt
-from tests.xla.side_by_side import BY_ID, IDENTITY, Rows, device_of
+from tests.xla.side_by_side import BY_NAME, IDENTITY, Rows, device_of
 
 ROWS = 16
 
@@ -24,33 +23,29 @@ def gradients(case, kind: str):
     return loss.item(), {name: p.grad.cpu() for name, p in network.named_parameters()}
 
 
-@pytest.mark.parametrize("name", BY_ID)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_network_on_xla_first_loss_and_gradients_equal_eager_cpu(name):
-    loss, expected = gradients(BY_ID[name], "cpu")
-    ours, found = gradients(BY_ID[name], "xla")
+    loss, expected = gradients(BY_NAME[name], "cpu")
+    ours, found = gradients(BY_NAME[name], "xla")
     assert ours == pytest.approx(loss, rel=1e-6)
     for parameter, gradient in expected.items():
-        if not parameter.endswith(WITHOUT_GRADIENT.get(BY_ID[name].name, ("none",))):
-            assert (found[parameter] - gradient).norm() <= 1e-4 * gradient.norm(), parameter
+        assert (found[parameter] - gradient).norm() <= 1e-4 * gradient.norm(), parameter
 
 
-def twenty_steps(case, kind: str) -> tuple[list[float], torch.Tensor, torch.Tensor]:
-    """Losses, the weights that feel them, and what batch norms remember of their inputs' variance."""
+def twenty_steps(case, kind: str) -> tuple[list[float], torch.Tensor]:
+    """Losses, and the weights after them."""
     device = device_of(kind)
     network, rows = case.build(dropout=0.0), Rows(case, device, ROWS)
     spec = TrainSpec(epochs=20, batch=ROWS, lr=1e-4, warmup=0.0)
     result = run_training_loop(network, ROWS, rows, rows.loss, spec, device, identity=IDENTITY)
-    # What never feels the loss but for rounding goes its own way in each, as far as others: Adam divides by its size.
-    moved = [felt(case, name, p.detach().cpu()) for name, p in network.named_parameters()]
-    spread = [value.cpu() for name, value in network.named_buffers() if name.endswith("running_var")]
-    return [row["train_loss"] for row in result.history], torch.cat(moved), torch.cat([torch.ones(1), *spread])
+    moved = [p.detach().cpu().flatten() for p in network.parameters()]
+    return [row["train_loss"] for row in result.history], torch.cat(moved)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_ID if name.endswith("classes")])
+@pytest.mark.parametrize("name", BY_NAME)
 def test_network_on_xla_20_training_steps_equal_eager_cpu(name):
-    losses, weights, spread = twenty_steps(BY_ID[name], "cpu")
-    ours, found, remembered = twenty_steps(BY_ID[name], "xla")
+    losses, weights = twenty_steps(BY_NAME[name], "cpu")
+    ours, found = twenty_steps(BY_NAME[name], "xla")
     np.testing.assert_allclose(ours, losses, rtol=1e-5)
     assert losses[-1] < losses[0]
     assert (found - weights).norm() <= 1e-5 * weights.norm()
-    np.testing.assert_allclose(remembered, spread, rtol=1e-4)

@@ -14,24 +14,19 @@ import torch
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.training.loop import run_training_loop
 from ml_factory.training.spec import TrainSpec
-from tests.xla.side_by_side import BY_ID, IDENTITY, Rows, device_of
+from tests.xla.side_by_side import BY_NAME, IDENTITY, Rows, device_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = [f"{name}-classes" for name in available_models() if find_model_spec(name).windowed] + [
-    "itransformer-quantiles"
-]
+NAMES = [name for name in available_models() if find_model_spec(name).windowed]
 
 
 def trained(name: str, kind: str, accumulate: int = 1) -> dict:
     """Three epochs of two batches on all devices of that kind."""
     device = device_of(kind)
-    network, rows = BY_ID[name].build(dropout=0.0), Rows(BY_ID[name], device, 32)
+    network, rows = BY_NAME[name].build(dropout=0.0), Rows(BY_NAME[name], device, 32)
 
     def spread(positions):
-        inputs, target, weight = rows(positions)
-        names, parts = zip(*inputs.items(), strict=True)
-        *parts, target, weight = device.shard((*parts, target, weight))
-        return dict(zip(names, parts, strict=True)), target, weight
+        return tuple(device.shard(rows(positions)))
 
     spec = TrainSpec(epochs=3, batch=16, accumulate=accumulate, lr=1e-3)
     result = run_training_loop(network, 32, spread, rows.loss, spec, device, identity=IDENTITY)
@@ -47,7 +42,7 @@ def trained(name: str, kind: str, accumulate: int = 1) -> dict:
 def on_four(tmp_path_factory):
     """What each network ends with on four devices, from a process that has them."""
     out = tmp_path_factory.mktemp("spmd") / "told.json"
-    calls = "{name: trained(name, 'xla') for name in NAMES} | {'parts': trained('tcn-classes', 'xla', 2)}"
+    calls = "{name: trained(name, 'xla') for name in NAMES} | {'parts': trained('tcn', 'xla', 2)}"
     text = f"import json\nfrom tests.xla.test_spmd import NAMES, trained\njson.dump({calls}, open({str(out)!r}, 'w'))"
     four = {**os.environ, "CPU_NUM_DEVICES": "4", "PYTHONPATH": str(ROOT)}
     # The CPU client of torch_xla was seen to crash (SIGSEGV) with four devices, more often under load.
@@ -72,5 +67,5 @@ def test_fit_on_four_spmd_devices_equals_one_device(on_four, name):
 
 
 def test_fit_on_four_spmd_devices_with_accumulation_equals_one_device(on_four):
-    np.testing.assert_allclose(on_four["parts"]["losses"], trained("tcn-classes", "cpu")["losses"], rtol=1e-6)
+    np.testing.assert_allclose(on_four["parts"]["losses"], trained("tcn", "cpu")["losses"], rtol=1e-6)
     assert on_four["parts"]["compiles"]["accumulate"] <= 2

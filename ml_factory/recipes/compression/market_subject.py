@@ -20,7 +20,7 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
-from ml_factory.training.estimator_base import init_network_from_seed
+from ml_factory.training.estimator import init_network_from_seed
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.workflows.load_prepared import load_dataset
@@ -42,8 +42,6 @@ class MarketSubject(Subject):
         data = load_dataset(workspace, symbol, horizon)
         artifact = find_artifact_to_predict(workspace, symbol, horizon, model, data=data.fingerprint)
         self.estimator = TrainedModel.from_state(artifact.load_state()).estimator
-        if getattr(self.estimator, "frames", None) or not hasattr(self.estimator, "network_spec"):
-            raise SettingsError("A network of several time frames cannot be compressed yet", where="model", got=model)
         self.name, self.device, self.training = f"{symbol}-h{horizon}-{model}", device, self.estimator.settings
         self.network, self._spec = self.estimator.network, self.estimator.network_spec
         self.architecture = asdict(self._spec)

@@ -88,7 +88,7 @@ class FoldModel:
     def build(self, data: PreparedDataset, fold: int) -> ModelBase:
         """Build an untrained model for this fold."""
         seed = derive_seed(self.spec.seed, self.name, "fold", fold)
-        return build_model(self.name, seed=seed, **resolve_dataset_settings(data, self.name, self.settings))
+        return build_model(self.name, seed=seed, **resolve_dataset_settings(data, self.settings))
 
     def fit_scaler(self, data: PreparedDataset, rows: np.ndarray) -> FittedStep:
         """Fit the preprocessing steps and the scaler on these rows of a fold: positions into the labels."""
@@ -134,7 +134,7 @@ def fit_and_forecast_folds(
     """
     if results_path is not None and (found := _finished(results_path, plan)):
         return found
-    reader = build_model(model.name, **resolve_dataset_settings(data, model.name, model.settings))
+    reader = build_model(model.name, **resolve_dataset_settings(data, model.settings))
     slots = FoldCheckpoints(manager, model.name, len(plan.folds), run_machine_facts(model.spec))
 
     def inputs(fit: np.ndarray):
