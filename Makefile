@@ -10,21 +10,26 @@ JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
+PART ?= slow contract notebooks peers chaos faults fuzz browser dvc test-xla matrix
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
+has_python = test -n "$(PYTHON)" || { echo "make $@: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+again = $(MAKE)# by another name: a recipe that says $(MAKE) itself runs under `make -n`
+# The environment $(1) from the pins in requirements, files $(2) after each other; at once when they have not changed.
+environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,$(2))
 
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
-export COLAB OWNER ROWS BENCH
+export COLAB OWNER ROWS BENCH PART
 
-.PHONY: lock sbom fuzz kernels picture browser peers dvc help setup run test soak mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: help setup kernels run test soak fuzz mutants test-xla lint format map notebooks browser bench matrix colab badges lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 setup:  ## the environment in .venv, from exact pins; at once when they have not changed
-	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py $(VENV) requirements/locked/dev.txt
+	@$(has_python)
+	@$(call environment,$(VENV),locked/dev)
 
 run: export ML_RUN_WORKSPACE := $(WORKSPACE)
 run: export ML_RUN_DATA := $(DATA)
@@ -53,38 +58,36 @@ test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`)
 mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20 --suite contract --suite old'
 	@$(PY) -m tests.mutants $(ARGS)
 
-soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours
-	@$(PY) -m pytest $(SPREAD) -m soak $(ARGS)
-	@ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract
-	@for campaign in notebooks peers chaos faults fuzz browser dvc test-xla matrix; do $(MAKE) $$campaign || exit 1; done
+soak: setup  ## whole campaigns, hours; PART='chaos faults' for some of them, ARGS go to each
+	@for part in $$PART; do echo "soak: $$part"; case $$part in \
+		slow) $(PY) -m pytest $(SPREAD) -m soak $(ARGS) ;; \
+		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract $(ARGS) ;; \
+		chaos) $(PY) -W error -m tests.chaos $(ARGS) ;; \
+		faults) $(PY) -m tests.faults $(ARGS) ;; \
+		peers) $(call environment,.venv-peers,peers) && \
+			.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS) ;; \
+		dvc) $(call environment,.venv-dvc,dvc) && \
+			.venv-dvc/bin/python -m pytest tests/dvc --confcutdir tests/dvc -p no:cacheprovider $(ARGS) ;; \
+		notebooks|fuzz|browser|test-xla|matrix) $(again) $$part ;; \
+		*) echo "make soak: no part $$part. Next: make help" >&2; exit 2 ;; \
+	esac || exit 1; done
 
-chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
-	@$(PY) -W error -m tests.chaos $(ARGS)
+fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does; ARGS='--count 400'
+	@$(PY) -m tests.fuzz --count 10000 $(ARGS)
 
 test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
-	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-xla requirements/locked/xla.txt
-	@$(PYTHON) .ci/environment.py .venv-serve requirements/locked/image.txt
+	@$(has_python)
+	@$(call environment,.venv-xla,locked/xla)
+	@$(call environment,.venv-serve,locked/image)
 	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lock:  ## the closure of every environment with hashes, into requirements/locked; ARGS="dev" for one, ARGS=--upgrade
-	@$(PYTHON) .ci/environment.py .venv-tools requirements/locked/tools.txt
+lock:  ## the closures of development, XLA and the service's image, with hashes; ARGS="dev" for one, ARGS=--upgrade
+	@$(call environment,.venv-tools,tools)
 	@.venv-tools/bin/python .ci/lock.py $(ARGS)
 
-sbom: setup  ## the packages of .venv: dist/sbom.json (CycloneDX) and dist/licenses.md
-	@$(PYTHON) .ci/environment.py .venv-tools requirements/locked/tools.txt
-	@mkdir -p dist
-	@.venv-tools/bin/cyclonedx-py environment --output-reproducible --output-file dist/sbom.json $(PY)
-	@.venv-tools/bin/pip-licenses --python=$(PY) --format=markdown --with-urls --output-file=dist/licenses.md
-
 browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curves that move, Stop, Run all
-	@$(PYTHON) .ci/environment.py .venv-browser requirements/locked/browser.txt
+	@$(call environment,.venv-browser,browser)
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
-
-dvc:  ## the commands of docs/dvc.md with DVC in an environment of its own, and a folder in the place of the bucket
-	@test -n "$(PYTHON)" || { echo "make dvc: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-dvc requirements/locked/dvc.txt
-	@.venv-dvc/bin/python -m pytest tests/dvc --confcutdir tests/dvc -p no:cacheprovider $(ARGS)
 
 lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
 	@$(PY) -m ruff check .
@@ -103,36 +106,20 @@ map: setup  ## the file list of docs/architecture.md, from the docstrings of the
 notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
 	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)
 
-bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
-	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-bench requirements/locked/bench.txt
-	@for name in $$BENCH; do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
-
-bench-training: setup  ## trainings beside their peers: steps, windows, the loop's share, compilers; 10 GB of packages the first time
-	@$(PYTHON) .ci/environment.py .venv-peers requirements/locked/peers.txt
-	@$(PYTHON) .ci/environment.py .venv-xla requirements/locked/xla.txt
-	@$(PY) -m benchmarks.training $(ARGS)
-
-peers:  ## the networks beside public implementations with the same weights, in an environment of its own
-	@test -n "$(PYTHON)" || { echo "make peers: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
-	@$(PYTHON) .ci/environment.py .venv-peers requirements/locked/peers.txt
-	@.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS)
-
-fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does; ARGS='--count 400'
-	@$(PY) -m tests.fuzz --count 10000 $(ARGS)
-
-faults: setup  ## every fault at every file operation of checkpoints, with the table of survivors; ARGS='--every 10'
-	@$(PY) -m tests.faults $(ARGS)
+bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, BENCH=training, ARGS='--rows 500000'
+	@$(has_python)
+	@for name in $$BENCH; do case $$name in \
+		training) $(call environment,$(VENV),locked/dev) && \
+			$(call environment,.venv-xla,locked/xla) && $(PY) -m benchmarks.training $(ARGS) ;; \
+		*) $(call environment,.venv-bench,locked/dev bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
+	esac || exit 1; done
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13
 	@sh .ci/matrix
 
 colab:  ## the notebooks and one wheel for MyDrive/ml_factory, into dist/colab or COLAB=folder
-	@test -n "$(PYTHON)" || { echo "make colab: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(has_python)
 	@$(PYTHON) .ci/colab.py "$$COLAB"
-
-picture: setup  ## the picture of README, from the report of `make run`; needs Chromium
-	@$(PY) .ci/picture.py
 
 badges: setup  ## OWNER=name: write the repository's owner into links, badges and bootstrap cells
 	@test -n "$$OWNER" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }

@@ -20,9 +20,6 @@ HELD = (
     "utils/*.py",
     "requirements.txt",
     "requirements/*.txt",
-    "requirements/locked/colab.txt",
-    "requirements/locked/dev-cuda.txt",
-    "requirements/locked/dev.txt",
     "LICENSE",
 )
 WHEEL = "Wheel-Version: 1.0\nGenerator: ml_factory\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

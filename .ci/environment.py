@@ -132,19 +132,19 @@ def _install_locked(folder: Path, text: str) -> int:
     """Install a closure, file by file against its hash; without CUDA's packages where torch is a build for CPUs."""
     packages = re.findall(r"^[A-Za-z0-9].*\n(?:[ \t].*\n)*", text, re.MULTILINE)
     torch = [block for block in packages if block.startswith("torch==")]
-    if torch and not _pip_locked(folder, torch, quietly=True) and _torch_is_for_cpu(folder):
+    if torch and not _pip_locked(folder, torch, local=True) and _torch_is_for_cpu(folder):
         of_cuda = _cuda_packages(packages)
         packages = [block for block in packages if block not in of_cuda]
     return _pip_locked(folder, packages)
 
 
-def _pip_locked(folder: Path, packages: list[str], quietly: bool = False) -> int:
-    """Install packages of a lock file; `quietly` takes them from a local folder of wheels (PIP_FIND_LINKS) alone."""
+def _pip_locked(folder: Path, packages: list[str], local: bool = False) -> int:
+    """Install packages of a lock file; `local`: from a folder of wheels (PIP_FIND_LINKS) or not at all."""
     with tempfile.TemporaryDirectory() as scratch:
         chosen = Path(scratch) / "locked.txt"
         chosen.write_text("".join(packages), encoding="utf-8")
-        words = ["--require-hashes", "--no-deps", *(["--no-index"] if quietly else []), "-r", chosen]
-        return _pip(folder, *words, capture_output=quietly)
+        words = ["--require-hashes", "--no-deps", *(["--no-index"] if local else []), "-r", chosen]
+        return _pip(folder, *words, capture_output=local)
 
 
 def _pip(folder: Path, *words: str | Path, **how: bool) -> int:

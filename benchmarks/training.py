@@ -1,10 +1,10 @@
-"""Trainings of networks compared with their peers: steps, windows, the loop's own share, compilers, bins of boosters.
+"""Trainings of networks measured: windows, the loop's own share, the linear model, compilers, bins of boosters.
 
-    make bench-training                              # builds what it needs, then all of it: less than eight minutes
+    make bench BENCH=training                        # builds what it needs, then all of it: less than eight minutes
     python -m benchmarks.training --only windows loop
 
-One JSON line a measurement, with what was wanted. Steps are compared where the peers are (.venv-peers), scans where
-XLA is (.venv-xla), each in a process of its own; an absent environment is reported with its build command. Other
+One JSON line a measurement, with what was wanted. Scans are compared where XLA is (.venv-xla), in a process of its own;
+an absent environment is reported with its build command. Other
 work on the machine lengthens both sides of a comparison equally: they take turns, and ratios are medians of rounds.
 """
 

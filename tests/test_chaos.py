@@ -1,4 +1,4 @@
-"""A small fixed set of `make chaos`: real processes, SIGKILL, some with the disk lost; and the campaign can fail."""
+"""A small fixed set of `make soak PART=chaos`: real kills, some with the disk lost; and the campaign can fail."""
 
 import json
 import os

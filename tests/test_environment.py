@@ -1,6 +1,8 @@
 """The script that sets the environment up: reused while the pins stand, and honest about what a machine lacks."""
 
 import os
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "environment.py"
+REQUIREMENTS = SCRIPT.parents[1] / "requirements"
+LOCKS = sorted((REQUIREMENTS / "locked").glob("*.txt"))
 
 
 def run(folder: Path, pins: Path, *, before: str = "") -> subprocess.CompletedProcess:
@@ -74,3 +78,38 @@ def test_environment_script_with_uninstallable_pins_leaves_no_stamp(tmp_path):
     done = run(tmp_path / "env", tmp_path / "pins.txt")
     assert done.returncode != 0 and "make again to retry" in done.stdout
     assert not (tmp_path / "env" / ".pins").exists()
+
+
+# ---- lock files and direct pins ------------------------------------------------------------------------------------
+
+
+def packages(path: Path) -> dict[str, str]:
+    """The packages of a lock file, each with its hashes and the comment that names what requires it."""
+    found = re.findall(r"^[A-Za-z0-9].*\n(?:[ \t].*\n)*", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {block.split("==")[0]: block for block in found}
+
+
+def test_lock_files_are_of_development_xla_and_image():
+    assert [path.stem for path in LOCKS] == ["dev", "image", "xla"]
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+def test_locked_packages_have_exact_version_hash_and_reason(path):
+    for name, block in packages(path).items():
+        assert re.match(r"[\w.-]+==[\w.]+ ", block) and block.count("--hash=sha256:") >= 1, name
+        assert re.search(r"^    # +via", block, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", ["bench", "browser", "dvc", "peers", "tools"])
+def test_direct_pins_are_exact(name):
+    lines = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)] == []
+
+
+@pytest.mark.parametrize(("name", "kept"), [("dev", {"nvidia-nccl-cu12"}), ("xla", set())])
+def test_cuda_packages_of_lock_are_what_torch_alone_requires(name, kept):
+    """A build of torch for CPUs is installed without them; what something else requires stays."""
+    lock = packages(REQUIREMENTS / "locked" / f"{name}.txt")
+    of_cuda = runpy.run_path(str(SCRIPT))["_cuda_packages"](list(lock.values()))
+    there = {one for one in lock if one.startswith(("nvidia-", "cuda-", "triton"))}
+    assert len(of_cuda) >= 10 and {block.split("==")[0] for block in of_cuda} == there - kept

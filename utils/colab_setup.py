@@ -112,8 +112,7 @@ def setup_colab_environment(
     installed = ()
     if install == "always" or (install and colab):
         extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if _in_bucket(root) else ()
-        lists = runtime.requirements_for_runtime(colab, tpu), extra, runtime.lock_for_runtime(colab)
-        installed = runtime.install_missing_packages(*lists)
+        installed = runtime.install_missing_packages(runtime.requirements_for_runtime(colab, tpu), extra)
     if colab and _in_bucket(root):
         _sign_in(root)
     versions = runtime.installed_versions()

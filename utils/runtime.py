@@ -17,11 +17,9 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import on_colab
-from utils.package_lock import LockedPackage, locked_closure, normalize_package_name, read_package_lock
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERAL = ROOT / "requirements.txt"
-LOCKED = ROOT / "requirements" / "locked"
 KEEP = ROOT / "requirements" / "colab-constraints.txt"
 PIP_SECONDS = 1800
 BUCKETS = ROOT / "requirements" / "gs.txt"  # what a workspace gs://bucket/prefix needs; the TPU runtime lacks it
@@ -64,26 +62,17 @@ def requirements_for_runtime(colab: bool, tpu: str) -> Path:
     return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
 
 
-def lock_for_runtime(colab: bool) -> dict[str, LockedPackage]:
-    """Return the packages that may be installed, with versions and hashes; on Colab those that fit next to its own."""
-    lock = read_package_lock(LOCKED / "dev.txt") | read_package_lock(LOCKED / "dev-cuda.txt")
-    return lock | read_package_lock(LOCKED / "colab.txt") if colab else lock
-
-
-def install_missing_packages(
-    requirements: Path, extra: tuple[str, ...], lock: dict[str, LockedPackage]
-) -> tuple[str, ...]:
-    """Install the packages of `requirements` and of the library that this runtime lacks, from files whose hashes are
-    locked. An installed package is replaced only where it is too old for a new one and `KEEP` does not list it.
+def install_missing_packages(requirements: Path, extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Install the packages of `requirements` and of the library that this runtime lacks, by pip. An installed package
+    is replaced only where it is too old for a new one and `KEEP` does not list it.
 
     Parameters
     ----------
     requirements : its lines must be met; of the library's own list only absent packages are added, so that a runtime
         which drops a package heals itself.
     extra : further lines that must be met.
-    lock : as of `lock_for_runtime`.
 
-    Returns the names installed. Raises RuntimeMismatchError when pip fails, or for a package that the lock lacks.
+    Returns the names installed. Raises RuntimeMismatchError when pip fails.
     """
     lines = [line for line in (*read_requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
@@ -92,20 +81,8 @@ def install_missing_packages(
     if not lines:
         return ()
     requested = {_name(line) for line in lines}
-    if absent := {name for name in requested if normalize_package_name(name) not in lock}:
-        raise RuntimeMismatchError(
-            "A package is required that no lock file lists", where=requirements.name, got=", ".join(sorted(absent)),
-            next_step="add it to a file in requirements/ and run make lock, or install it by hand",
-        )  # fmt: skip
     print(f"Installing {', '.join(sorted(requested))}: a minute or two", flush=True)
-    keep = [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested]
-    kept = {normalize_package_name(_name(line)) for line in keep}
-    output = _install_locked(locked_closure(lock, requested, lambda name: installed_version(name) is not None), keep)
-    if "ResolutionImpossible" in output or "--require-hashes" in output:
-        # An installed package is too old for a new one: those that pip names are replaced, unless they are kept.
-        named = {normalize_package_name(word) for word in re.findall(r"[A-Za-z0-9._-]+", output)} - kept
-        leave = lambda name: installed_version(name) is not None and name not in named  # noqa: E731
-        output = _install_locked(locked_closure(lock, requested, leave), keep)
+    output = _pip_install(lines, [line for line in _pip_constraint_lines(KEEP) if _name(line) not in requested])
     importlib.invalidate_caches()
     if output:
         raise RuntimeMismatchError(
@@ -117,16 +94,16 @@ def install_missing_packages(
     return tuple(f"{_name(line)} {installed_version(_name(line))}" for line in lines)
 
 
-def _install_locked(packages: list[LockedPackage], keep: list[str]) -> str:
-    """Install locked packages next to the kept ones; return the end of pip's message where it fails, else ""."""
+def _pip_install(lines: list[str], keep: list[str]) -> str:
+    """Install packages next to the kept ones; return the end of pip's message where it fails, else ""."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     with tempfile.TemporaryDirectory() as folder:
-        constraints, chosen = Path(folder) / "keep.txt", Path(folder) / "locked.txt"
+        constraints = Path(folder) / "keep.txt"
         constraints.write_text("\n".join(keep) + "\n")
-        chosen.write_text("".join(package.text for package in packages))
-        command += ["--require-hashes", "-c", str(constraints), "-r", str(chosen)]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=PIP_SECONDS)
+            result = subprocess.run(
+                [*command, "-c", str(constraints), *lines], capture_output=True, text=True, timeout=PIP_SECONDS
+            )
         except (subprocess.TimeoutExpired, OSError) as error:
             return str(error)
     if not result.returncode:

@@ -1,4 +1,4 @@
-"""The commands of docs/dvc.md, run as they stand, with a folder in the place of the bucket: `make dvc`.
+"""The commands of docs/dvc.md, run as they stand, with a folder in the place of the bucket: `make soak PART=dvc`.
 
 Runs in the environment of DVC, with the standard library and pytest alone.
 """
@@ -13,7 +13,7 @@ import pytest
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "dvc.md"
 DVC = Path(sys.executable).with_name("dvc")
-pytestmark = pytest.mark.skipif(not DVC.exists(), reason="DVC is in an environment of its own: make dvc")
+pytestmark = pytest.mark.skipif(not DVC.exists(), reason="DVC is in an environment of its own: make soak PART=dvc")
 IDENTITY = {f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 

@@ -1,4 +1,4 @@
-"""The same weights give the same output as public implementations: `make peers` has all of them, `make test` HF's.
+"""The same weights give the same output as public implementations: `make soak PART=peers` has all, `make test` HF's.
 
 x_BTF in; logits out, or the codes of an encoder where theirs forecasts and ours classifies. The weights of the peer,
 drawn at random, are copied name by name.
@@ -56,7 +56,7 @@ def copied(names: dict[str, str], theirs: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def hf_patchtst():
-    hf = pytest.importorskip("transformers", reason="transformers is not installed: make peers")
+    hf = pytest.importorskip("transformers", reason="transformers is not installed: make soak PART=peers")
     declare_missing_operators()  # transformers imports torchvision
     config = hf.PatchTSTConfig(
         num_input_channels=F, context_length=T, prediction_length=S, patch_length=8, patch_stride=5, d_model=16,
@@ -110,7 +110,7 @@ QUIET = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": 
 
 
 def nixtla():
-    return pytest.importorskip("neuralforecast.models", reason="neuralforecast is not installed: make peers")
+    return pytest.importorskip("neuralforecast.models", reason="neuralforecast is not installed: make soak PART=peers")
 
 
 def test_itransformer_codes_equal_neuralforecast():
@@ -232,7 +232,7 @@ def test_interpretable_attention_equals_pytorch_forecasting():
     """Theirs has a value map for each head by its own name, all of them the same one."""
     parts = pytest.importorskip(
         "pytorch_forecasting.models.temporal_fusion_transformer.sub_modules",
-        reason="pytorch-forecasting is not installed: make peers",
+        reason="pytorch-forecasting is not installed: make soak PART=peers",
     )
     from ml_factory.models.tft_layers import InterpretableMultiHeadAttention
 

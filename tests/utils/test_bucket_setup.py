@@ -28,7 +28,7 @@ def colab(monkeypatch):
     auth = types.SimpleNamespace(authenticate_user=lambda: received.append("signed in"))
     monkeypatch.setitem(sys.modules, "google.colab.auth", auth)
     monkeypatch.setattr(
-        runtime, "install_missing_packages", lambda path, extra, lock: received.append((path.name, *extra)) or ()
+        runtime, "install_missing_packages", lambda path, extra: received.append((path.name, *extra)) or ()
     )
 
     def opened(root):

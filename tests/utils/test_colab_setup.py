@@ -129,7 +129,7 @@ def test_env_info_fields_are_readable_as_attributes_and_keys(tmp_path):
 
 
 def test_colab_setup_off_colab_with_install_always_installs_requirements(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "install_missing_packages", lambda path, extra, lock: (f"asked {path.name}",))
+    monkeypatch.setattr(runtime, "install_missing_packages", lambda path, extra: (f"asked {path.name}",))
     assert colab_setup.setup_colab_environment(tmp_path, install="always").installed == ("asked requirements.txt",)
     with pytest.raises(SettingsError, match="install"):
         colab_setup.setup_colab_environment(tmp_path, install="yes")
