@@ -10,7 +10,7 @@ JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
-PART ?= slow contract notebooks peers chaos faults fuzz browser dvc test-xla matrix
+PART ?= slow contract notebooks peers faults browser dvc test-xla matrix
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 has_python = test -n "$(PYTHON)" || { echo "make $@: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
@@ -21,7 +21,7 @@ environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export COLAB OWNER ROWS BENCH PART
 
-.PHONY: help setup kernels run test soak fuzz mutants test-xla lint format map notebooks browser bench matrix colab badges lock clean
+.PHONY: help setup kernels run test soak mutants test-xla lint format map notebooks browser bench matrix colab badges lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -58,22 +58,18 @@ test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`)
 mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20 --suite contract --suite old'
 	@$(PY) -m tests.mutants $(ARGS)
 
-soak: setup  ## whole campaigns, hours; PART='chaos faults' for some of them, ARGS go to each
+soak: setup  ## whole campaigns, hours; PART='contract faults' for some of them, ARGS go to each
 	@for part in $$PART; do echo "soak: $$part"; case $$part in \
 		slow) $(PY) -m pytest $(SPREAD) -m soak $(ARGS) ;; \
 		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract $(ARGS) ;; \
-		chaos) $(PY) -W error -m tests.chaos $(ARGS) ;; \
 		faults) $(PY) -m tests.faults $(ARGS) ;; \
 		peers) $(call environment,.venv-peers,peers) && \
 			.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS) ;; \
 		dvc) $(call environment,.venv-dvc,dvc) && \
 			.venv-dvc/bin/python -m pytest tests/dvc --confcutdir tests/dvc -p no:cacheprovider $(ARGS) ;; \
-		notebooks|fuzz|browser|test-xla|matrix) $(again) $$part ;; \
+		notebooks|browser|test-xla|matrix) $(again) $$part ;; \
 		*) echo "make soak: no part $$part. Next: make help" >&2; exit 2 ;; \
 	esac || exit 1; done
-
-fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does; ARGS='--count 400'
-	@$(PY) -m tests.fuzz --count 10000 $(ARGS)
 
 test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
 	@$(has_python)

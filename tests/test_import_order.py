@@ -29,7 +29,7 @@ checkpoints.uploader checkpoints.store
 checkpoints.safe_stop checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
 tracking.run_log tracking.log_merge tracking.log_upload tracking.wandb_process tracking.run_snapshot
 tracking.wandb_sync tracking.tracker tracking.wandb_restore
-argument_checks code_fingerprint limited_fork
+argument_checks code_fingerprint
 data.holidays data.sessions data.bar_report data.prefix_hash data.parsing data.price_anomalies data.gaps
 data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.bar_columns data.validation
@@ -75,7 +75,7 @@ evaluation.backtest.contracts evaluation.backtest.rules evaluation.backtest.fill
 evaluation.luck evaluation.backtest.metrics evaluation.backtest.simulation
 ensemble.out_of_fold ensemble.stacking
 settings run_folder
-inference.trained_model inference.predict inference.onnx_content inference.onnx_graph
+inference.trained_model inference.predict inference.onnx_graph
 inference.onnx_trees inference.onnx_quantiles inference.network_graph
 inference.onnx_export inference.onnx_models inference.onnx_ensemble inference.onnx_leaves
 inference.onnx_threshold_rows inference.onnx_gate
@@ -130,7 +130,6 @@ MAP = MAP_TEXT.split()
 # dependency -> the only files that may import it
 HOMES = {
     "torch_xla": {"training.device", "models.recurrent_layers"},
-    "google": {"inference.onnx_content"},  # protobuf, which comes with onnxruntime; google.colab lives in utils/ alone
     "wandb": {"tracking.tracker"},
     "gcsfs": {"storage.bucket_sync"},
     "matplotlib": {

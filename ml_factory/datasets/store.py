@@ -10,7 +10,6 @@ A folder without a valid manifest, or with a file that does not match the manife
 """
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from ml_factory.errors import (
     SettingsError,
     WorkspaceError,
     did_you_mean,
-    refuse_damaged_content,
 )
 from ml_factory.storage.files import disk_errors, files
 from ml_factory.storage.json_values import fingerprint_json
@@ -35,7 +33,6 @@ from ml_factory.storage.workspace import Workspace, check_symbol
 
 FORMAT = 3
 MANIFEST, CURRENT, FEATURES, ROWS = "manifest.json", "current.json", "features.npy", "rows.npy"
-_MOST_LABEL_COLUMNS = 100
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
@@ -151,7 +148,7 @@ class DatasetStore:
     @property
     def values(self) -> np.ndarray:
         """float32 (rows, features), C-contiguous: memory-mapped, read-only, not copied."""
-        return self._array(FEATURES, (len(self.feature_names),))
+        return self._array(FEATURES)
 
     @property
     def known_at(self) -> pd.DatetimeIndex:
@@ -167,19 +164,13 @@ class DatasetStore:
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
         path = self._valid_path(self._horizon_file("labels", horizon, "parquet"))
-        with self._refuse_damage(path):
-            facts = pq.read_metadata(path)
-            # Before it is read: repeated values take no space in the file.
-            if facts.num_rows > self.rows or facts.num_columns > _MOST_LABEL_COLUMNS:
-                raise ValueError(f"{facts.num_rows:,} rows of {facts.num_columns:,} columns")
-            return store_parts.labels_from_arrow(pq.read_table(path))
+        return store_parts.labels_from_arrow(pq.read_table(path))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
         path = self._valid_path(self._horizon_file("splits", horizon, "json"))
-        with self._refuse_damage(path):
-            stored = files.read_json(path)
-            return {name: store_parts.decode_position_runs(runs, self.rows) for name, runs in stored.items()}
+        stored = files.read_json(path)
+        return {name: store_parts.decode_position_runs(runs) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> FittedStep:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
@@ -214,17 +205,9 @@ class DatasetStore:
         same = memmap.cached_file_hash(readable) == wanted["hash"]
         return readable, "" if same else f"{path.name}: its content has changed"
 
-    def _array(self, name: str, columns: tuple[int, ...] = ()) -> np.ndarray:
-        """Map one array file, read-only, after checking its shape."""
-        path = self._valid_path(name)
-        with self._refuse_damage(self.folder):
-            array = memmap.map_npy(path)
-            if array.shape != (self.rows, *columns):
-                raise ValueError(f"{name} of the shape {array.shape}, not {(self.rows, *columns)}")
-        return array
-
-    def _refuse_damage(self, where: Path) -> AbstractContextManager:
-        return refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=where, next_step=REBUILD)
+    def _array(self, name: str) -> np.ndarray:
+        """Map one array file, read-only."""
+        return memmap.map_npy(self._valid_path(name))
 
     def _valid_path(self, name: str) -> Path:
         """Return the local path of an intact file. Raises WorkspaceError."""
@@ -278,24 +261,9 @@ def read_dataset_manifest(folder: Path) -> dict | None:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    if manifest.get("hash") != fingerprint_json(content) or not _has_known_form(manifest):
+    if manifest.get("hash") != fingerprint_json(content):
         return None
     return manifest if all(is_plain_name(name) for name in manifest["files"]) else None
-
-
-def _has_known_form(manifest: dict) -> bool:
-    """Return True where every field of a manifest has the type that its readers expect."""
-    try:
-        stored, names, rows = manifest["files"], manifest["features"]["names"], manifest["features"]["rows"]
-        whole = all(
-            isinstance(one["hash"], str) and len(one["hash"]) == 64 and type(one["bytes"]) is int and one["bytes"] >= 0
-            for one in stored.values()
-        )
-        whole &= type(rows) is int and rows >= 0 and {FEATURES, ROWS} <= set(stored)
-        whole &= all(isinstance(name, str) for name in names) and len(set(names)) == len(names) > 0
-        return whole and isinstance(manifest["facts"], dict) and _is_fingerprint(manifest["fingerprint"])
-    except (KeyError, TypeError, AttributeError):
-        return False
 
 
 def _parse_time_bound(text: object, where: str) -> pd.Timestamp:

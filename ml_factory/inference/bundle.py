@@ -110,7 +110,7 @@ class Bundle:
             check_bundle_features(self.description, self.spec, self.where)
             check_bundle_parts(self.description, self.spec, self.trained, self.where)
             if isinstance(self.fitted, OnnxModels):
-                _ = self.fitted.checked(len(self.description["feature_names"]), self.where).session
+                _ = self.fitted.session
             else:
                 check_fitted_models(self.fitted, self.where)
         _ = self.guard_reference
@@ -125,7 +125,7 @@ class Bundle:
         """The look of the training rows; None in a bundle without it. Raises CheckpointError for a damaged one."""
         if not self.reference:
             return None
-        return GuardReference.from_bytes(self.reference, len(self.description["feature_names"]), self.where)
+        return GuardReference.from_bytes(self.reference, self.where)
 
     @property
     def off_tick_share(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.inference.onnx_content import OPSET
+from ml_factory.inference.onnx_models import OPSET
 from ml_factory.training.estimator import NeuralClassifier
 from ml_factory.training.export_state_dict import network_with_offset
 

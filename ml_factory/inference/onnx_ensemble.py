@@ -8,9 +8,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ml_factory.errors import FactoryError
-from ml_factory.inference.onnx_content import ML, TREES
 from ml_factory.inference.onnx_graph import OnnxGraph
-from ml_factory.inference.onnx_models import OnnxModels
+from ml_factory.inference.onnx_models import ML, TREES, OnnxModels
 from ml_factory.inference.onnx_trees import TreeNodes, ensemble_name
 
 

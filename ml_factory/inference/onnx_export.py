@@ -15,8 +15,8 @@ from ml_factory.datasets.scaling import LinearScaler, QuantileScaler
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import SMALLEST, Calibration
-from ml_factory.inference.onnx_content import INPUT, OUTPUT
 from ml_factory.inference.onnx_graph import OnnxGraph
+from ml_factory.inference.onnx_models import INPUT, OUTPUT
 from ml_factory.inference.onnx_quantiles import add_quantile_scaling
 from ml_factory.inference.onnx_trees import ensemble_name, tree_nodes
 from ml_factory.inference.predict import FittedModels

@@ -14,7 +14,6 @@ from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.inference.onnx_content import check_onnx_content
 from ml_factory.inference.onnx_ensemble import OnnxEnsemble
 from ml_factory.inference.onnx_export import has_rounds, uncalibrated_output
 from ml_factory.inference.onnx_graph import graph_with_output
@@ -60,7 +59,6 @@ def check_onnx_graph(graph: bytes, fitted: FittedModels, features: pd.DataFrame,
     another, or a tree takes another leaf.
     """
     onnx = OnnxModels(graph, fitted.lookback)
-    check_onnx_content(graph, fitted.lookback, features.shape[1])  # as the bundle's reader does
     rows = np.arange(len(features), dtype=np.int64)
     if fitted.lookback:
         rows = rows[mask_rows_with_full_window(segment, rows, fitted.lookback)]

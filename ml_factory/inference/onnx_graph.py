@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ml_factory.inference.onnx_content import IR, ML, ML_OPSET, OPSET, TREES
+from ml_factory.inference.onnx_models import IR, ML, ML_OPSET, OPSET, TREES
 
 _TYPES = {"float": TensorProto.FLOAT, "double": TensorProto.DOUBLE, "int64": TensorProto.INT64}
 

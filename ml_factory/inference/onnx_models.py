@@ -10,10 +10,12 @@ import pandas as pd
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.onnx_content import check_onnx_content, try_onnx_in_fork
 from ml_factory.lazy_module import import_module_or_explain
 
-_TRIED_ROWS = 4
+# What the graphs are written in.
+OPSET, ML_OPSET, IR, ML = 20, 5, 10, "ai.onnx.ml"
+INPUT, OUTPUT = "features", "probabilities"
+TREES = "TreeEnsemble"
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,6 @@ class OnnxModels:
                 "This onnxruntime cannot read the graph", where="onnx", got=" ".join(str(error).split())[:200],
                 wanted="the version of the extra serve", next_step="pip install --upgrade onnxruntime",
             ) from error  # fmt: skip
-
-    def checked(self, features: int, where: object = None) -> "OnnxModels":
-        """Return this graph after the checks of one that may come from anywhere.
-
-        features : columns of its rows.
-        Raises CheckpointError for a graph that this library does not write, or that takes too much.
-        """
-        check_onnx_content(self.graph, self.lookback, features, where)
-        import_module_or_explain("onnxruntime")
-        x_NF = np.zeros((self.lookback + _TRIED_ROWS, features), np.float32)
-        rows = np.arange(len(x_NF) - _TRIED_ROWS, len(x_NF))
-        try_onnx_in_fork(lambda: self.predict_rows(x_NF, rows), len(self.graph), where)
-        return self
 
     def predict_features(
         self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None,

@@ -131,7 +131,7 @@ def _xgboost(trees: Mapping[str, np.ndarray]) -> TreeNodes:
 
 def _lightgbm(text: bytes) -> TreeNodes:
     """Convert the compiled trees: x <= t goes left; a leaf is its own left child, right follows left."""
-    sections = LightGBMModelText.checked(text).trees
+    sections = LightGBMModelText.split(text.decode()).trees
     trees = compile_lightgbm_trees(sections, classes=len(CLASSES))
     numbered = compile_lightgbm_trees([_LEAF_VALUES.sub(_count, one) for one in sections], classes=len(CLASSES))
     child, position = trees.child_M.astype(np.int64), np.arange(len(trees.child_M))

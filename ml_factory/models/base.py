@@ -288,31 +288,3 @@ def mean_log_loss(scores_N3: np.ndarray, target_N: np.ndarray, weight_N: np.ndar
     top = scores_N3.max(axis=1)
     log_N = np.log(np.exp(scores_N3 - top[:, None]).sum(axis=1)) + top
     return float(weight_N @ (log_N - scores_N3[np.arange(len(scores_N3)), target_N]) / weight_N.sum())
-
-
-# ---------------------------------------------- trees from a file, whose bytes may come from anywhere
-
-
-def damaged_model_state_error(library: str, what: str, got: object, wanted: object = None) -> CheckpointError:
-    """Return the error of a model that is not what `library` wrote here."""
-    return CheckpointError(
-        f"This {library} model is damaged or not one of ours: {what}", got=str(got)[:100], wanted=wanted,
-        next_step="train again with fresh=True, or restore the artifact from a copy",
-    )  # fmt: skip
-
-
-def checked_stored_vectors(library: str, stored: object, types: Mapping[str, type]) -> dict[str, np.ndarray]:
-    """Return the vectors of these names and types. Raises CheckpointError where one is missing or of another type."""
-    if isinstance(stored, bytes | bytearray):
-        raise CheckpointError(
-            f"This {library} model is in the form of an earlier version of ml_factory", got="the library's own bytes",
-            wanted="arrays", next_step="train it again",
-        )  # fmt: skip
-    arrays = {}
-    for name, dtype in types.items():
-        value = stored.get(name) if isinstance(stored, Mapping) else None
-        if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
-            got = f"{getattr(value, 'dtype', type(value).__name__)}, shape {np.shape(value)}"
-            raise damaged_model_state_error(library, f"its {name}", got, f"a vector of {np.dtype(dtype)}")
-        arrays[name] = value
-    return arrays

@@ -3,7 +3,7 @@ sums.
 
 M nodes of all trees, T trees, K classes. On float32 rows every decision is the library's: a threshold becomes the
 largest float32 that is not above it, missing values take the side the node names, and leaves are added in float64 in
-the order of the trees. The text may come from anywhere: `compile_lightgbm_trees` refuses what is not a tree.
+the order of the trees.
 """
 
 import math
@@ -11,12 +11,9 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numba import njit
-
-from ml_factory.models.base import damaged_model_state_error
 
 _END = "end of trees"
 _SIZES = re.compile(r"^tree_sizes=.*$", re.MULTILINE)
@@ -26,36 +23,8 @@ _TREE = re.compile(r"^(?=Tree=\d+$)", re.MULTILINE)
 ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives
 _ZERO = np.float32(1e-35)  # LightGBM reads anything smaller as 0
-_CATEGORICAL, _DEFAULT_LEFT = 1, 2
-_MOST_FEATURES = 2**24
-_damaged = partial(damaged_model_state_error, "LightGBM")
-_NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
-_INTEGER, _NUMBER = r"-?\d{1,18}", r"-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf|nan)"
-_RANGE = rf"(?:none|\[{_NUMBER}:{_NUMBER}\]|-?\d+(?::-?\d+)*)"  # of a column's values
-_HEAD = re.compile(
-    r"tree\nversion=v\d\nnum_class=3\nnum_tree_per_iteration=3\nlabel_index=0\nmax_feature_idx=(\d{1,7})\n"
-    r"objective=multiclass num_class:3\nfeature_names=((?:Column_\d+ ?)+)\n"
-    rf"feature_infos=({_RANGE}(?: {_RANGE})*)\ntree_sizes=[\d ]*\n\n"
-)
-_OF_NODES = ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
-             "internal_value", "internal_weight", "internal_count")  # fmt: skip
-_OF_TREE = ("num_leaves", "num_cat", "is_linear", "shrinkage")
-_FIELDS = ("num_leaves", "num_cat", *_OF_NODES[:6], "leaf_value", "leaf_weight", "leaf_count", *_OF_NODES[6:],
-           "is_linear", "shrinkage")  # fmt: skip
-_INTEGERS = ("num_leaves", "num_cat", "split_feature", "decision_type", "left_child", "right_child", "leaf_count",
-             "internal_count", "is_linear")  # fmt: skip
-_SECTION = re.compile(
-    r"Tree=\d+\n"
-    + "".join(
-        rf"{name}=(?:{kind}(?: {kind})*)?\n"
-        for name, kind in ((name, _INTEGER if name in _INTEGERS else _NUMBER) for name in _FIELDS)
-    )
-    + r"\n*"
-)
-_TAIL = re.compile(
-    r"end of trees\n\n(?:feature_importances:\n(?:Column_\d+=[-+.\de]+\n)*\n)?"
-    r"parameters:\n(?:\[\w+: [^\x00-\x1f\"\\\[\]\x7f-\uffff]*\]\n)*\nend of parameters\n\npandas_categorical:null\n?"
-)
+_DEFAULT_LEFT = 2  # bit of a decision
+_NAN = 2  # kind of missing value; 0: none
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
 
@@ -79,11 +48,7 @@ class CompiledLightGBMTrees:
     classes: int
 
     def add_leaf_values(self, score_NK: np.ndarray, x_NF: np.ndarray, threads: int = 1) -> None:
-        """Add every tree's leaf to the rows' scores (float64, C order), tree after tree.
-
-        Raises CheckpointError where a tree splits on a column that the rows do not have.
-        """
-        self.check_columns(x_NF.shape[1])
+        """Add every tree's leaf to the rows' scores (float64, C order), tree after tree."""
         trees = (self.code_M, self.threshold_M, self.child_M, self.value_M, self.root_T, self.depth_T)
         parts = min(threads, len(x_NF) // SHARE)
         if parts <= 1:
@@ -94,11 +59,6 @@ class CompiledLightGBMTrees:
             for _ in pool.map(lambda a, b: _walk(x_NF[a:b], *trees, score_NK[a:b]), edges[:-1], edges[1:]):
                 pass
 
-    def check_columns(self, count: int) -> None:
-        """Raise CheckpointError where a tree splits on a column beyond the first `count`."""
-        if len(self.code_M) and self.code_M.max() >> 1 >= max(count, 1):
-            raise _damaged("a split on a column beyond the last", int(self.code_M.max() >> 1), count - 1)
-
     def probabilities(self, x_NF: np.ndarray, threads: int = 1) -> np.ndarray:
         """Return the softmax of the scores, float64 (N, K)."""
         score_NK = np.zeros((len(x_NF), self.classes))
@@ -108,12 +68,7 @@ class CompiledLightGBMTrees:
 
 
 def compile_lightgbm_trees(trees: Sequence[str], classes: int) -> CompiledLightGBMTrees:
-    """Compile the `Tree=` sections of a LightGBM model's text, one at least.
-
-    Raises CheckpointError where a section is not a tree of numeric splits.
-    """
-    if not trees:
-        raise _damaged("no tree in it", "none", "one at least")
+    """Compile the `Tree=` sections of a LightGBM model's text, one at least, of numeric splits."""
     read = [_read(text) for text in trees]
     counts = [len(tree[0]) for tree in read]
     root_T = (np.cumsum(counts) - counts).astype(np.int64)
@@ -130,28 +85,14 @@ def compile_lightgbm_trees(trees: Sequence[str], classes: int) -> CompiledLightG
 def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """Parse one tree: code, threshold, child and value of its nodes, children counted from its root; and its depth."""
     fields = dict(_FIELD.findall(text))
-    try:
-        unknown = int(fields.get("num_cat", 0)) or int(fields.get("is_linear", 0))
-        value = np.array(fields["leaf_value"].split(), dtype=np.float64)
-        if len(value) == 1 and not unknown:
-            return np.array([1]), np.array([np.inf]), np.array([0]), value, 0
-        feature, decision, left, right = (
-            np.array(fields[name].split(), dtype=np.int64)
-            for name in ("split_feature", "decision_type", "left_child", "right_child")
-        )
-        threshold = _as_float32(np.array(fields["threshold"].split(), dtype=np.float64))
-    except (KeyError, ValueError, OverflowError) as error:
-        raise _damaged("a field is missing or no number", error) from error
-    missing = decision >> 2 & 3
-    if unknown or (decision & _CATEGORICAL).any() or not np.isin(missing, (_NONE, _NAN)).all():
-        raise _damaged("a node of another kind", "categories, linear leaves or zeros as missing", "numeric splits")
-    sizes = {len(part) for part in (feature, decision, left, right, threshold)}
-    children = np.sort(np.concatenate([left, right]))
-    nodes = np.r_[-len(value) : 0, 1 : len(value) - 1]  # every leaf and every inner node but the root, each once
-    if sizes != {len(value) - 1} or not np.array_equal(children, nodes):
-        raise _damaged("nodes that are missing, or reached twice", f"{sorted(sizes)} nodes, {len(value)} leaves")
-    if feature.min() < 0 or feature.max() > _MOST_FEATURES:
-        raise _damaged("a split on no column", int(feature.min()), f"0 to {_MOST_FEATURES}")
+    value = np.array(fields["leaf_value"].split(), dtype=np.float64)
+    if len(value) == 1:
+        return np.array([1]), np.array([np.inf]), np.array([0]), value, 0
+    feature, decision, left, right = (
+        np.array(fields[name].split(), dtype=np.int64)
+        for name in ("split_feature", "decision_type", "left_child", "right_child")
+    )
+    threshold, missing = _as_float32(np.array(fields["threshold"].split(), dtype=np.float64)), decision >> 2 & 3
     nan_left = np.where(missing == _NAN, (decision & _DEFAULT_LEFT) > 0, threshold >= 0)
     return _laid_out(feature << 1 | nan_left, threshold, left, right, value)
 
@@ -256,38 +197,8 @@ class LightGBMModelText:
         head, *trees = _TREE.split(body)
         return cls(head, tuple(trees), end + tail)
 
-    @classmethod
-    def checked(cls, data: object) -> "LightGBMModelText":
-        """Split the text of a file. Raises CheckpointError where LightGBM, which reads it unchecked, could stumble."""
-        if not isinstance(data, bytes):
-            raise _damaged("no text in it", type(data).__name__, "bytes")
-        text = cls.split(data.decode("ascii", "replace"))
-        head = _HEAD.fullmatch(text.head)
-        if head is None or {len(head[2].split()), len(head[3].split())} != {int(head[1]) + 1}:
-            raise _damaged("its head", repr(text.head[:40]), "that of a classifier of three classes")
-        if not _TAIL.fullmatch(text.tail):
-            raise _damaged("its end", repr(text.tail[-40:]), "importances and parameters")
-        compile_lightgbm_trees(text.trees, classes=3).check_columns(int(head[1]) + 1)
-        for tree in text.trees:
-            if not _SECTION.fullmatch(tree) or not _has_counts_of_its_leaves(dict(_FIELD.findall(tree))):
-                raise _damaged("a tree", repr(tree[:40]), "its fields, with a number for each node and leaf")
-        return text
-
     def join(self) -> str:
         """Return the text that LightGBM reads: trees counted from 0, their sizes in the head."""
         trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
         sizes = " ".join(str(len(tree.encode())) for tree in trees)
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
-
-
-def _has_counts_of_its_leaves(fields: dict[str, str]) -> bool:
-    """Return True where each field of a tree has as many numbers as there are nodes, leaves, or one."""
-    count = {name: len(text.split()) for name, text in fields.items()}
-    leaves = count["leaf_value"]
-    return (
-        fields["num_leaves"] == str(leaves)
-        and all(count[name] == leaves - 1 for name in _OF_NODES)
-        and all(count[name] == 1 for name in _OF_TREE)
-        and count["leaf_count"] == leaves
-        and count["leaf_weight"] in ((0, 1) if leaves == 1 else (leaves,))
-    )

@@ -38,7 +38,6 @@ from ml_factory.models.tabular_data import (
     BinnedData,
     TabularRows,
     apply_tabular_class_weights,
-    check_tabular_progress,
     check_tabular_rows,
     refuse_damaged_training,
     to_tabular_matrix,
@@ -47,8 +46,6 @@ from ml_factory.models.tabular_data import (
 from ml_factory.models.tabular_spec import TabularBoosterSpec, TabularSpec
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
-
-_MOST_FEATURES_OR_ROUNDS = 1 << 24  # of a stored model
 
 
 class TabularBlockTrainer(ABC):
@@ -112,7 +109,6 @@ class TabularModel(ModelBase, ABC):
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
         check_checkpoint_of_same_fit(progress, run)
-        check_tabular_progress(progress, spec.rounds)
         # Nondeterminism is permanent: its reasons are stored with the run.
         reasons = [*describe_differences(progress["environment"], here), *self._promises(spec)]
         progress["inexact"] = merge_inexact_reasons(progress["inexact"], reasons)
@@ -301,16 +297,9 @@ class TabularModel(ModelBase, ABC):
         state = self._checked_state(state)
         self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = state["n_features"], state["best_round"]
-        if not all(
-            type(number) is int and 0 <= number <= _MOST_FEATURES_OR_ROUNDS
-            for number in (self.n_features, self.best_round)
-        ):
-            raise ValueError(f"{self.n_features!r} features, best round {self.best_round!r}")
         self._fitted = state["fitted"]
         offset = state.get("offset")  # models of before 2026-11-22 have none
         self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
-        if self._offset is not None and self._offset.column >= self.n_features:
-            raise ValueError(f"an offset of column {self._offset.column} of {self.n_features}")
         self._predictor = None if self._fitted is None else self._read(self._fitted)
         return self
 

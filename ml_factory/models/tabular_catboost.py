@@ -6,7 +6,6 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
-import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,7 +13,6 @@ import catboost
 import numpy as np
 
 from ml_factory.errors import CheckpointError
-from ml_factory.limited_fork import OUT_OF_MEMORY, failure_in_fork
 from ml_factory.models.base import CLASSES
 from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
@@ -23,10 +21,6 @@ from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
-# Limits of the trial of a snapshot: several times what a whole one takes (docs/log.md, "20,000 damaged files").
-_TRIAL_CPU_SECONDS, _TRIAL_SECONDS, _TRIAL_SNAPSHOT_TIMES = 3600, 600.0, 12
-_TRIAL_BYTES, _TRIAL_BYTES_PER_THREAD, _TRIAL_BYTES_PER_VALUE, _TRIAL_BYTES_PER_ROW = 200 << 20, 20 << 20, 8, 1000
-_LIMITS = ("SIGKILL", "SIGXCPU", "SIGTERM")  # a machine without memory or time says nothing about the snapshot
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
@@ -147,11 +141,9 @@ class _Trainer(TabularBlockTrainer):
             self.params["rsm"] = spec.column_sample
         self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
         self.booster: catboost.CatBoost | None = None
-        self.restored = self.untried = False  # the snapshot is that of a file; CatBoost has not read it yet
+        self.restored = False  # the snapshot is that of a checkpoint
 
     def grow(self, first, until, seed):
-        if self.untried:
-            self._try_snapshot(first)
         # The seed of a block is not used: the snapshot carries the generator itself.
         # No callbacks on a GPU: there a block is a training with more rounds.
         self.booster = catboost.CatBoost({**self.params, "iterations": until if self.on_gpu else self.rounds})
@@ -175,39 +167,7 @@ class _Trainer(TabularBlockTrainer):
 
     def restore(self, part, rounds):
         self.snapshot.write_bytes(part["snapshot"])
-        self.restored, self.untried = True, not self.on_gpu  # a fork cannot use the GPU of its parent
-
-    def _try_snapshot(self, first: int) -> None:
-        """Let a fork of this process read the snapshot and train a round: changed bytes end its process, or let it
-        allocate without end.
-        """
-        self.untried = False
-        with scratch_folder("catboost-") as folder:
-            copy = shutil.copy(self.snapshot, folder)
-            params = {**self.params, "iterations": self.rounds, "train_dir": str(folder), "snapshot_file": str(copy)}
-            ended = failure_in_fork(
-                lambda: catboost.CatBoost(params).fit(self.train, eval_set=self.valid, callbacks=[_Until(first + 1)]),
-                memory=self._trial_bytes(), cpu_seconds=_TRIAL_CPU_SECONDS, seconds=_TRIAL_SECONDS,
-            )  # fmt: skip
-        if ended == OUT_OF_MEMORY:
-            raise CheckpointError(
-                "CatBoost needs far more memory for the snapshot in this checkpoint than for its rows",
-                wanted=f"at most {self._trial_bytes() >> 20} MB beyond what the process has",
-                next_step="start a new run (FRESH=True, --fresh)",
-            )  # fmt: skip
-        if ended and ended not in _LIMITS:
-            raise CheckpointError(
-                "CatBoost cannot read the snapshot in this checkpoint", got=f"its process ended with {ended}",
-                next_step="start a new run (FRESH=True, --fresh)",
-            )  # fmt: skip
-
-    def _trial_bytes(self) -> int:
-        pools = [pool for pool in (self.train, self.valid) if pool is not None]
-        rows = sum(pool.num_row() for pool in pools)
-        values = sum(pool.num_row() * pool.num_col() for pool in pools)
-        fixed = _TRIAL_BYTES + self.params["thread_count"] * _TRIAL_BYTES_PER_THREAD
-        fixed += _TRIAL_SNAPSHOT_TIMES * self.snapshot.stat().st_size
-        return fixed + rows * _TRIAL_BYTES_PER_ROW + values * _TRIAL_BYTES_PER_VALUE
+        self.restored = True
 
     def model(self, rounds):
         if self.booster is None:  # restored where nothing is left to train: at most one round more, cut off below

@@ -3,7 +3,7 @@
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -175,28 +175,3 @@ def training_data_checksum(n_features: int, *arrays: np.ndarray) -> dict:
 def refuse_damaged_training() -> AbstractContextManager:
     """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
     return refuse_damaged_content(CheckpointError, _DAMAGED, next_step=_NEXT_STEP)
-
-
-def check_tabular_progress(progress: Mapping, rounds: int) -> None:
-    """Raise CheckpointError where the progress of a training is not of the types and sizes that it is saved with.
-
-    rounds : of the training in all.
-    """
-    with refuse_damaged_training():
-        done, train, valid = progress["rounds"], progress["train"], progress["val"]
-        if type(done) is not int or not 0 <= done <= rounds or not isinstance(progress["environment"], dict):
-            raise ValueError(f"{done!r} rounds of {rounds}, or no environment")
-        if not all(isinstance(progress[name], list) for name in ("train", "val", "history", "inexact")):
-            raise ValueError("losses, blocks or reasons that are no lists")
-        if not all(isinstance(reason, str) for reason in progress["inexact"]):
-            raise ValueError("reasons that are no texts")
-        if len(train) != done or len(valid) not in (0, done) or not all(map(_is_loss, [*train, *valid])):
-            raise ValueError(f"{len(train)} and {len(valid)} losses of {done} rounds, or no numbers")
-        for number, one in enumerate(progress["history"], start=1):
-            losses = [one["train_loss"], *([] if one["val_loss"] is None else [one["val_loss"]]), one["seconds"]]
-            if one["epoch"] != number or not all(map(_is_loss, losses)):
-                raise ValueError(f"block {number} in the history is {str(one)[:60]}")
-
-
-def _is_loss(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

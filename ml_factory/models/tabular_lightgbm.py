@@ -4,7 +4,6 @@ import lightgbm as lgb
 import numpy as np
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import damaged_model_state_error
 from ml_factory.models.lightgbm_trees import LightGBMModelText, compile_lightgbm_trees
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
 from ml_factory.models.tabular_spec import TabularBoosterSpec
@@ -35,13 +34,11 @@ class LightGBM(TabularModel):
         return _Trainer(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
 
     def _grown(self, part, rounds):
-        text = LightGBMModelText.checked(part["text"]).join()
-        return _booster_of(text).model_to_string(num_iteration=-1).encode()
+        text = LightGBMModelText.split(part["text"].decode()).join()
+        return lgb.Booster(model_str=text).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        trees = compile_lightgbm_trees(LightGBMModelText.checked(fitted).trees, classes=3)
-        trees.check_columns(self.n_features)
-        return trees
+        return compile_lightgbm_trees(LightGBMModelText.split(fitted.decode()).trees, classes=3)
 
     def _predict(self, x):
         return self._predictor.probabilities(x, self.settings.thread_count)
@@ -55,15 +52,7 @@ class LightGBM(TabularModel):
         return self._own_booster().feature_importance("gain")
 
     def _own_booster(self) -> lgb.Booster:
-        return _booster_of(self._fitted.decode())
-
-
-def _booster_of(text: str) -> lgb.Booster:
-    """Return LightGBM's own form of a checked model. Raises CheckpointError where LightGBM refuses its parameters."""
-    try:
-        return lgb.Booster(model_str=text)
-    except (ValueError, lgb.basic.LightGBMError) as error:
-        raise damaged_model_state_error("LightGBM", "LightGBM cannot read it", error) from error
+        return lgb.Booster(model_str=self._fitted.decode())
 
 
 class _Trainer(TabularBlockTrainer):
@@ -142,7 +131,7 @@ class _Trainer(TabularBlockTrainer):
         return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):
-        self.text = LightGBMModelText.checked(part["text"])
+        self.text = LightGBMModelText.split(part["text"].decode())
         self.rounds = [int(number) for number in part["rounds"]]
         ends = [0, *self.rounds, len(self.text.trees)]
         if len(self.rounds) != rounds or sorted(ends) != ends or not self.text.trees:
@@ -151,4 +140,4 @@ class _Trainer(TabularBlockTrainer):
 
     def model(self, rounds):
         kept = LightGBMModelText(self.text.head, self.text.trees[: self.rounds[rounds - 1]], self.text.tail)
-        return _booster_of(kept.join()).model_to_string(num_iteration=-1).encode()
+        return lgb.Booster(model_str=kept.join()).model_to_string(num_iteration=-1).encode()

@@ -1,23 +1,17 @@
-"""XGBoost models as arrays: the trees of a booster, checked, and a booster made of them.
+"""XGBoost models as arrays: the trees of a booster, and a booster made of them.
 
-XGBoost reads a model's bytes without checks: changed ones end the process or never return. A model is therefore stored
-as numeric arrays, its structure is checked here, and the bytes that XGBoost reads are written from them (UBJSON, in
-the schema that XGBoost publishes as doc/model.schema; https://ubjson.org for the encoding).
+The bytes that XGBoost reads are written from the arrays (UBJSON, in the schema that XGBoost publishes as
+doc/model.schema; https://ubjson.org for the encoding).
 """
 
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.base import checked_stored_vectors, damaged_model_state_error
-
 CLASSES = 3
-_damaged = partial(damaged_model_state_error, "XGBoost")
-_DEEPEST = 512  # levels; XGBoost walks a tree recursively where it explains a row
 _NO_PARENT = 2**31 - 1
 # Arrays of all nodes, tree after tree; children are counted from the root of their tree, -1 for a leaf.
 _NODES = {
@@ -51,15 +45,11 @@ def merge_xgboost_trees(blocks: Sequence[Mapping[str, np.ndarray]], rounds: int)
 def xgboost_booster_from_trees(
     trees: Mapping[str, np.ndarray], features: int, threads: int, device: str = "cpu"
 ) -> xgb.Booster:
-    """Build the booster of these trees, for rows of `features` columns.
-
-    Raises CheckpointError where they are not the trees of a classifier of three classes.
-    """
-    arrays = _checked(trees, features)
-    ends = np.cumsum(arrays["nodes"])
+    """Build the booster of these trees, for rows of `features` columns."""
+    ends = np.cumsum(trees["nodes"])
     one_by_one = [
-        _tree({name: arrays[name][end - count : end] for name in _NODES}, number, features)
-        for number, (end, count) in enumerate(zip(ends.tolist(), arrays["nodes"].tolist(), strict=True))
+        _tree({name: trees[name][end - count : end] for name in _NODES}, number, features)
+        for number, (end, count) in enumerate(zip(ends.tolist(), trees["nodes"].tolist(), strict=True))
     ]
     empty = np.zeros(0, np.int32)
     model = {
@@ -73,7 +63,7 @@ def xgboost_booster_from_trees(
         "attributes": {}, "feature_names": [], "feature_types": [],
         "gradient_booster": {"model": model, "name": "gbtree"},
         "learner_model_param": {
-            "base_score": json.dumps(arrays["base_score"].tolist()), "boost_from_average": "1",
+            "base_score": json.dumps(trees["base_score"].tolist()), "boost_from_average": "1",
             "num_class": str(CLASSES), "num_feature": str(features), "num_target": "1",
         },
         "objective": {"name": "multi:softprob", "softmax_multiclass_param": {"num_class": str(CLASSES)}},
@@ -82,43 +72,6 @@ def xgboost_booster_from_trees(
     booster = xgb.Booster(model_file=bytearray(_encode({"learner": learner, "version": version})))
     booster.set_param({"nthread": threads, "device": device})
     return booster
-
-
-def _checked(trees: Mapping[str, np.ndarray], features: int) -> dict[str, np.ndarray]:
-    """Return the arrays in their types. Raises CheckpointError for anything that is not a tree."""
-    arrays = checked_stored_vectors("XGBoost", trees, {**_NODES, "nodes": np.int32, "base_score": np.float32})
-    nodes, left, right = arrays["nodes"].astype(np.int64), arrays["left_children"], arrays["right_children"]
-    if len(nodes) % CLASSES or (nodes < 1).any() or any(len(arrays[name]) != nodes.sum() for name in _NODES):
-        raise _damaged("the sizes of its trees", f"{len(nodes)} trees of {nodes.sum()} nodes")
-    if len(arrays["base_score"]) != CLASSES or not np.isfinite(arrays["base_score"]).all():
-        raise _damaged("its base score", arrays["base_score"][:4], f"{CLASSES} finite numbers")
-    split = left != -1
-    if not np.isin(arrays["default_left"], (0, 1)).all() or (split != (right != -1)).any():
-        raise _damaged("its nodes", "one child, or no side for missing values")
-    indices = arrays["split_indices"][split]
-    if len(indices) and not 0 <= indices.min() <= indices.max() < features:
-        raise _damaged("a split", f"on column {indices.min()} or {indices.max()}", f"0 to {features - 1}")
-    _check_reached(nodes, left, right)
-    return arrays
-
-
-def _check_reached(nodes: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Raise CheckpointError unless every node is reached from the root of its tree exactly once."""
-    root = np.cumsum(nodes) - nodes
-    reached, level, first, last = np.zeros(len(left), np.int64), root, root, root + nodes
-    for _ in range(_DEEPEST):
-        reached += np.bincount(level, minlength=len(left))
-        inner = left[level] != -1
-        level, first, last = level[inner], first[inner], last[inner]
-        level, first, last = (
-            np.concatenate([left[level] + first, right[level] + first]), np.tile(first, 2), np.tile(last, 2)
-        )  # fmt: skip
-        if (level < first).any() or (level >= last).any() or len(level) > len(left):
-            raise _damaged("a child", "in another tree, or reached twice")
-        if not len(level):
-            break
-    if len(level) or (reached != 1).any():
-        raise _damaged("its nodes", f"{int((reached != 1).sum())} that no path or several paths reach")
 
 
 def _tree(nodes: dict[str, np.ndarray], number: int, features: int) -> dict:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
@@ -19,7 +18,6 @@ from ml_factory.models.heads import zero_output_head
 from ml_factory.models.registry import (
     available_models,
     find_model_spec,
-    registered_source_hash,
     resolve_registry_entry,
 )
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
@@ -67,42 +65,6 @@ def init_network_from_seed(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
         return network(features, lookback, classes, spec)
-
-
-class _WithoutMemory(TorchFunctionMode):
-    """While active, the constructors of weights and buffers give tensors without memory.
-
-    most : number of such tensors beyond which it raises ValueError.
-    """
-
-    _CONSTRUCTORS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
-
-    def __init__(self, most: int):
-        super().__init__()
-        self.most = most
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        given = dict(kwargs or {})
-        if func not in self._CONSTRUCTORS:
-            return func(*args, **given)
-        self.most -= 1
-        if self.most < 0:
-            raise ValueError("settings of a network of many more weights than are stored")
-        return func(*args, **given | {"device": "meta"})
-
-
-def check_stored_weight_shapes(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless these are the weights of the network, before any memory is taken for it.
-
-    build : returns the network; called without memory for its weights.
-    """
-    with _WithoutMemory(3 * len(weights) + 100):
-        wanted = {name: tuple(value.shape) for name, value in build().state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    other = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    if other:
-        name = other[0]
-        raise ValueError(f"weights {name} of shape {found.get(name)}, not {wanted.get(name)} as the settings say")
 
 
 class NeuralClassifier(ModelBase):
@@ -181,12 +143,7 @@ class NeuralClassifier(ModelBase):
         state = self._checked_state(state)
         self.__init__(self.name, self.kind, **state["settings"])
         if state["weights"]:
-            features = int(state["n_features"])
-            if not registered_source_hash(self.name):  # a network of the user's own may read its initial weights
-                check_stored_weight_shapes(
-                    lambda: self.kind(features, self.lookback, len(CLASSES), self.network_spec), state["weights"]
-                )
-            self._build(features)
+            self._build(int(state["n_features"]))
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
         if (offset := state.get("offset")) is not None:  # networks of before 2026-11-23 have none

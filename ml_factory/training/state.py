@@ -34,28 +34,6 @@ class EarlyStoppingState:
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None
 
-    def check(self, weights: Mapping[str, Tensor], epochs: int) -> None:
-        """Raise ValueError where a field is not of its type, the history is not that of a training of so many epochs,
-        or the best weights are not those of this network.
-        """
-        if [one["epoch"] for one in self.history] != list(range(1, len(self.history) + 1)):
-            raise ValueError("epochs that do not follow each other")
-        if len(self.history) > epochs:
-            raise ValueError(f"{len(self.history)} epochs of {epochs}")
-        numbers = (self.best_loss, *(one[name] for one in self.history for name in ("seconds", "train_loss")))
-        losses = [one["val_loss"] for one in self.history if one["val_loss"] is not None]
-        if not all(isinstance(number, int | float) for number in (*numbers, *losses)):
-            raise ValueError("a loss or a time that is no number")
-        if type(self.best_epoch) is not int or not 0 <= self.best_epoch <= len(self.history):
-            raise ValueError(f"best epoch {self.best_epoch!r} of {len(self.history)}")
-        if not isinstance(self.inexact, list) or not all(isinstance(reason, str) for reason in self.inexact):
-            raise ValueError("reasons that are no texts")
-        best = self.best_weights
-        if best is not None and {name: one.shape for name, one in best.items()} != {
-            name: one.shape for name, one in weights.items()
-        }:
-            raise ValueError("best weights of another network")
-
     def last_metrics(self) -> dict | None:
         """Return the metrics of the last finished epoch, which rank a checkpoint taken since; None in the first
         epoch.
@@ -184,23 +162,9 @@ class TrainingState:
         if self.scale and state["scale"]:
             self.scale.load(state["scale"], self.device.to_device)
         self.step, self.done = state["step"], bool(state["done"])
-        if type(self.step) is not int or not 0 <= self.step <= self.order.steps_until_epoch(self.spec.epochs):
-            raise ValueError(f"step {self.step!r}")
         self.reset_loss_totals()
         self.totals = self.device.to_device(state["totals"].clone())
-        if self.totals.shape != (2,) or self.totals.dtype != torch.float64:
-            raise ValueError(f"sums of the shape {tuple(self.totals.shape)}")
         self.memory = EarlyStoppingState(**state["memory"])
-        self.memory.check(self.network.state_dict(), self.spec.epochs)
-        finished_epochs = len(self.memory.history)
-        if (
-            not self.order.steps_until_epoch(finished_epochs)
-            <= self.step
-            <= self.order.steps_until_epoch(finished_epochs + 1)
-        ):
-            raise ValueError(f"step {self.step} after {finished_epochs} epochs")
-        if finished_epochs == self.spec.epochs and not self.done:
-            raise ValueError(f"a training that continues after {finished_epochs} epochs, all there are")
         self.optimizer.zero_grad()
         self.device.mark_step("restore")
 

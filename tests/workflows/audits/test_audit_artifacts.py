@@ -161,7 +161,7 @@ def test_certified_packages_cover_imports_of_prepare_train_and_evaluate():
     # What writes the file that `prepare` reads, what checks the feed that a bundle answers, what trades on predictions.
     others = ("data/databases/", "inference/guard/", "evaluation/backtest/")
     apart = {name for name in left if name.startswith(others)}
-    assert left - apart <= {"errors.py", "progress.py", "limited_fork.py"}
+    assert left - apart <= {"errors.py", "progress.py"}
 
 
 def test_certified_code_changes_with_certified_package_but_not_with_plots(monkeypatch):
