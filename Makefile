@@ -21,7 +21,7 @@ environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export COLAB OWNER ROWS BENCH PART
 
-.PHONY: help setup kernels run test soak mutants test-xla lint format map notebooks browser bench matrix colab badges lock clean
+.PHONY: help setup kernels run test soak mutants test-xla lint format notebooks browser bench matrix colab badges lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -85,19 +85,15 @@ browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curv
 	@$(call environment,.venv-browser,browser)
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
 
-lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
+lint: setup  ## ruff, its format, mypy on the public modules, and the notebooks' own linter
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(PY) .ci/word_lint.py
 	@$(PY) -m mypy
 	@$(PY) -m tests.notebook_lint
 
-format: setup map  ## let ruff mend what it can, and write the map
+format: setup  ## let ruff mend what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
-
-map: setup  ## the file list of docs/architecture.md, from the docstrings of the files
-	@$(PY) .ci/architecture.py
 
 notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
 	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)

@@ -160,7 +160,7 @@ def _parameters(source: str) -> Iterator[str]:
 
 
 def _is_checks(cell: dict) -> bool:
-    """Whether it is a collapsed cell of asserts (.ci/hide_checks.py)."""
+    """Whether it is a collapsed cell of asserts."""
     return "checks" in cell["metadata"].get("tags", ())
 
 

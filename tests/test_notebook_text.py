@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -190,16 +189,3 @@ def test_make_badges_with_invalid_owner_exits_2_without_changes(copied, owner):
     done = badges(copied, owner)
     assert done.returncode == 2 and "OWNER=name" in done.stderr
     assert (copied / "pyproject.toml").read_bytes() == before
-
-
-def test_hide_checks_moves_asserts_to_collapsed_cells_and_is_idempotent():
-    hide = runpy.run_path(str(ROOT / ".ci" / "hide_checks.py"))["hidden_checks"]
-    source = "# NBVAL_CHECK_OUTPUT\ntable = read()\nassert (\n    len(table)\n)\nshow(table)"
-    cell = {"cell_type": "code", "id": "table", "metadata": {}, "outputs": [], "source": source.splitlines(True)}
-    shown, checks = hide([cell])
-    assert source_of(shown) == "table = read()\nshow(table)" and shown["metadata"] == {"tags": ["nbval-check-output"]}
-    assert source_of(checks) == "#@title Checks\nassert (\n    len(table)\n)" and checks["id"] == "table-checks"
-    assert checks["metadata"]["jupyter"] == {"source_hidden": True} and checks["metadata"]["cellView"] == "form"
-    assert hide([shown, checks]) == [shown, checks]
-    alone = cell | {"source": ["assert 1\n", "assert 2"]}
-    assert [source_of(one) for one in hide([alone])] == ["#@title Checks\nassert 1\nassert 2"]

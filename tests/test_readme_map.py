@@ -1,10 +1,9 @@
-"""README's badges, verbs and links and the map of docs/architecture.md, compared with the tree."""
+"""README's badges, verbs and links, compared with the tree."""
 
 import ast
 import importlib
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -13,30 +12,9 @@ from ml_factory.__main__ import app
 from ml_factory.models.registry import available_models
 from ml_factory.notebook import NOTEBOOKS
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref, source_of
-from tests.test_import_order import MAP
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-
-
-def test_architecture_page_equals_output_of_make_map():
-    writer = runpy.run_path(str(ROOT / ".ci" / "architecture.py"))
-    assert writer["written"](ARCHITECTURE) == ARCHITECTURE, "write the map again: make map"
-
-
-def test_architecture_page_lists_modules_once_in_import_order():
-    rows = re.findall(r"^- \[[\w.]+\]\(\.\./(.*?)\): *(.*)$", ARCHITECTURE, re.MULTILINE)
-    paths = [path for path, _ in rows]
-    library = [path.removeprefix("ml_factory/") for path in paths if path.startswith("ml_factory/")]
-    assert [path.removesuffix(".py").replace("/", ".") for path in library] == MAP
-    assert sorted(path for path in paths if path.startswith("utils/")) == sorted(modules("utils"))
-    assert [path for path, content in rows if not content] == []
-
-
-def modules(folder: str) -> set[str]:
-    found = (path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py"))
-    return {path for path in found if not path.endswith("__init__.py")}
 
 
 def test_readme_notebook_rows_match_question_minutes_and_badge():
