@@ -106,7 +106,7 @@ bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pip
 		*) $(call environment,.venv-bench,locked/dev bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
 	esac || exit 1; done
 
-matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13
+matrix:  ## the notebooks on other versions: Python 3.11 to 3.13, and what Colab has; ROWS=3.13-colab for one
 	@sh .ci/matrix
 
 colab:  ## the notebooks and one wheel for MyDrive/ml_factory, into dist/colab or COLAB=folder

@@ -113,3 +113,31 @@ def test_cuda_packages_of_lock_are_what_torch_alone_requires(name, kept):
     of_cuda = runpy.run_path(str(SCRIPT))["_cuda_packages"](list(lock.values()))
     there = {one for one in lock if one.startswith(("nvidia-", "cuda-", "triton"))}
     assert len(of_cuda) >= 10 and {block.split("==")[0] for block in of_cuda} == there - kept
+
+
+# ---- the matrix of versions ----------------------------------------------------------------------------------------
+
+
+def matrix(rows: str, home: Path, *, answers: bool) -> subprocess.CompletedProcess:
+    """The script where the shim of python3.13 does not answer, and pyenv's own does or not; it builds nothing."""
+    python = home / "versions" / "3.13.0" / "bin" / "python3.13"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("#!/bin/sh\n[ $1 = -c ]\n" if answers else "#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    (home / "bin").mkdir(exist_ok=True)
+    (home / "bin" / "python3.13").write_text("#!/bin/sh\nexit 127\n")
+    (home / "bin" / "python3.13").chmod(0o755)
+    variables = {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "PYENV_ROOT": str(home), "ROWS": rows}
+    script = SCRIPT.with_name("matrix")
+    return subprocess.run(["sh", script], capture_output=True, text=True, env=variables, check=False)
+
+
+def test_matrix_prints_and_counts_rows_that_did_not_run(tmp_path):
+    done = matrix("3.13 3.13-colab", tmp_path, answers=False)
+    assert "matrix 3.13: not run, no Python 3.13 here\n" in done.stdout and done.returncode == 1
+    assert done.stdout.endswith("matrix: 0 passed, 0 failed, 2 not run; not run: 3.13 3.13-colab\n")
+
+
+def test_matrix_takes_python_of_pyenv_where_its_shim_does_not_answer(tmp_path):
+    done = matrix("3.13-colab", tmp_path, answers=True)
+    assert done.stdout.endswith("matrix: 0 passed, 1 failed, 0 not run; failed: 3.13-colab\n")
