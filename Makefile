@@ -21,7 +21,7 @@ environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export COLAB OWNER ROWS BENCH PART
 
-.PHONY: help setup kernels run test soak mutants test-xla lint format notebooks browser bench matrix colab badges lock clean
+.PHONY: help setup kernels run test soak fuzz mutants test-xla lint format notebooks browser bench matrix colab badges lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -70,6 +70,9 @@ soak: setup  ## whole campaigns, hours; PART='contract faults' for some of them,
 		notebooks|browser|test-xla|matrix) $(again) $$part ;; \
 		*) echo "make soak: no part $$part. Next: make help" >&2; exit 2 ;; \
 	esac || exit 1; done
+
+fuzz: setup  ## damage every kind of file that the library reads, and see what reading it does: that campaign of `make soak` alone
+	@ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract/test_files.py $(ARGS)
 
 test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
 	@$(has_python)
