@@ -110,7 +110,7 @@ class MarketSubject(Subject):
 
     def logits(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
         *inputs, _, weight_B = batch
-        logits_BC = self.estimator._forward(network, inputs).float()
+        logits_BC = network(inputs[0]).float()
         return (logits_BC + inputs[-1] if self.estimator.offset is not None else logits_BC), weight_B
 
     def validation_loss(self, network: nn.Module) -> float:
@@ -135,4 +135,4 @@ class MarketSubject(Subject):
     def one_prediction(self) -> Callable[[nn.Module], object]:
         with torch.no_grad():
             batch = tuple(part.cpu() for part in self._loaders["test"](np.array([0])))
-        return lambda network: self.estimator._forward(network, batch)
+        return lambda network: network(batch[0])
