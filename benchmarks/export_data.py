@@ -4,15 +4,11 @@
 
 Prints one JSON line a side: wall and CPU seconds of this process (the best of interleaved repeats), rows a second, and
 how many times our wall and CPU time it took; `ours_by_this_median` is the median over the rounds of our time divided by
-its time; `both_cpu_s` is the CPU time of this process and of the server, which other work on the machine changes less
-than the wall. `counting`, `rows_binary` and `rows_read` are parts of ours: the server's pass for count and hash, its
-rows as binary COPY to /dev/null, and these rows read through ADBC and dropped: no client is quicker than they are. A
-server of its own is started in a temporary folder and reached through a socket; the table has the primary key (symbol,
-ts), seven columns and one symbol. `ours` writes a verified Parquet file: one pass of the server for count and hash,
-then the rows, then the file read back. `pandas` (SQLAlchemy and psycopg) ends with a frame in memory. `copy_table` is
-`COPY bars TO file` as CSV in the server itself, in no order; `copy_rows` the same rows in the same order as ours. The
-memory is that of a whole process, imports included. Needs psycopg in addition to the project, and PostgreSQL's
-programs.
+its time. A server of its own is started in a temporary folder and reached through a socket; the table has the primary
+key (symbol, ts), seven columns and one symbol. `ours` counts the rows in the server, then writes them to a Parquet
+file. `pandas` (SQLAlchemy and psycopg) ends with a frame in memory. `copy_table` is `COPY bars TO file` as CSV in the
+server itself, in no order; `copy_rows` the same rows in the same order as ours. The memory is that of a whole process,
+imports included. Needs psycopg in addition to the project, and PostgreSQL's programs.
 """
 
 import argparse
@@ -20,9 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +23,6 @@ import pandas as pd
 import sqlalchemy
 
 from benchmarks.measure import in_turns, median_ratio, print_json, rated, times
-from ml_factory.data.databases.address import parse_database_address
-from ml_factory.data.databases.columns import RowSelection
-from ml_factory.data.databases.postgres import PostgresRows
 from ml_factory.workflows.export_data import export_data
 from tests.postgres_server import PostgresServer, postgres_server
 
@@ -55,8 +45,6 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])  # ru
 
 
 def ours(server: PostgresServer, folder: Path) -> None:
-    for path in folder.iterdir():  # a file that equals the table would only be compared
-        path.unlink()
     export_data(server.source(), folder / "bars.parquet", table="bars", symbol="MES")
 
 
@@ -71,38 +59,6 @@ def with_pandas(server: PostgresServer) -> pd.DataFrame:
 
 def with_copy(server: PostgresServer, what: str) -> None:
     server.run_sql(f"COPY {what} TO '{server.folder}/bars.csv' (FORMAT csv, HEADER)")
-
-
-def with_counting(server: PostgresServer) -> None:
-    with closing(_rows(server)) as rows:
-        _ = rows.summary
-
-
-def with_reading(server: PostgresServer) -> None:
-    """Read the rows and drop them; the counting pass ends with the connection."""
-    with closing(_rows(server)) as rows:
-        for _ in rows.batches():
-            pass
-
-
-def _rows(server: PostgresServer) -> PostgresRows:
-    selection = RowSelection("bars", "MES")
-    return PostgresRows(parse_database_address(server.source()), selection)
-
-
-def server_cpu_seconds(server: PostgresServer) -> float:
-    """CPU seconds of the server's processes that have ended: those of closed connections."""
-    pid = (server.folder / "data" / "postmaster.pid").read_text().split()[0]
-    ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[13:15]
-    return sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
-
-
-def both_cpu_seconds(server: PostgresServer, call: Callable[[], object]) -> float:
-    """CPU seconds of a call in this process and in the server."""
-    before = time.process_time() + server_cpu_seconds(server)
-    call()
-    time.sleep(0.2)  # until the server's processes have ended
-    return time.process_time() + server_cpu_seconds(server) - before
 
 
 def peak_bytes(server: PostgresServer, folder: Path, end: str) -> int:
@@ -126,17 +82,12 @@ def main() -> None:
         sides = {
             "ours": partial(ours, server, folder), "pandas": partial(with_pandas, server),
             "copy_table": partial(with_copy, server, "bars"), "copy_rows": partial(with_copy, server, f"({ROWS})"),
-            "counting": partial(with_counting, server), "rows_read": partial(with_reading, server),
-            "rows_binary": partial(server.run_sql, f"COPY ({ROWS}) TO '/dev/null' (FORMAT binary)"),
         }  # fmt: skip
         runs = in_turns(sides, chosen.repeats)
         for side, clocks in runs.items():
             compared = rated(clocks, chosen.rows) | times(clocks, runs["ours"])
             ratio = round(median_ratio(runs["ours"], clocks), 3)
-            cpu = round(min(both_cpu_seconds(server, sides[side]) for _ in range(2)), 2)
-            print_json(
-                bench="export_data", side=side, rows=chosen.rows, **compared, ours_by_this_median=ratio, both_cpu_s=cpu
-            )
+            print_json(bench="export_data", side=side, rows=chosen.rows, **compared, ours_by_this_median=ratio)
         quarter = server.run_sql(f"SELECT '2010-01-01Z'::timestamptz + {chosen.rows // 4 + 1} * interval '1 min'")
         peaks = [peak_bytes(server, folder, end) for end in (quarter, "")]
         for rows, peak in zip((chosen.rows // 4, chosen.rows), peaks, strict=True):

@@ -46,7 +46,6 @@ def interrupt_message(number: int, words: Sequence[str]) -> str:
     command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
     resumed = any(word in RESUMED for word in words[:1])
     what = "The same command resumes the run" if resumed else "The same command starts again"
-    what = "The same command continues the export" if words[:1] == ["export-data"] else what
     return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
 
 

@@ -3,12 +3,10 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -90,61 +88,6 @@ def postgres_server(*settings: str) -> Iterator[PostgresServer]:
             run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def postgres_proxy(
-    server: PostgresServer, folder: Path, *, refuse_copy: bool = False, lose_after: int | None = None
-) -> Iterator[PostgresServer]:
-    """Yield a server in front of the server: its socket is in `folder`.
-
-    refuse_copy : what the client sends as COPY is a syntax error to the server
-    lose_after : bytes of answers after which all connections end
-    """
-    sockets, sent = [], [0]
-
-    def forward(source: socket.socket, target: socket.socket, from_client: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if from_client and refuse_copy:
-                    data = data.replace(b"COPY (", b"COPX (")
-                if not from_client and lose_after is not None:
-                    sent[0] += len(data)
-                    if sent[0] > lose_after:
-                        break
-                target.sendall(data)
-        for one in (source, target):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def accept(listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                behind = socket.socket(socket.AF_UNIX)
-                behind.connect(f"{server.folder}/.s.PGSQL.{server.port}")
-                sockets.extend((client, behind))
-                for pair in ((client, behind, True), (behind, client, False)):
-                    threads.append(threading.Thread(target=forward, args=pair))
-                    threads[-1].start()
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{folder}/.s.PGSQL.{server.port}")
-        listener.listen()
-        threads = [threading.Thread(target=accept, args=(listener,))]
-        threads[0].start()
-        try:
-            yield PostgresServer(folder, server.port)
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            threads[0].join()
-            for one in sockets:
-                with suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
-            for thread in threads[1:]:
-                thread.join()
-            for one in sockets:
-                one.close()
 
 
 def _unprivileged_user() -> pwd.struct_passwd | None:

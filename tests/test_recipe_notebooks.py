@@ -52,7 +52,7 @@ def database(tmp_path):
 def test_migration_notebook_goes_from_database_to_bundle_on_cpu(database, tmp_path):
     source, rows = database
     printed = executed("tpu_migration", tmp_path, "-p", "SYMBOL", "MES", DATABASE_URL=source)
-    assert f"{rows:,} rows from postgresql://" in printed and "hash computed by the database" in printed
+    assert f"{rows:,} rows from postgresql://" in printed and "equal to the database in rows" in printed
     assert "bundle and pipeline under 1e-5: True" in printed and "tester" not in printed
     written = Path(tmp_path / "workspace" / "data" / "MES.parquet")
     assert written.is_file() and written.with_name("MES.parquet.json").is_file()

@@ -24,8 +24,7 @@ custom = LazyModule("ml_factory.features.custom")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
 address = LazyModule("ml_factory.data.databases.address")
-database_columns = LazyModule("ml_factory.data.databases.columns")
-exported_file = LazyModule("ml_factory.data.databases.exported_file")
+database_rows = LazyModule("ml_factory.data.databases.selection")
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,9 @@ def export_data(
     Example: `python -m ml_factory export-data --source postgresql://user@host/db --symbol MES --output MES.parquet`
     """
     address.parse_database_address(source)
-    exported_file.check_output_format(output)
+    database_rows.check_output_format(output)
     arguments = rows.arguments()
-    database_columns.RowSelection(**arguments)
+    database_rows.RowSelection(**arguments)
     with cli_progress_bars(as_json, what="exporting"):
         result = pipeline.export_data(source, output, **arguments)
     print_cli_result(result, as_json)

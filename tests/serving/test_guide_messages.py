@@ -53,7 +53,7 @@ def printed(case: str, made, client, quest, call, tmp_path, monkeypatch) -> str:
         words += ("--output", tmp_path / "bars.parquet")
         if case == "interrupted export":
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
-            monkeypatch.setattr(export_data, "_found_export", lambda *given: signal.raise_signal(signal.SIGINT))
+            monkeypatch.setattr(export_data, "SelectedRows", lambda *given: signal.raise_signal(signal.SIGINT))
     return call(*words)[2].splitlines()[-1]
 
 

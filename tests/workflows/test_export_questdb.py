@@ -1,4 +1,4 @@
-"""Exports of QuestDB's REST interface, a fake server on loopback: right rows, resumed, and no half answer taken."""
+"""Exports of QuestDB's REST interface, a fake server on loopback: right rows, and no half answer taken."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.databases import export_parts, questdb
+from ml_factory.data.databases import questdb
 from ml_factory.data.io import import_bars
 from ml_factory.errors import DatabaseError, SettingsError
 from ml_factory.storage.workspace import Workspace
@@ -47,15 +47,14 @@ def quest(made_rows):
 
 
 @pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(export_parts, "ROWS_PER_PART", 1_000)
+def small_blocks(monkeypatch):
     monkeypatch.setattr(questdb, "_BLOCK", 1 << 14)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_questdb_export_equals_table_and_is_read_by_prepare(quest, tmp_path, made_rows, suffix):
     result = export_data(quest.source, tmp_path / f"bars{suffix}", symbol="MES")
-    assert (result.rows, result.table, result.compared) == (ROWS, "bars", "hash of the rows read a second time")
+    assert (result.rows, result.table) == (ROWS, "bars")
     got = pd.read_parquet(result.path) if suffix == ".parquet" else pd.read_csv(result.path)
     assert list(got) == ["timestamp", "open", "high", "low", "close", "volume", "note", "live"]
     for place, name in enumerate(("open", "high", "low", "close", "volume"), start=2):
@@ -85,31 +84,22 @@ def test_questdb_export_start_and_end_and_columns_choose_rows(quest, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "at"), [("short", 0.02), ("silent", 0.6), ("chunk", 0.6), ("short", 0.98), ("silent", 0.98)]
 )
-def test_questdb_answer_that_ends_early_is_refused_and_resumed_to_same_bytes(quest, tmp_path, fault, at):
-    whole = export_data(quest.source, tmp_path / "whole.parquet", symbol="MES")
+def test_questdb_answer_that_ends_early_is_refused_and_the_older_file_stays(quest, tmp_path, fault, at):
+    path = tmp_path / "bars.parquet"
+    path.write_bytes(b"older")
     quest.fault, quest.fault_at = fault, at
     with pytest.raises(DatabaseError, match="connection to the database was lost") as error:
-        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
-    assert "\n" not in str(error.value) and not (tmp_path / "bars.parquet").exists()
+        export_data(quest.source, path, symbol="MES")
+    assert "\n" not in str(error.value) and path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
     quest.fault = ""
-    result = export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
-    assert (result.resumed_rows > 0) == (at > 0.2) and result.path.read_bytes() == whole.path.read_bytes()
+    assert export_data(quest.source, path, symbol="MES").rows == len(pd.read_parquet(path)) == ROWS
 
 
-def test_questdb_rows_that_change_between_two_readings_are_refused(quest, tmp_path, made_rows):
-    changed = [(*row[:2], row[2] + (row[2] > 10_000), *row[3:]) for row in made_rows]
-    run, seen = quest.run, []
-
-    def run_and_change(query: str):
-        seen.append(query)
-        if len([one for one in seen if "ORDER BY" in one]) == 2:
-            quest.add_table("bars", COLUMNS, changed)
-        return run(query)
-
-    quest.run = run_and_change
-    with pytest.raises(DatabaseError, match="content hash"):
+def test_questdb_rows_that_come_in_below_the_end_are_refused(quest, tmp_path, made_rows):
+    quest.arriving = [("MES", "2024-01-01T00:00:30.000000Z", *made_rows[0][2:])]
+    with pytest.raises(DatabaseError, match=r"12,001 rows.* in the file.* wanted 12,000 rows"):
         export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
-    assert not (tmp_path / "bars.parquet").exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,141 +1,54 @@
-"""Rows of a QuestDB table through its REST interface: questions to /exec, rows as CSV from /exp.
-
-The interface has no parameters. Names come from the catalogue and are quoted; a symbol has no quote in it
-(`columns.RowSelection`), and times are written by `format_time_value`.
-"""
+"""QuestDB through its REST interface: questions to /exec, rows as CSV from /exp."""
 
 import base64
 import http.client
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
-import numpy as np
 import pyarrow
 import pyarrow.csv
 
 from ml_factory.data.databases.address import DatabaseAddress
-from ml_factory.data.databases.columns import (
-    ChosenColumns,
-    Column,
-    RowSelection,
-    choose_columns,
-    choose_table,
-    format_time_value,
-    has_prices,
-    time_bound,
-)
-from ml_factory.data.databases.table_summary import TableSummary, check_one_symbol, check_summary
+from ml_factory.data.databases.selection import Column, quoted
 from ml_factory.errors import DatabaseError
 from ml_factory.storage.json_values import parse_json
 
 ANSWER_SECONDS = 60.0  # of silence
-_LARGEST_ANSWER, _BLOCK = 1 << 24, 1 << 20  # bytes
+_LARGEST_ANSWER, _BLOCK = 1 << 24, 1 << 23  # bytes
 _KINDS = {
     "TIMESTAMP": "utc", "DATE": "utc", "BYTE": "integer", "SHORT": "integer", "INT": "integer",
     "LONG": "integer", "FLOAT": "float", "DOUBLE": "float", "BOOLEAN": "boolean",
 }  # fmt: skip
 
 
-class QuestDBRows:
-    """The selected rows of one table. Raises DatabaseError, SettingsError."""
+class QuestDB:
+    """The REST interface. Raises DatabaseError."""
 
-    def __init__(self, address: DatabaseAddress, selection: RowSelection):
+    def __init__(self, address: DatabaseAddress):
         self._address = address
-        tables = [str(row[0]) for row in self._query("SELECT table_name FROM tables()")]
-        priced = [name for name in tables if selection.table is None and has_prices([c.name for c in self._of(name)])]
-        self.table = choose_table(tables, priced, selection.table, address.shown)
-        where = f"{address.shown}, {self.table}"
-        self.columns: ChosenColumns = choose_columns(self._of(self.table), selection, where)
-        self.symbol, self._conditions = selection.symbol, []
-        if self.symbol is None and self.columns.symbol is not None:
-            name = _quoted(self.columns.symbol.name)
-            several = self._query(f"SELECT DISTINCT {name} FROM {_quoted(self.table)} LIMIT 11")
-            self.symbol = check_one_symbol([row[0] for row in several], where)
-            RowSelection(symbol=self.symbol)  # refuses one with quotes
-        if self.symbol is not None:
-            self._conditions.append(f"{_quoted(self.columns.symbol.name)} = '{self.symbol}'")
-        self._limit(selection)
-        self.summary = self._summarize(where)
-        self._conditions.append(self._bound("<=", self.summary.last))  # a live table grows while it is read
-
-    @property
-    def known_rows(self) -> int:
-        """Count of the selected rows."""
-        return self.summary.rows
 
     def close(self) -> None:
         """Nothing stays open between two questions."""
 
-    def _of(self, table: str) -> list[Column]:
-        """Return the columns of a table."""
-        found = self._query(f"SHOW COLUMNS FROM {_quoted(table)}")
-        kinds = [(str(row[0]), str(row[1])) for row in found]
-        return [Column(name, _KINDS.get(stored.partition("(")[0], "text"), stored) for name, stored in kinds]
+    def tables(self) -> dict[str, str]:
+        """Return the tables: name -> SQL."""
+        return {str(row[0]): quoted(str(row[0])) for row in self.query("SELECT table_name FROM tables()")}
 
-    def _limit(self, selection: RowSelection) -> None:
-        """Add the conditions on time."""
-        time = self.columns.time
-        for option, sign in (("start", ">="), ("end", "<")):
-            if text := getattr(selection, option):
-                newest = 0.0
-                if time.kind != "utc":
-                    ((answer,),) = self._query(f"SELECT max({_quoted(time.name)}) FROM {_quoted(self.table)}")
-                    newest = float(answer or 0)
-                self._conditions.append(self._bound(sign, time_bound(text, time, f"--{option}", newest)))
+    def columns(self, table: str) -> list[Column]:
+        """Return the columns of a table, which is given as SQL."""
+        found = [(str(row[0]), str(row[1])) for row in self.query(f"SHOW COLUMNS FROM {table}")]
+        kinds = [_KINDS.get(stored.partition("(")[0], "text") for _, stored in found]
+        return [Column(name, kind, stored, quoted(name)) for (name, stored), kind in zip(found, kinds, strict=True)]
 
-    def _bound(self, sign: str, value: float) -> str:
-        text = format_time_value(value, self.columns.time)
-        return f"{_quoted(self.columns.time.name)} {sign} " + (f"'{text}'" if self.columns.time.kind == "utc" else text)
+    def finite(self, column: Column) -> str:
+        """Return SQL of a time that is NULL where it is infinite, which it cannot be here."""
+        return column.value
 
-    def _summarize(self, where: str) -> TableSummary:
-        time = self.columns.time
-        name = _quoted(time.name)
-        ((rows, known, first, last),) = self._query(
-            f"SELECT count(), count({name}), min({name}), max({name}) FROM {_quoted(self.table)}{self._where()}"
-        )
-        ends = [None if one is None else _microseconds(one) if time.kind == "utc" else one for one in (first, last)]
-        summary = TableSummary(int(rows), *ends, None)
-        check_summary(summary, int(rows) - int(known), where, time, self.symbol)
-        return summary
-
-    def _where(self, *more: str) -> str:
-        conditions = [*self._conditions, *more]
-        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
-
-    # ------------------------------------------------------------------ rows
-
-    def batches(self, since: float | None = None) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows in order of time; rows of one time come as QuestDB has stored them.
-
-        since : value of the time column to begin with, None for the first row
-        """
-        more = [] if since is None else [self._bound(">=", since)]
-        names = ", ".join(_quoted(column.name) for column in self.columns.exported)
-        order = _quoted(self.columns.time.name)
-        query = f"SELECT {names} FROM {_quoted(self.table)}{self._where(*more)} ORDER BY {order}"
-        schema = self.columns.arrow_schema()
-        read = pyarrow.csv.ReadOptions(block_size=_BLOCK, column_names=schema.names, skip_rows=1)
-        convert = pyarrow.csv.ConvertOptions(
-            column_types=schema, null_values=["", "null"], strings_can_be_null=True, quoted_strings_can_be_null=False,
-            true_values=["true"], false_values=["false"],
-        )  # fmt: skip
-        with self._answer("/exp", query) as answer, _Body(answer) as body:
-            try:
-                yield from pyarrow.csv.open_csv(body, read_options=read, convert_options=convert)
-            except pyarrow.ArrowInvalid as error:
-                raise DatabaseError(
-                    "QuestDB's answer is not the requested table",
-                    where=f"{self._address.shown}, {self.table}",
-                    got=" ".join(str(error).split())[:200], next_step="run the same command again",
-                ) from error  # fmt: skip
-
-    # ------------------------------------------------------------------ HTTP
-
-    def _query(self, query: str) -> list[list]:
-        with self._answer("/exec", query) as answer:
+    def query(self, question: str) -> list[list]:
+        """Return the rows of an answer, times as text."""
+        with self._answer("/exec", question) as answer:
             try:
                 return parse_json(answer.read(_LARGEST_ANSWER))["dataset"]
             except (ValueError, LookupError, TypeError) as error:
@@ -144,15 +57,33 @@ class QuestDBRows:
                     next_step="give the address of its REST interface, port 9000",
                 ) from error  # fmt: skip
 
+    def batches(self, question: str, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of an answer, which is not held as a whole."""
+        read = pyarrow.csv.ReadOptions(block_size=_BLOCK, column_names=schema.names, skip_rows=1)
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=schema, null_values=["", "null"], strings_can_be_null=True, quoted_strings_can_be_null=False,
+            true_values=["true"], false_values=["false"],
+        )  # fmt: skip
+        with self._answer("/exp", question) as answer:
+            try:
+                yield from pyarrow.csv.open_csv(answer, read_options=read, convert_options=convert)
+            except pyarrow.ArrowInvalid as error:
+                if not answer.length:
+                    raise DatabaseError(
+                        "QuestDB's answer is not the requested table", where=self._address.shown,
+                        got=" ".join(str(error).split())[:200], next_step="run the same command again",
+                    ) from error  # fmt: skip
+            if answer.length:  # bytes that were announced and did not come
+                raise ConnectionError("the answer ended before its end")
+
     @contextmanager
     def _answer(self, path: str, query: str) -> Iterator[http.client.HTTPResponse]:
         """Yield the answer to a query; no redirection is followed, so that a password stays with its host."""
         parts = self._address.parts
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
-        user, password = self._address.login
-        password = password or os.environ.get("PGPASSWORD", "") if user else ""
-        login = base64.b64encode(f"{user}:{password}".encode()).decode()
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        login = base64.b64encode(f"{user}:{password or os.environ.get('PGPASSWORD', '')}".encode()).decode()
         try:
             connection.request("GET", f"{parts.path.rstrip('/')}{path}?{urlencode({'query': query})}",
                                headers={"Authorization": f"Basic {login}"} if user else {})  # fmt: skip
@@ -169,30 +100,11 @@ class QuestDBRows:
             raise DatabaseError(
                 "The connection to the database was lost" if lost else "The database cannot be reached",
                 where=self._address.shown, got=f"{type(error).__name__}: {error}"[:200],
-                next_step="run the same command again: it continues after the last part" if lost else "check --source",
+                next_step="run the same command again" if lost else "check --source",
             ) from error  # fmt: skip
         finally:
             with suppress(OSError):
                 connection.close()
-
-
-class _Body(io.RawIOBase):
-    """The body of an answer as a file; one that ends in mid-line, or before its length, raises ConnectionError."""
-
-    def __init__(self, answer: http.client.HTTPResponse):
-        self._answer, self._left, self._last = answer, answer.length, b"\n"
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        piece = self._answer.read(_BLOCK if size is None or size < 0 else size)
-        if piece:
-            self._last = piece[-1:]
-            self._left = None if self._left is None else self._left - len(piece)
-        elif self._left or self._last != b"\n":
-            raise ConnectionError("the answer ended before its end")
-        return piece
 
 
 def _server_message(answer: http.client.HTTPResponse) -> str:
@@ -203,11 +115,3 @@ def _server_message(answer: http.client.HTTPResponse) -> str:
         content = str(found.get("error", "")).encode() if isinstance(found, dict) else content
     text = " ".join(content.decode(errors="replace").split())[:200]
     return f"HTTP {answer.status} {answer.reason}: {text}"
-
-
-def _microseconds(text: str) -> int:
-    return int(np.datetime64(str(text).rstrip("Z"), "us").astype(np.int64))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
