@@ -22,7 +22,7 @@ from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import TabularModel
-from ml_factory.models.tabular_data import BinnedData, check_tabular_rows
+from ml_factory.models.tabular_data import check_tabular_rows
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.serialization import serialize_state
 
@@ -170,24 +170,6 @@ def prediction(rows: int, columns: int, rounds: int = 100, depth: int = 5) -> No
     )  # fmt: skip
 
 
-def binned_once(name: str, rows: int, columns: int, fits: int = 5, rounds: int = 20) -> None:
-    """Several seeds on one fold: the matrices built by each fit, or once."""
-    x, y, w = market(rows, columns)
-
-    def all_seeds(binned: BinnedData | None) -> None:
-        for seed in range(fits):
-            model = build_model(name, rounds=rounds, patience=0, threads=1, seed=seed)
-            model.fit(x, y, w, binned=binned)
-
-    shared = BinnedData()
-    runs = in_turns({"each": lambda: all_seeds(None), "once": lambda: all_seeds(shared)}, 1)
-    each, once = best(runs["each"]).cpu, best(runs["once"]).cpu
-    print_json(
-        benchmark="boosters.binned", model=name, rows=rows, columns=columns, fits=fits, rounds=rounds,
-        builds=shared.builds, cpu_s=digits(once), each_cpu_s=digits(each), saved=digits(1 - once / each, 3),
-    )  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=60_000)
@@ -198,7 +180,6 @@ def main() -> None:
     for name in args.models:
         blockwise(name, args.rows, args.columns, args.rounds)
         resumed(name, args.rows // 10, args.columns)
-        binned_once(name, args.rows, args.columns)
     for depth in (5, 8):
         prediction(args.rows, args.columns, depth=depth)
 

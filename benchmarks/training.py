@@ -1,4 +1,4 @@
-"""Trainings of networks measured: windows, the loop's own share, the linear model, compilers, bins of boosters.
+"""Trainings of networks measured: windows, the loop's own share, the linear model, compilers.
 
     make bench BENCH=training                        # builds what it needs, then all of it: less than eight minutes
     python -m benchmarks.training --only windows loop
@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall, print_json, seconds
+from benchmarks.measure import digits, in_turns, median_ratio, median_wall, print_json, seconds
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model, find_model_spec, resolve_registry_entry
-from ml_factory.models.tabular_data import BinnedData
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device, pick_device
 from ml_factory.training.loop import run_training_loop
@@ -227,39 +226,9 @@ def linear(repeats: int, least: int = 4096, doublings: int = 3) -> None:
     )  # fmt: skip
 
 
-# ---- boosters ------------------------------------------------------------------------------------------------------
-
-
-def boosters(repeats: int, rows: int = 20_000, columns: int = 100) -> None:
-    """Two settings with three seeds each on one fold: its bins built by every fit, or once."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(rows, columns)).astype("f"), rng.integers(-1, 2, rows)
-    trials = [{"seed": seed, "depth": depth} for seed in range(3) for depth in (3, 5)]
-
-    def all_trials(name: str, binned: BinnedData | None) -> np.ndarray:
-        models = [build_model(name, rounds=10, **trial) for trial in trials]
-        for model in models:
-            model.fit(x, y, binned=binned)
-        return np.stack([model.predict_proba(x[:100]) for model in models])
-
-    for name in ("xgboost", "lightgbm"):
-        shared = BinnedData()
-        same = np.array_equal(all_trials(name, None), all_trials(name, shared))
-        sides = {
-            "each": lambda name=name: all_trials(name, None),
-            "once": lambda name=name: all_trials(name, BinnedData()),
-        }
-        runs = in_turns(sides, max(1, repeats // 3))
-        saved = 1 - best(runs["once"]).cpu / best(runs["each"]).cpu
-        print_json(
-            bench="training", part="bins", model=name, rows=rows, columns=columns, fits=len(trials),
-            builds=shared.builds, same_bits=same, saved_cpu=digits(saved, 3), wanted="1 build",
-        )  # fmt: skip
-
-
 # ---- all of it -----------------------------------------------------------------------------------------------------
 
-HERE = {"windows": windows, "loop": loop, "rows": linear, "bins": boosters}
+HERE = {"windows": windows, "loop": loop, "rows": linear}
 # part -> (its module, its environment, what builds that)
 ELSEWHERE = {
     "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),

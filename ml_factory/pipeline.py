@@ -31,10 +31,7 @@ from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import (
     check_cross_validation_labels,
-    check_nested_search_scheme,
-    cross_validate_nested,
-    cross_validate_plain,
-    nested_search_settings,
+    fit_and_score_folds,
 )
 from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel
@@ -176,7 +173,7 @@ def plan(
     options : `seed` and `quick`, as of `RunOptions`.
     """
     workspace = Workspace(workspace)
-    run = build_run_options(options, unused=("fresh", "run", "source", "mirror", "uncertified", "on_status", "bins"))
+    run = build_run_options(options, unused=("fresh", "run", "source", "mirror", "uncertified", "on_status"))
     chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
     settings = settings_per_model(chosen, model_settings)
     data = load_dataset(workspace, symbol, horizon)
@@ -202,7 +199,7 @@ def train(
     weights : weight of each training row; default: average uniqueness of its label.
     estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
         callback may read its state, and it holds the finished model afterwards.
-    options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status, bins.
+    options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status.
 
     Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write
     nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
@@ -225,8 +222,7 @@ def train(
             )
     else:
         artifact = train_with_holdout(
-            workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
-            estimator=estimator,
+            workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, estimator=estimator,
         )  # fmt: skip
     verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
@@ -246,7 +242,7 @@ def train(
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str | FoldSchemeSpec = "purged_kfold",
     folds: int = 5, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
-    search: BarrierSearchSpec | None = None, **options: Unpack[RunOptionFields],
+    **options: Unpack[RunOptionFields],
 ) -> CrossValidateResult:  # fmt: skip
     """Cross-validate a model with purged and embargoed folds over all rows before the test rows.
 
@@ -254,13 +250,11 @@ def cross_validate(
         which also holds the folds, the test blocks of combinatorial folds and the window of rolling ones.
     folds : number of test blocks, where `scheme` is a name.
     weights, model_settings, options : as of `train`, without `source`.
-    search : nested: barriers are searched in every fold, on its training rows, and its labels made with them. Labels
-        then differ between folds: compare gains over the fold's prior, not log losses. Data prepared with searched
-        barriers (`prepare(searched=…)`) are refused without `search`, since the search saw rows that folds test.
 
     Each fold is calibrated on its early-stopping rows, as `train` does on validation rows; uncalibrated forecasts have
     the suffix `_uncalibrated`. A fold whose training rows hold one class has no forecasts and is listed; the others
-    continue.
+    continue. Data prepared with searched barriers (`prepare(searched=…)`) are refused: that search saw rows that folds
+    test.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
@@ -268,12 +262,10 @@ def cross_validate(
     find_model_spec(model)
     cut = scheme if isinstance(scheme, FoldSchemeSpec) else FoldSchemeSpec(scheme, folds)
     chosen = build_run_options(options, unused=("source",))
-    check_nested_search_scheme(cut, search)
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
     report_own_features(data, chosen)
-    if search is None:
-        check_cross_validation_labels(data)
-    fold_settings = cut.to_dict() | weight_settings_for_record(weights) | nested_search_settings(search)
+    check_cross_validation_labels(data)
+    fold_settings = cut.to_dict() | weight_settings_for_record(weights)
     settings = fold_settings | check_model_settings_for_run(model_settings)
     spec = make_run_settings(
         symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
@@ -284,11 +276,8 @@ def cross_validate(
     lookback = build_model(model, **resolve_dataset_settings(data, fitted_with)).lookback
     plan = plan_folds(data, data.development_rows(), cut, lookback, quick_row_limit(model, chosen.quick))
     opened.begin(spec)
-    fitted = FoldModel(spec, model, fitted_with, weights, chosen.bins)
-    if search is None:
-        scores = cross_validate_plain(workspace, data, plan, opened, fitted, mirror=chosen.mirror)
-    else:
-        scores = cross_validate_nested(workspace, data, plan, opened, fitted, search, mirror=chosen.mirror)
+    fitted = FoldModel(spec, model, fitted_with, weights)
+    scores = fit_and_score_folds(workspace, data, plan, opened, fitted, mirror=chosen.mirror)
     path, paths_path = opened.folder / "folds.parquet", None
     predict_module.write_prediction_frame(path, scores.scores)
     if scores.paths is not None:
@@ -319,13 +308,13 @@ def stack(
 
     folds : number of folds of the out-of-fold predictions.
     model_settings : base model -> its settings.
-    options : as of `train`, without `bins`; fresh and run are those of the stack, not of its base models.
+    options : as of `train`; fresh and run are those of the stack, not of its base models.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     check_single_rank("stack")
     base_models = check_stack_base_models(base_models)
-    settings, chosen = settings_per_model(base_models, model_settings), build_run_options(options, unused=("bins",))
+    settings, chosen = settings_per_model(base_models, model_settings), build_run_options(options)
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
     plan_folds(data, data.splits["train"], folds, 1)  # refuses impossible folds before hours of fits
     folds = stack_folds(folds, chosen.quick)

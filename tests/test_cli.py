@@ -514,14 +514,6 @@ def test_cli_cross_validate_scheme_is_used_and_misspelling_exits_2(call, prepare
     assert code == 2 and "did you mean 'walk_forward_rolling'?" in one_line(code, out, err)
 
 
-def test_cli_cross_validate_search_sets_barriers_in_every_fold(call, prepared):
-    words = ("cross-validate", "--workspace", prepared.root, "--horizon", 5, "--quick", "--folds", 2, "--search")
-    code, out, err = call(*words, "--trials", 12, "--json")
-    assert code == 0, err
-    table = json.loads(out)["fold_table"]
-    assert len(table) == 2 and all(row["k_up"] > 0 and row["sigma_span"] > 1 for row in table)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -37,7 +37,6 @@ from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
-search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
 trading = LazyModule("ml_factory.evaluation.backtest.simulation")
 schemes = LazyModule("ml_factory.workflows.cross_validation.fold_schemes")
 
@@ -50,8 +49,6 @@ class FoldFlags:
     folds: Folds = 5
     test_blocks: Annotated[int, Option(help="Test blocks of one combinatorial fold.")] = 2
     window: Annotated[int | None, Option(help="Rows of a rolling window; empty: as the first fold has.")] = None
-    search: Annotated[bool, Option("--search", help="Search barriers in every fold, on its own rows.")] = False
-    trials: Annotated[int, Option(help="Trials of one search.")] = 40
 
 
 def train(
@@ -85,7 +82,6 @@ def cross_validate(
         result = pipeline.cross_validate(
             place, market.symbol, horizon, model, model_settings=settings,
             scheme=schemes.FoldSchemeSpec(scheme, folds.folds, folds.test_blocks, folds.window),
-            search=search_spec.BarrierSearchSpec(trials=folds.trials) if folds.search else None,
             **run.pipeline_arguments(market.as_json),
         )  # fmt: skip
     print_cli_result(result, market.as_json)

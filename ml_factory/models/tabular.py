@@ -35,7 +35,6 @@ from ml_factory.models.base import (
 )
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import (
-    BinnedData,
     TabularRows,
     apply_tabular_class_weights,
     check_tabular_rows,
@@ -91,13 +90,8 @@ class TabularModel(ModelBase, ABC):
         self._growing: tuple[TabularBlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
         self._offset: SessionClockOffset | None = None
 
-    def fit(
-        self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None, binned=None
-    ):
-        """Fit as of `Estimator.fit`.
-
-        binned : a `BinnedData` shared by fits on the same rows, with other seeds and settings.
-        """
+    def fit(self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None):
+        """Fit as of `Estimator.fit`."""
         spec, limited = apply_fit_limits(self.settings, limits)
         valid = None if validation is None else check_tabular_rows(*validation)
         train, valid = apply_tabular_class_weights(
@@ -119,14 +113,12 @@ class TabularModel(ModelBase, ABC):
         callbacks = bind_model_to_callbacks(callbacks, self)
         restore_callback_history(callbacks, progress["history"])
         if "finished" not in progress:
-            rows = {"data": run["data"], "device": here["device"]}
-            with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
-                trainer = self._open(spec, train, valid, bins)
-                try:
-                    self._blocks(spec, trainer, progress, callbacks, checkpoints, start)
-                finally:
-                    self._growing = None
-                    trainer.close()
+            trainer = self._open(spec, train, valid, self._bin(spec, train, valid))
+            try:
+                self._blocks(spec, trainer, progress, callbacks, checkpoints, start)
+            finally:
+                self._growing = None
+                trainer.close()
         with refuse_damaged_training():
             self.load_state(progress["finished"])
         result.history, result.best_round = list(progress["history"]), self.best_round
@@ -244,7 +236,7 @@ class TabularModel(ModelBase, ABC):
 
     @abstractmethod
     def _bin(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> Any:
-        """Build the library's matrices of the rows, once per fold. Of `spec` only the device matters."""
+        """Build the library's matrices of the rows. Of `spec` only the device matters."""
 
     @abstractmethod
     def _open(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, bins: Any) -> TabularBlockTrainer:

@@ -72,7 +72,8 @@ class CatBoost(TabularModel):
 
     def _open(self, spec, train, valid, bins):
         for pool, part in zip(bins, (train, valid), strict=False):
-            _start_from(pool, part.offset)
+            if part.offset is not None:
+                pool.set_baseline(part.offset)
         return _Trainer(spec, bins, self._on_gpu(spec))
 
     def _grown(self, part, rounds):
@@ -94,12 +95,6 @@ class CatBoost(TabularModel):
 
 def _pool(rows: TabularRows) -> catboost.Pool:
     return catboost.Pool(rows.x, rows.target, weight=rows.weight)
-
-
-def _start_from(pool: catboost.Pool, offset_N3: np.ndarray | None) -> None:
-    """Set the scores that a fit starts from; 0 where an earlier fit on this pool left some."""
-    if offset_N3 is not None or np.shape(pool.get_baseline())[1]:
-        pool.set_baseline(np.zeros((pool.num_row(), 3)) if offset_N3 is None else offset_N3)
 
 
 class _Until:

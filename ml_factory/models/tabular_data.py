@@ -1,12 +1,8 @@
-"""Rows of tabular models, and the binned matrices that libraries build from them, once per fold."""
+"""Rows of tabular models, checked and weighted."""
 
-import threading
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -79,55 +75,6 @@ def balanced_class_factors(target: np.ndarray, weight: np.ndarray) -> np.ndarray
     held = np.bincount(target, weight, minlength=len(CLASSES))
     present = held > 0
     return np.where(present, held.sum() / (present.sum() * np.where(present, held, 1.0)), 1.0)
-
-
-class BinnedData:
-    """Binned matrices of one fold's rows: built by the first fit on these rows, reused by later ones.
-
-    Share one among the trials and seeds of a fold: `model.fit(…, binned=binned)`. Matrices are found by a checksum of
-    the rows; other rows replace them. The memory is held as long as the object. One fit at a time: a fit sets the
-    initial scores of its trees in the matrices themselves.
-
-    builds : number of builds.
-    """
-
-    def __init__(self):
-        self.builds = 0
-        self._kept: dict[str, tuple[dict, Any]] = {}
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def lease(self, library: str, identity: dict, build: Callable[[], Any]) -> Iterator[Any]:
-        """Yield the library's matrices of these rows to one fit.
-
-        Raises FactoryError while another fit, in another thread, uses them.
-        """
-        if not self._lock.acquire(blocking=False):
-            raise FactoryError("Another fit has these rows", where="BinnedData", next_step="use one for each thread")
-        try:
-            if self._kept.get(library, (None,))[0] != identity:
-                self._kept.pop(library, None)  # before the new one is built: never two in memory
-                self._kept[library] = identity, build()
-                self.builds += 1
-            yield self._kept[library][1]
-        finally:
-            self._lock.release()
-
-
-class FoldBinnedData(defaultdict[Hashable, BinnedData]):
-    """A `BinnedData` for each fold of one data set, the chronological split among them.
-
-    Share one among trials and seeds: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds
-    the matrices of all folds as long as it lives.
-    """
-
-    def __init__(self):
-        super().__init__(BinnedData)
-
-    @property
-    def builds(self) -> int:
-        """Number of builds in all folds together."""
-        return sum(binned.builds for binned in self.values())
 
 
 def check_training_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,6 @@ class LightGBM(TabularModel):
     gpu = False
 
     def _bin(self, spec, train, valid):
-        # Settings that bins do not depend on stay open for fits that share the bins, such as the least rows of a leaf.
         params = {"verbosity": -1, "feature_pre_filter": False, "force_row_wise": True, **self._device(spec)}
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:

@@ -18,7 +18,6 @@ class XGBoost(TabularModel):
     library = "xgboost"
 
     def _bin(self, spec, train, valid):
-        # Quantile sketches use the weights: other weights are other bins, and `BinnedData` compares both.
         device = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **device)]
         if valid is not None:

@@ -32,19 +32,17 @@ class RunSnapshot:
     ----------
     run : its id.
     pool : folder of the slots that saves are written to first.
-    runs : run ids of its checkpoints: its own, and those of nested folds.
     files : (folder, pattern of names) of files that finished parts leave.
     """
 
     run: str
     pool: str
-    runs: tuple[str, ...]
     files: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_dict(cls, fields: dict) -> "RunSnapshot":
         files = tuple((folder, pattern) for folder, pattern in fields["files"])
-        return cls(fields["run"], fields["pool"], tuple(fields["runs"]), files)
+        return cls(fields["run"], fields["pool"], files)
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -110,7 +108,7 @@ class RunSnapshot:
             unit = CheckpointUnit(
                 *(str(read_checkpoint_file_header(Disk(), file).info.get(key)) for key in ("run", "phase"))
             )
-            if unit.run not in self.runs:
+            if unit.run != self.run:
                 raise CheckpointError("This is the checkpoint of another run", where=name, got=unit.run)
             units.append((unit, file))
         for unit, file in units:
@@ -125,7 +123,7 @@ class RunSnapshot:
         found: dict[CheckpointUnit, list[dict]] = {}
         for slot in SlotPool(Path(self.pool)).scan():
             info = slot.header.info
-            if slot.fault is None and not slot.is_returned and info.get("run") in self.runs:
+            if slot.fault is None and not slot.is_returned and info.get("run") == self.run:
                 description = {**info, "hash": slot.header.hash, "path": str(slot.path)}
                 found.setdefault(CheckpointUnit(info["run"], str(info["phase"])), []).append(description)
         return {

@@ -3,7 +3,7 @@
 A holdout run, a fold and an out-of-fold part use the same functions on different rows.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +28,6 @@ from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import find_model_spec
 from ml_factory.models.session_clock_offset import TIMES
-from ml_factory.models.tabular_data import BinnedData
 from ml_factory.settings import QuickLimits
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.labels import label_classes, stored_label_kind
@@ -178,11 +177,6 @@ def resolve_dataset_settings(data: PreparedDataset, settings: Mapping) -> dict:
             )  # fmt: skip
         return settings
     return settings | {"offset_column": columns.index(CLOCK_COLUMN), "offset_bars": data.horizon}
-
-
-def binned_data_fit_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
-    """Return the `fit` option with the shared bins of this fold; {} without any, and for models that read windows."""
-    return {} if bins is None or find_model_spec(model).windowed else {"binned": bins[fold]}
 
 
 def quick_row_limit(model: str, quick: bool) -> int:

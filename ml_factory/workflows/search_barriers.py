@@ -63,9 +63,8 @@ def run_barrier_search(
     run = _open_search_run(workspace.results / symbol, store, spec, fresh, run_name)
     results_path, decided = folder / f"trials-{run.run_id}.json", _search_identity(store, spec)
     with open_run_checkpoints(workspace.checkpoints, run) as manager, progress_phase("barriers", spec.trials) as done:
-        snapshot = RunSnapshot(
-            run.run_id, str(manager.store.home_folder), (run.run_id,), ((str(folder), results_path.name),)
-        )
+        kept = ((str(folder), results_path.name),)
+        snapshot = RunSnapshot(run.run_id, str(manager.store.home_folder), kept)
         begun = files.is_file(results_path) or manager.phase("trials").latest_info()
         if not begun and not fresh and wandb_mirror_mode(mirror) == "online":
             try_restore_from_wandb(manager, snapshot)

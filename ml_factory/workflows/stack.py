@@ -63,7 +63,7 @@ def fit_stack(
         open_run_checkpoints(workspace.checkpoints, run) as manager,
         # Locked before the log is opened, as in a fit: a second session on this stack is refused.
         manager.phase(folds_phase_name(spec.models[0])).acquired(),
-        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run, spec)) as tracker,
+        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run)) as tracker,
     ):
         artifact = _fit_pool(workspace, manager, data, run, spec, folds)
         tracker.finish(training_log_summary(artifact), artifact=artifact)

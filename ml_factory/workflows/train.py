@@ -15,7 +15,6 @@ from ml_factory.inference.trained_model import TrainedModel, installed_library_v
 from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
 from ml_factory.settings import QuickLimits, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
@@ -25,7 +24,6 @@ from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import count_run_log_steps
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
-    binned_data_fit_option,
     dataset_input_reader,
     dataset_rows_with_weight,
     limit_training_rows,
@@ -38,17 +36,12 @@ from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_n
 Callback = Callable[[int, dict], None]
 
 
-SPLIT = "split"  # key of the chronological split in `FoldBinnedData`
-
-
 def train_with_holdout(
     workspace: Workspace, data: PreparedDataset, run: RunFolder, spec: RunSettings, *, callbacks: Sequence[Callback],
-    mirror: str,
-    bins: FoldBinnedData | None = None, estimator: ModelBase | None = None,
+    mirror: str, estimator: ModelBase | None = None,
 ) -> Artifact:  # fmt: skip
     """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
 
-    bins : bins of this split that other trials and seeds share.
     estimator : the model to fit, as returned by `open_training`; None builds one.
     """
     started, training = time.perf_counter(), build_fit_inputs(data, spec)
@@ -62,13 +55,12 @@ def train_with_holdout(
         open_run_checkpoints(workspace.checkpoints, run) as manager,
         # Locked before the log is opened: a second process on this run is refused before it writes anything.
         manager.phase(fit_phase_name(spec.model)).acquired() as phase,
-        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run, spec)) as tracker,
+        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run)) as tracker,
     ):
         checkpoints = LoggedCheckpoints(phase, run_machine_facts(spec), tracker, model.trained_on)
         result = model.fit(
             *training.train, validation=held_out,
-            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_data_fit_option(spec.model, bins,
-            SPLIT),
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
         )  # fmt: skip
         phase.wait_uploaded()
         p_N3 = condition_on_classes(model.predict_proba(held_out[0]), data.classes.values())

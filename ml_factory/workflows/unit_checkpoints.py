@@ -11,7 +11,7 @@ from ml_factory.run_folder import RunFolder
 from ml_factory.tracking.tracker import Tracker
 
 PROVENANCE_KEY = "carried"
-FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # files of finished parts in a run's folder
+FINISHED_PARTS = ("forecasts-*.state",)  # files of finished parts in a run's folder
 
 
 class UnitCheckpoints:
@@ -146,19 +146,9 @@ def fold_fit_phase_name(model: str, fold: int) -> str:
     return f"{folds_phase_name(model)}_{fold}"
 
 
-def fold_forecasts_path(run: RunFolder, model: str, fold: int | None = None) -> Path:
-    """Return the file of the forecasts of all finished folds, or of one nested fold."""
-    return run.folder / (f"forecasts-{model}.state" if fold is None else f"forecasts-{model}-{fold}.state")
-
-
-def fold_trials_path(run: RunFolder, fold: int) -> Path:
-    """Return the file of the trials of one nested fold's finished search."""
-    return run.folder / f"trials-{fold}.json"
-
-
-def nested_fold_run(run: RunFolder, fold: int) -> RunFolder:
-    """Return the run under whose id one nested fold keeps its checkpoints."""
-    return RunFolder(f"{run.run_id}-fold{fold}", run.folder)
+def fold_forecasts_path(run: RunFolder, model: str) -> Path:
+    """Return the file of the forecasts of all finished folds."""
+    return run.folder / f"forecasts-{model}.state"
 
 
 def format_fold_progress(done: str, partial_progress: str) -> str:

@@ -6,7 +6,6 @@ import pytest
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import build_model, build_model_from_state
 from ml_factory.models.session_clock_offset import PSEUDO_COUNT, SessionClockOffset
-from ml_factory.models.tabular_data import BinnedData
 from ml_factory.seeding import seeded_generator
 from tests.interrupting_phase import InterruptingPhase
 
@@ -131,19 +130,6 @@ def test_model_with_offset_best_round_loss_equals_loss_of_predictions(name):
     result = model.fit(x[:cut], y[:cut], validation=(x[cut:], y[cut:]))
     loss = -np.log(model.predict_proba(x[cut:])[np.arange(cut), y[cut:] + 1]).mean()
     assert loss == pytest.approx(result.history[model.best_round - 1]["val_loss"], abs=1e-5)
-
-
-def test_model_fit_without_offset_on_shared_bins_ignores_earlier_offset():
-    x, y = sessions(10)
-    for name in ("catboost", "lightgbm", "xgboost"):
-        binned = BinnedData()
-        with_offset = build_model(name, offset_column=1, offset_bars=4, **SMALL)
-        with_offset.fit(x, y, binned=binned)
-        after, alone = build_model(name, **SMALL), build_model(name, **SMALL)
-        after.fit(x, y, binned=binned)
-        alone.fit(x, y)
-        assert binned.builds == 1
-        np.testing.assert_array_equal(after.predict_proba(x), alone.predict_proba(x))
 
 
 def test_model_with_offset_and_absent_class_fits_and_catboost_drops_offset(caplog):

@@ -13,7 +13,7 @@ from ml_factory.hardware import gpu_present
 from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.models.tabular import early_stopping_round
-from ml_factory.models.tabular_data import BinnedData, TabularRows, apply_tabular_class_weights
+from ml_factory.models.tabular_data import TabularRows, apply_tabular_class_weights
 from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.models.xgboost_trees import xgboost_booster_from_trees
 from ml_factory.seeding import derive_seed
@@ -210,36 +210,6 @@ def test_patience_end_equals_hand_computed_rounds():
     assert early_stopping_round([3, 2, 2.5, 1.9, 2.0], 2) is None
     assert early_stopping_round([3, 2, 2, 2], 2) == 4  # no better is no better
     assert early_stopping_round([3, 4, 5, 6], 0) is None and early_stopping_round([], 3) is None
-
-
-@pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
-def test_binned_data_is_built_once_per_fold_and_keeps_predictions(name, data):
-    x, y, w = data
-    settings = {"rounds": 12, "threads": 1}
-    trials = [{"seed": 1}, {"seed": 2}, {"seed": 1, "l2": 5.0}]
-    if name != "linear":
-        trials.append({"depth": 2, "min_leaf": 60.0, "row_sample": 0.5})
-    shared = BinnedData()
-
-    def printed(trial, binned, rows=slice(450)):
-        model = build_model(name, **settings, **trial)
-        model.fit(x[rows], y[rows], w[rows], validation=(x[450:], y[450:], w[450:]), binned=binned)
-        return model.predict_proba(x)
-
-    for trial in trials:
-        np.testing.assert_array_equal(printed(trial, shared), printed(trial, None))
-    assert shared.builds == 1
-    other = slice(0, 440)  # another fold
-    np.testing.assert_array_equal(printed(trials[0], shared, other), printed(trials[0], None, other))
-    assert shared.builds == 2
-
-
-def test_binned_data_leased_to_other_fit_raises_error(data):
-    x, y, w = data
-    shared, model = BinnedData(), build_model("lightgbm", **PLAIN)
-    with shared.lease("lightgbm", {}, list), pytest.raises(FactoryError, match="Another fit has these rows"):
-        model.fit(x, y, w, binned=shared)
-    model.fit(x, y, w, binned=shared)
 
 
 def test_apply_class_weights_balanced_uses_training_rows_only():

@@ -228,7 +228,7 @@ def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_pa
     for name in ("part-1.json", "part-0.json", "other.json"):
         files.write(drive / "run" / name, b"four")
     (tmp_path / "aside").mkdir()
-    snapshot = RunSnapshot("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
+    snapshot = RunSnapshot("r", str(tmp_path / "pool"), ((str(drive / "run"), "part-*.json"),))
     assert snapshot.content() == {"part-0.json": 4, "part-1.json": 4} and snapshot.size() == 8
     assert list(snapshot.pack(tmp_path / "aside")) == ["run", "fences"]
     assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]

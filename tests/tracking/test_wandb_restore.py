@@ -116,9 +116,7 @@ def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
 
 
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
-    return RunSnapshot(
-        manager.run, str(manager.store.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),)
-    )
+    return RunSnapshot(manager.run, str(manager.store.home_folder), ((str(folder), "part-*.json"),))
 
 
 def keep(snapshot: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
@@ -139,8 +137,6 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
         manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
         manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
         manager.phase("given_back").release_slots()
-        with CheckpointManager(tmp_path / "one/c", run="r-fold0", background=False) as nested:
-            nested.save_checkpoint("barriers", {"trials": [1]}, force=True)
         with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
             other.save_checkpoint("p", {"a": 1}, force=True)
         (tmp_path / "one/part-0.json").write_text('{"a": 1}')
@@ -148,7 +144,7 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
     assert [path.name for path in store.iterdir()] == ["checkpoints-r"]
     (version,) = versions(store, "checkpoints-r")
     assert {path.name for path in version.iterdir()} == {
-        "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
+        "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "part-0.json", "parts.json",
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
         assert try_restore_from_wandb(
@@ -160,8 +156,6 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
         assert manager.load_latest_checkpoint("folds_lstm_2")["state"]["weights"].tolist() == [1, 1, 1]
         assert manager.load_latest_checkpoint("given_back") is None
         assert (tmp_path / "two/part-0.json").read_text() == '{"a": 1}'
-    with CheckpointManager(tmp_path / "two/c", run="r-fold0", background=False) as manager:
-        assert manager.load_latest_checkpoint("barriers")["state"] == {"trials": [1]}
 
 
 @pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list", "a path"])

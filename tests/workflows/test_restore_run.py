@@ -58,10 +58,6 @@ def cross_validate(place, **_):
     return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL)
 
 
-def nested(place, **_):
-    return pipeline.cross_validate(place, "DEMO", 5, "linear", folds=2, quick=True, search=SEARCH)
-
-
 def stack(place, **_):
     return pipeline.stack(place, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
 
@@ -85,7 +81,6 @@ def left_by(result) -> list:
     [
         (train, None, "unfinished at round 15"),
         (cross_validate, (folds, "dataset_sample_weights", 2), "unfinished at fold 2 of 3"),
-        (nested, (barrier_search._View, "evaluate", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
         (stack, (folds, "dataset_sample_weights", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
         (search, (barrier_search._View, "evaluate", 2), "2"),
     ],
@@ -114,7 +109,7 @@ def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
 
 
 @pytest.mark.soak_except("search")
-@pytest.mark.parametrize("verb", [cross_validate, nested, search])
+@pytest.mark.parametrize("verb", [cross_validate, search])
 def test_finished_run_restored_from_wandb_is_not_fitted_again(verb, places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     done = settle(monkeypatch)

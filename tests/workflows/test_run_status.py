@@ -58,20 +58,6 @@ def test_format_run_status_of_folds_includes_progress_in_current_fold(workspace)
     assert "unfinished at all folds (" in line(workspace, FOLDS)
 
 
-def test_format_run_status_of_nested_folds_reads_trials_and_fold_checkpoints(workspace):
-    spec = replace(FOLDS, settings=(*FOLDS.settings, ("search", {"trials": 5})))
-    run = run_of(workspace, spec)
-    assert "Starts from the beginning" in line(workspace, spec)
-    save(workspace, f"{run.run_id}-fold0", "barriers", reached="trial 4 of 5")
-    assert "unfinished at trial 4 of 5 in the first fold (" in line(workspace, spec)
-    done(run, "forecasts-lightgbm-0.state")
-    assert "unfinished at fold 1 of 3 (" in line(workspace, spec)
-    done(run, "trials-1.json")  # whose slots may hold another's work by now
-    assert "unfinished at fold 1 of 3, trial 5 of 5 in the next (" in line(workspace, spec)
-    save(workspace, f"{run.run_id}-fold1", "folds_lightgbm_0", reached="round 10")
-    assert "unfinished at fold 1 of 3, round 10 in the next (" in line(workspace, spec)
-
-
 def test_format_run_status_of_stack_lists_progress_per_base_model(workspace):
     run = run_of(workspace, STACK)
     done(run, "forecasts-xgboost.state")

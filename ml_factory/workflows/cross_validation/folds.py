@@ -1,6 +1,6 @@
 """Fit a model on every fold, with checkpoints: finished folds are not fitted again after a kill."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular_data import BinnedData
 from ml_factory.run_folder import run_machine_facts
 from ml_factory.seeding import derive_seed
 from ml_factory.settings import RunSettings
@@ -23,7 +22,6 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
-    binned_data_fit_option,
     dataset_input_reader,
     dataset_sample_weights,
     fit_dataset_preprocessing,
@@ -76,14 +74,12 @@ class FoldModel:
     name : name in the registry; a stack has several models.
     settings : the model's own settings.
     weights : sample weights of the training rows.
-    bins : bins of each fold that fits of other trials and seeds share (`FoldBinnedData`).
     """
 
     spec: RunSettings
     name: str
     settings: Mapping
     weights: WeightSpec | None = None
-    bins: Mapping[Hashable, BinnedData] | None = None
 
     def build(self, data: PreparedDataset, fold: int) -> ModelBase:
         """Build an untrained model for this fold."""
@@ -104,19 +100,14 @@ def fit_and_forecast_folds_or_raise(
 ) -> FoldOutcome:
     """Run `fit_and_forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
     outcome = fit_and_forecast_folds(manager, data, plan, model, results_path)
-    check_any_fold_fitted(outcome.unfitted_folds, len(plan.folds), model.name)
-    return outcome
-
-
-def check_any_fold_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
-    """Raise FactoryError when every fold is among the `unfitted`."""
-    if len(unfitted) == folds:
+    if len(outcome.unfitted_folds) == len(plan.folds):
         raise FactoryError(
             "No fold has training rows of two classes",
-            where=f"{folds} folds",
-            got=f"one class in each fold, which {model} cannot learn from",
+            where=f"{len(plan.folds)} folds",
+            got=f"one class in each fold, which {model.name} cannot learn from",
             next_step="prepare more bars, or set closer barriers: a smaller k_up, k_down",
         )
+    return outcome
 
 
 def fit_and_forecast_folds(
@@ -147,9 +138,7 @@ def fit_and_forecast_folds(
         inputs,
         usable=plan.usable,
         weigh=lambda fit: dataset_sample_weights(data, plan.rows[fit], model.weights),
-        fit_options=lambda fold: (
-            {"checkpoints": slots.fold_fit_checkpoints(fold)} | binned_data_fit_option(model.name, model.bins, fold)
-        ),
+        fit_options=lambda fold: {"checkpoints": slots.fold_fit_checkpoints(fold)},
         on_fold=slots.record_nondeterminism,
         classes=tuple(data.classes.values()),
         horizon=data.horizon,

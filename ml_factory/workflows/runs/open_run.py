@@ -35,7 +35,7 @@ def open_training(
     released: they can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
-    chosen = build_run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
+    chosen = build_run_options(options, unused=("run", "source", "mirror", "on_status"))
     data, spec = load_training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
     run = open_run_folder(workspace.results, symbol, spec, chosen.fresh)
     manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
@@ -98,7 +98,7 @@ def check_model_settings_for_run(settings: Mapping | None) -> dict:
     """Return the model's own settings. Raises SettingsError for settings of the run, which have an argument of their
     own.
     """
-    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights"):
         if name in (settings or {}):
             raise SettingsError(
                 "Not a setting of the model", where="model_settings", got=name, next_step=f"give {name}= as an argument"

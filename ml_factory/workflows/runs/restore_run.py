@@ -15,16 +15,13 @@ from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import restore_wandb_artifact, try_restore_from_wandb
 from ml_factory.workflows.runs.run_status import unfinished_run_progress
-from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_fold_run
+from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS
 
 
-def restorable_snapshot(manager: CheckpointManager, run: RunFolder, spec: RunSettings) -> RunSnapshot:
-    """Return the resumable state of this run: its checkpoints, those of nested folds, and its finished parts."""
-    settings = dict(spec.settings)
-    nested = range(int(settings["folds"])) if "search" in settings else ()
-    runs = (run.run_id, *(nested_fold_run(run, fold).run_id for fold in nested))
+def restorable_snapshot(manager: CheckpointManager, run: RunFolder) -> RunSnapshot:
+    """Return the resumable state of this run: its checkpoints, and its finished parts."""
     kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
-    return RunSnapshot(run.run_id, str(manager.store.home_folder), runs, kept)
+    return RunSnapshot(run.run_id, str(manager.store.home_folder), kept)
 
 
 def open_run_tracker(run: RunFolder, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:
@@ -69,4 +66,4 @@ def restore_run_from_wandb(
             return
         if not unfinished_run_progress(workspace, run, spec):
             with open_run_checkpoints(workspace.checkpoints, run) as manager:
-                try_restore_from_wandb(manager, restorable_snapshot(manager, run, spec), registry, kinds)
+                try_restore_from_wandb(manager, restorable_snapshot(manager, run), registry, kinds)

@@ -7,7 +7,6 @@ from typing import TypedDict
 
 from ml_factory.argument_checks import check_artifact_source, check_seed
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.models.tabular_data import FoldBinnedData
 
 StatusCallback = Callable[[str], None]
 
@@ -23,7 +22,6 @@ class RunOptionFields(TypedDict, total=False):
     mirror: str
     uncertified: bool
     on_status: StatusCallback
-    bins: FoldBinnedData | None
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,6 @@ class RunOptions:
     mirror : Weights & Biases: "auto", "online", "offline" or "off".
     uncertified : accept data that has no certificate.
     on_status : called with one line before the work: what was found, and what is done now.
-    bins : one `FoldBinnedData` for all trials and seeds of a study, so that a booster's bins are built once. The same
-        bits.
     """
 
     seed: int = 0
@@ -50,7 +46,6 @@ class RunOptions:
     mirror: str = "auto"
     uncertified: bool = False
     on_status: StatusCallback = logging.getLogger("ml_factory").info
-    bins: FoldBinnedData | None = None
 
     def __post_init__(self):
         check_seed(self.seed)

@@ -16,10 +16,8 @@ from ml_factory.workflows.unit_checkpoints import (
     fit_phase_name,
     fold_fit_phase_name,
     fold_forecasts_path,
-    fold_trials_path,
     folds_phase_name,
     format_fold_progress,
-    nested_fold_run,
 )
 
 _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
@@ -116,8 +114,6 @@ def unfinished_run_progress(workspace: Workspace, run: RunFolder, spec: RunSetti
     """Return the progress of a run by its newest checkpoints, the fit inside a fold included; "" where there is
     none.
     """
-    if "search" in dict(spec.settings):
-        return _nested(workspace, run, spec)
     with open_run_checkpoints(workspace.checkpoints, run) as manager:
         if spec.task == "train":
             return _newest_progress(manager, fit_phase_name(spec.model))
@@ -133,18 +129,6 @@ def _folds(manager: CheckpointManager, run: RunFolder, model: str) -> str:
     return format_fold_progress(
         _newest_progress(manager, folds_phase_name(model)), _newest_progress(manager, fold_fit_phase_name(model, done))
     )
-
-
-def _nested(workspace: Workspace, run: RunFolder, spec: RunSettings) -> str:
-    """Return the progress of folds that each search and train under their own run id."""
-    count = int(dict(spec.settings)["folds"])
-    done = next((fold for fold in range(count) if not files.is_file(fold_forecasts_path(run, spec.model, fold))), count)
-    with open_run_checkpoints(workspace.checkpoints, nested_fold_run(run, done)) as manager:
-        inside = _newest_progress(manager, fold_fit_phase_name(spec.model, 0)) or _newest_progress(manager, "barriers")
-    if not inside and files.is_file(fold_trials_path(run, done)):
-        trials = dict(spec.settings)["search"]["trials"]
-        inside = f"trial {trials} of {trials}"
-    return format_fold_progress(f"fold {done} of {count}" if done else "", inside)
 
 
 def _newest_progress(manager: CheckpointManager, phase: str) -> str:

@@ -14,7 +14,6 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.models.tabular_data import FoldBinnedData
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows import load_prepared, unit_checkpoints
@@ -215,23 +214,6 @@ def test_cross_validate_each_scheme_gives_finite_metrics_and_reuses_folds(prepar
     raw = fold_score_mean_gain(result.folds, "lightgbm_uncalibrated")[0]
     assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
     assert (result.fold_table["temperature"] != 1.0).all()
-
-
-@pytest.mark.soak_except("lightgbm")
-@pytest.mark.parametrize("model", ["lightgbm", "xgboost"])
-def test_cross_validate_with_shared_bins_equals_result_without_sharing(prepared, model):
-    """Two seeds and two depths on three folds: three builds, and every forecast to the bit as without sharing."""
-    workspace, bins = prepared[0], FoldBinnedData()
-    for seed, depth in ((5, 2), (6, 2), (5, 3)):
-        ask = {"folds": 3, "seed": seed, "model_settings": SMALL | {"depth": depth}}
-        shared = pipeline.cross_validate(workspace, "MES", HORIZON, model, bins=bins, **ask)
-        alone = pipeline.cross_validate(workspace, "MES", HORIZON, model, fresh=True, **ask)
-        assert alone.run_id != shared.run_id and alone.resumed_from is None
-        pd.testing.assert_frame_equal(alone.folds, shared.folds, check_exact=True)
-    assert bins.builds == 3 and sorted(bins) == [0, 1, 2]
-    for seed in (5, 6):
-        pipeline.train(workspace, "MES", HORIZON, model, seed=seed, model_settings=SMALL, bins=bins, uncertified=True)
-    assert bins.builds == 4
 
 
 def test_cross_validate_reuses_checkpoint_slots_and_returns_all(prepared, monkeypatch):
