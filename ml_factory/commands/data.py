@@ -24,7 +24,7 @@ custom = LazyModule("ml_factory.features.custom")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
 address = LazyModule("ml_factory.data.databases.address")
-database_rows = LazyModule("ml_factory.data.databases.selection")
+database_selection = LazyModule("ml_factory.data.databases.selection")
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ def export_data(
     Example: `python -m ml_factory export-data --source postgresql://user@host/db --symbol MES --output MES.parquet`
     """
     address.parse_database_address(source)
-    database_rows.check_output_format(output)
+    database_selection.check_output_format(output)
     arguments = rows.arguments()
-    database_rows.RowSelection(**arguments)
+    database_selection.RowSelection(**arguments)
     with cli_progress_bars(as_json, what="exporting"):
         result = pipeline.export_data(source, output, **arguments)
     print_cli_result(result, as_json)

@@ -310,6 +310,17 @@ def test_export_of_odd_names_reads_that_table_and_that_symbol_alone(server, tmp_
     assert pd.read_parquet(result.path)["select"].tolist() == [1.0, 3.0] and result.columns == ["timestamp", "select"]
 
 
+@pytest.mark.parametrize("kind", ["bigint", "char(5)", "name"])
+def test_export_of_symbols_that_are_no_text_finds_the_only_one_and_the_named_one(server, tmp_path, kind):
+    server.run_sql(f"DROP TABLE IF EXISTS coded; CREATE TABLE coded (ts timestamptz, close float8, sym {kind}); "
+                   "INSERT INTO coded VALUES ('2020-01-01Z', 1, '17')")  # fmt: skip
+    result = export_data(server.source(), tmp_path / "a.parquet", table="coded")
+    assert (result.symbol, result.columns) == ("17", ["timestamp", "close"])
+    server.run_sql("INSERT INTO coded VALUES ('2020-01-01Z', 2, '18')")
+    result = export_data(server.source(), tmp_path / "a.parquet", table="coded", symbol="18")
+    assert pd.read_parquet(result.path)["close"].tolist() == [2.0]
+
+
 def test_export_of_rows_without_time_and_of_no_rows_is_refused(server, tmp_path):
     for value in ("NULL", "'infinity'"):
         server.run_sql(f"DROP TABLE IF EXISTS gaps; CREATE TABLE gaps (ts timestamptz, open int); "

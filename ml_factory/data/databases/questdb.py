@@ -68,13 +68,13 @@ class QuestDB:
             try:
                 yield from pyarrow.csv.open_csv(answer, read_options=read, convert_options=convert)
             except pyarrow.ArrowInvalid as error:
-                if not answer.length:
+                if not answer.length or answer.read(1):  # else the answer ended in mid-line
                     raise DatabaseError(
                         "QuestDB's answer is not the requested table", where=self._address.shown,
                         got=" ".join(str(error).split())[:200], next_step="run the same command again",
                     ) from error  # fmt: skip
-            if answer.length:  # bytes that were announced and did not come
-                raise ConnectionError("the answer ended before its end")
+            if answer.length != 0 and not answer.chunked:  # a cut chunk raises an error by itself
+                raise ConnectionError("the answer ended before its end, or had no length")
 
     @contextmanager
     def _answer(self, path: str, query: str) -> Iterator[http.client.HTTPResponse]:
@@ -90,8 +90,10 @@ class QuestDB:
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 refused = answer.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+                said = " ".join(answer.read(4096).decode(errors="replace").split())[:200]
                 raise DatabaseError(
-                    "QuestDB refused a question", where=self._address.shown, got=_server_message(answer),
+                    "QuestDB refused a question", where=self._address.shown,
+                    got=f"HTTP {answer.status} {answer.reason}: {said}",
                     next_step="check the user in --source and PGPASSWORD" if refused else "check --source",
                 )  # fmt: skip
             yield answer
@@ -105,13 +107,3 @@ class QuestDB:
         finally:
             with suppress(OSError):
                 connection.close()
-
-
-def _server_message(answer: http.client.HTTPResponse) -> str:
-    """Return the message of an answer with an error, in one line."""
-    content = answer.read(4096)
-    with suppress(ValueError):
-        found = parse_json(content)
-        content = str(found.get("error", "")).encode() if isinstance(found, dict) else content
-    text = " ".join(content.decode(errors="replace").split())[:200]
-    return f"HTTP {answer.status} {answer.reason}: {text}"

@@ -57,12 +57,12 @@ class SelectedRows:
     def _only_symbol(self, column: Column) -> str | None:
         """Return the only symbol of the table. Raises SettingsError where there are several: that is not one market."""
         found = self._database.query(f"SELECT DISTINCT {column.value} FROM {self._from} LIMIT 11")
-        symbols = [row[0] for row in found]
-        if len(symbols) > 1:
-            names = ", ".join(sorted(map(str, symbols))[:10])
+        if len(found) > 1:
+            names = ", ".join(sorted(str(symbol) for (symbol,) in found)[:10])
             raise SettingsError("This table has bars of several symbols", where=self._where, got=names,
                                 next_step="choose one with --symbol")  # fmt: skip
-        return RowSelection(symbol=symbols[0] if symbols else None).symbol  # refuses one with quotes
+        (symbol,) = found[0] if found else (None,)
+        return None if symbol is None else RowSelection(symbol=str(symbol)).symbol  # refuses one with quotes
 
     def _limit(self, sign: str, value: pyarrow.Scalar) -> None:
         """Add a condition on the time."""
