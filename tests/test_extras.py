@@ -99,7 +99,6 @@ def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path
         "xgboost": ["train", "--model", "xgboost", *data],
         "torch": ["train", "--model", "lstm", *data],
         "catboost": ["cross-validate", "--model", "catboost", *data],
-        "optuna": ["prepare", "--search", *data],
         "papermill": ["run", "00"],
         "adbc_driver_postgresql": ["export-data", "--source", "postgresql://user@host/db", "--output", "a.csv"],
         "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],

@@ -20,7 +20,7 @@ from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 ABSENT = (
-    "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "optuna", "wandb", "onnx",
+    "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "wandb", "onnx",
     "onnxscript",
 )  # fmt: skip
 # Predicts the bars of a CSV file where these packages cannot be imported; prints what was imported from outside.
