@@ -47,14 +47,12 @@ class PlainBacktest:
         self.cash = self.day_start = 0.0
         self.session, self.stopped, self.must_close = None, False, False
 
-    def worse(self, price: float, side: int, hour: int) -> float:
+    def worse(self, price: float, side: int) -> float:
         """Price after spread and slippage of an order of this side."""
-        spread = self.costs.spread_by_hour[hour] if self.costs.spread_by_hour else self.costs.spread_ticks
-        slippage = self.costs.slippage_by_hour[hour] if self.costs.slippage_by_hour else self.costs.slippage_ticks
-        return price + side * (spread / 2 + slippage) * self.contract.tick
+        return price + side * (self.costs.spread_ticks / 2 + self.costs.slippage_ticks) * self.contract.tick
 
-    def leave(self, position: Position, bar: int, price: float, hour: int, reason: str) -> None:
-        fill = self.worse(price, -position.side, hour)
+    def leave(self, position: Position, bar: int, price: float, reason: str) -> None:
+        fill = self.worse(price, -position.side)
         fee = self.contract.side_cost(fill)
         won = position.side * (fill - position.fill) * self.contract.multiplier
         self.cash += won - fee
@@ -76,7 +74,7 @@ class PlainBacktest:
             reached.append((position.side * position.lower, "lower", position.lower))
         return min(reached)[1:] if reached else None
 
-    def on_bar(self, bar: int, hour: int, prices: tuple, session: int, leaves: dict[str, bool], order) -> None:
+    def on_bar(self, bar: int, prices: tuple, session: int, leaves: dict[str, bool], order) -> None:
         """Trade one bar. `leaves`: reasons to leave at its close; `order`: (side, upper, lower, deadline), or None."""
         if session != self.session:
             self.session, self.stopped = session, False
@@ -86,22 +84,22 @@ class PlainBacktest:
         against = bool(order and self.positions and self.positions[0].side != order[0])
         if self.must_close or (against and self.rule.reverse):
             for position in list(self.positions):
-                self.leave(position, bar, prices[0], hour, "loss_limit" if self.must_close else "reverse")
+                self.leave(position, bar, prices[0], "loss_limit" if self.must_close else "reverse")
             self.must_close = against = False
-        if order and not against and len(self.positions) < self.rule.max_contracts:
-            fill = self.worse(prices[0], order[0], hour)
+        if order and not against and not self.positions:
+            fill = self.worse(prices[0], order[0])
             fee = self.contract.side_cost(fill)
             self.cash -= fee
             self.positions.append(Position(order[0], bar, prices[0], fill, fee, *order[1:]))
         for position in list(self.positions):
             found = self.touched(position, prices)
             if found:
-                self.leave(position, bar, found[1], hour, found[0])
+                self.leave(position, bar, found[1], found[0])
                 continue
             reasons = {"horizon": bar >= position.deadline} | leaves
             reason = next((name for name, true in reasons.items() if true), None)
             if reason:
-                self.leave(position, bar, prices[3], hour, reason)
+                self.leave(position, bar, prices[3], reason)
         opened = sum(one.side * (prices[3] - one.fill) * self.contract.multiplier for one in self.positions)
         self.equity.append(self.cash + opened)
         limit = self.rule.daily_loss_limit
@@ -140,7 +138,7 @@ def plain_run(
             leaves["roll"], final = names[bar + 1] != names[bar], False
             leaves["hole"] = rule.flat_at_session_end and (another or silence > 60)
         prices = (one.open, one.high, one.low, one.close)
-        loop.on_bar(bar, one.Index.hour, prices, day, leaves | {"end": final}, order)
+        loop.on_bar(bar, prices, day, leaves | {"end": final}, order)
         previous = one
     return loop
 

@@ -153,7 +153,6 @@ class TradingFlags:
     least_edge: Annotated[
         float | None, Option(help="Least |p_long - p_short| that opens a position; empty: chosen on validation rows.")
     ] = None
-    max_contracts: Annotated[int, Option(help="Most contracts at a time.")] = 1
     daily_loss_limit: Annotated[float | None, Option(help="Loss of a session that stops it, in currency.")] = None
     overnight: Annotated[bool, Option("--overnight", help="Hold positions over the end of a session.")] = False
 
@@ -171,8 +170,8 @@ def backtest(
     with cli_progress_of_work(f"trading {model}", market.as_json):
         contract = trading.contract_spec(market.symbol, file=flags.contracts) if flags.contracts else None
         rule = trading.TradingRule(
-            least_edge=flags.least_edge or 0.0, max_contracts=flags.max_contracts,
-            daily_loss_limit=flags.daily_loss_limit, flat_at_session_end=not flags.overnight,
+            least_edge=flags.least_edge or 0.0, daily_loss_limit=flags.daily_loss_limit,
+            flat_at_session_end=not flags.overnight,
         )  # fmt: skip
         if flags.least_edge is None and rule == trading.TradingRule():
             rule = None

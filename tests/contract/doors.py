@@ -31,14 +31,19 @@ from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, fea
 from ml_factory.features.custom import feature
 from ml_factory.features.stream import FeatureStream
 from ml_factory.inference.bundle import Bundle
+from ml_factory.lazy_module import EXTRAS, import_module_or_explain
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec
+from ml_factory.notebook import NOTEBOOKS
+from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
+from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
 from ml_factory.targets.weights import WeightSpec, training_weights
+from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.training import device, sampler, state
 from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset

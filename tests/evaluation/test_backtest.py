@@ -136,13 +136,13 @@ def test_session_of_few_bars_counts_with_its_neighbour():
     assert session_gains(whole).tolist() == [2, 4]
 
 
-def test_run_position_limit_and_reversal_equal_hand_worked_trades():
+def test_run_reversal_equals_hand_worked_trades():
     bars = bars_of(*[(float(p), float(p), float(p), float(p)) for p in (100, 101, 102, 103, 104, 105)])
     known = forecasts(("15:05", 1), ("15:10", 1), ("15:15", 1), ("15:20", -1))
-    two = run(bars, known, FREE, costs=NO_COST, rule=TradingRule(max_contracts=2))
-    assert two.equity["position"].to_list() == [0, 1, 2, 2, -1, 0]
-    assert two.trades["exit"].to_list() == ["reverse", "reverse", "end"]
-    assert two.trades["net"].to_list() == [150, 100, -50]
+    turned = run(bars, known, FREE, costs=NO_COST)
+    assert turned.equity["position"].to_list() == [0, 1, 1, 1, -1, 0]
+    assert turned.trades["exit"].to_list() == ["reverse", "end"]
+    assert turned.trades["net"].to_list() == [150, -50]
     held = run(bars, known, FREE, costs=NO_COST, rule=TradingRule(reverse=False))
     assert held.trades["net"].to_list() == [200]
 
@@ -158,28 +158,14 @@ def test_run_daily_loss_limit_closes_at_next_open_and_blocks_the_session():
     assert len(unblocked) == 1 and unblocked["exit"].to_list() == ["end"]
 
 
-def test_run_costs_by_hour_apply_to_the_hour_of_the_fill():
-    bars = bars_of(FLAT, FLAT, FLAT, start="2024-01-03 15:50")
-    spread = tuple(8.0 if hour == 15 else 2.0 for hour in range(24))
-    (trade,) = run(bars, forecasts(("15:55", 1)), FREE, costs=CostSpec(0, 0, spread)).trades.to_dict("records")
-    assert trade["entry_fill"] == 101 and trade["exit_fill"] == 99.75
-    slippage = tuple(4.0 if hour == 15 else 1.0 for hour in range(24))  # of a fill: without the half of a spread
-    same = run(bars, forecasts(("15:55", 1)), FREE, costs=CostSpec(0, 9, slippage_by_hour=slippage)).trades
-    assert same[["entry_fill", "exit_fill"]].to_numpy().tolist() == [[101, 99.75]]
-    with pytest.raises(SettingsError, match="one per UTC hour"):
-        CostSpec(slippage_by_hour=(1.0,) * 23)
-
-
 def random_rule(rng: np.random.Generator) -> tuple[CostSpec, TradingRule, ContractSpec]:
     limit = float(rng.choice([300, 1_000, 5_000]))
-    by_hour = tuple(map(float, rng.integers(0, 4, 24))) if rng.random() < 0.3 else ()
     rule = TradingRule(
         horizon=int(rng.integers(1, 30)) if rng.random() < 0.8 else None, least_edge=float(rng.choice([0, 0.3])),
-        max_contracts=int(rng.integers(1, 4)), reverse=bool(rng.random() < 0.5), barriers=bool(rng.random() < 0.8),
+        reverse=bool(rng.random() < 0.5), barriers=bool(rng.random() < 0.8),
         flat_at_session_end=bool(rng.random() < 0.5), daily_loss_limit=limit if rng.random() < 0.5 else None,
     )  # fmt: skip
-    slippage_by_hour = tuple(map(float, rng.random(24))) if by_hour else ()
-    costs = CostSpec(float(rng.integers(0, 3)), float(rng.random()), by_hour, slippage_by_hour)
+    costs = CostSpec(float(rng.integers(0, 3)), float(rng.random()))
     return costs, rule, replace(ES, fee_rate=float(rng.choice([0, 1e-4])))
 
 
@@ -374,7 +360,9 @@ def test_contract_spec_of_unknown_market_or_tick_names_next_step():
             contract_spec(symbol)
 
 
-@pytest.mark.parametrize("wrong", [{"max_contracts": 0}, {"least_edge": 2}, {"horizon": 0}, {"daily_loss_limit": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"longest_wait_minutes": -1}, {"least_edge": 2}, {"horizon": 0}, {"daily_loss_limit": 0}]
+)
 def test_trading_rule_with_impossible_value_is_refused(wrong):
     with pytest.raises(SettingsError):
         TradingRule(**wrong)

@@ -39,7 +39,7 @@ WORKS = {
     "python scripts/export_training_data.py --output data/training_set.parquet":
         "tests/workflows/test_export_data.py::test_script_of_the_guide_exports_only_table_of_database_url",
     'papermill 02_train_tabular.ipynb output.ipynb -p SYMBOL "MES" -p HORIZON 20 -p MODEL "xgboost"':
-        "tests/test_guides.py::test_guide_papermill_parameters_pass_notebook_check",
+        "tests/contract/test_guides.py::test_guide_papermill_parameters_pass_notebook_check",
 }  # fmt: skip
 # Verbs of the guide's table, next to those of its code blocks.
 VERBS = ("setup", "resume", "status", "monitor", "logs", "logs 1", "ssh", "ssh 1", "stop", "cleanup")

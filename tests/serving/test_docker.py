@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from ml_factory import pipeline
 from ml_factory.__main__ import app
 from ml_factory.storage.workspace import Workspace
-from tests.inference.test_slim import packages_of
+from tests.contract.test_environments import packages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE, FUNCTION = ROOT / "deploy" / "docker" / "Dockerfile", ROOT / "deploy" / "lambda" / "Dockerfile"

@@ -40,8 +40,8 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     assert code == 0, err
     facts = json.loads(out)
     assert facts["strategies"][0]["net"] == pytest.approx(table.loc["linear", "net"]) and facts["run_id"]
-    # Exits of an unlimited rule are those of the labels: same bar, same barrier side.
-    free = TradingRule(max_contracts=1_000, reverse=False)
+    # Exits of a rule that never reverses are those of the labels: same bar, same barrier side.
+    free = TradingRule(reverse=False)
     trades = pipeline.backtest(prepared, "DEMO", 5, "linear", costs=CostSpec(0, 0), rule=free).frame
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     barrier = labels["barrier"].reindex(trades["entry_time"])

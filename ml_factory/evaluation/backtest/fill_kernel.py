@@ -4,7 +4,6 @@ Each bar in this order: fills at its open (loss limit, then the forecast's own),
 at its close, equity, loss limit. No step reads a later bar.
 """
 
-import numpy as np
 from numba import njit
 
 from ml_factory.targets.barrier_kernels import SLACK
@@ -62,36 +61,32 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
     marks : int64[N] session; int8[N] why positions are closed at the bar's close, as position in EXITS, or STAY
     forecasts : int8[N] side (-1, 0, 1) to fill at each bar's open; float64[N] prices of upper and lower barrier
         (infinite without); int64[N] last bar to hold
-    fill_ticks : float64[N], ticks that a fill in each bar pays
+    fill_ticks : ticks that a fill pays
     money : tick, multiplier, currency per contract and side, fee per side as share of the value
-    rule : most contracts, whether to reverse (0 or 1), daily loss limit (infinite without)
+    rule : whether to reverse (0 or 1), daily loss limit (infinite without)
     trades : int64[M, 5], written: side, bars of entry and exit, position in EXITS, 1 for an exit at the close
     floats : float64[M, 7], written: entry price and fill, exit price and fill, fees, lowest and highest price held
-    equity, held : float64[N] currency after costs, int64[N] signed contracts at each close, written
+    equity, held : float64[N] currency after costs, int64[N] side held at each close, written
     """
     open_, high, low, close = bars
     session, leave = marks
     side_of, upper, lower, deadline = forecasts
-    most, reverse, loss_limit = rule
-    limit, n, slack = int(most), len(close), SLACK * money[0]
-    lots = np.empty(limit, np.int64)
-    count, made, cash, day_start, blocked, flatten = 0, 0, 0.0, 0.0, False, False
+    reverse, loss_limit = rule
+    n, slack = len(close), SLACK * money[0]
+    lot, made, cash, day_start, blocked, flatten = -1, 0, 0.0, 0.0, False, False  # lot: the open trade, -1 without
     for j in range(n):
         if j == 0 or session[j] != session[j - 1]:
             blocked, day_start = False, (equity[j - 1] if j else 0.0)
         signal = 0 if blocked else side_of[j]
-        opposite = count > 0 and trades[lots[0], 0] == -signal
-        if flatten or (opposite and reverse > 0):
-            for k in range(count):
-                why = LOSS_LIMIT if flatten else REVERSE
-                cash += _close_lot(trades, floats, lots[k], j, open_[j], fill_ticks[j], 0, why, money)
-            count, flatten, opposite = 0, False, False
-        if signal != 0 and not opposite and count < limit:
-            cash -= _open_lot(trades, floats, made, signal, j, open_[j], fill_ticks[j], money)
-            lots[count], count, made = made, count + 1, made + 1
-        kept, marked = 0, 0.0
-        for k in range(count):
-            lot = lots[k]
+        if lot >= 0 and (flatten or (reverse > 0 and signal != 0 and trades[lot, 0] == -signal)):
+            why = LOSS_LIMIT if flatten else REVERSE
+            cash += _close_lot(trades, floats, lot, j, open_[j], fill_ticks, 0, why, money)
+            lot, flatten = -1, False
+        if signal != 0 and lot < 0:
+            cash -= _open_lot(trades, floats, made, signal, j, open_[j], fill_ticks, money)
+            lot, made = made, made + 1
+        marked = 0.0
+        if lot >= 0:
             side, entered = trades[lot, 0], trades[lot, 1]
             why, price = _touched_barrier(side, open_[j], high[j], low[j], upper[entered], lower[entered], slack)
             at_close = 0
@@ -100,13 +95,12 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
                 price, at_close = close[j], 1
                 why = HORIZON if j >= deadline[entered] else leave[j]
             if why >= 0:
-                cash += _close_lot(trades, floats, lot, j, price, fill_ticks[j], at_close, why, money)
+                cash += _close_lot(trades, floats, lot, j, price, fill_ticks, at_close, why, money)
+                lot = -1
             else:
-                marked += side * (close[j] - floats[lot, 1]) * money[1]
-                lots[kept], kept = lot, kept + 1
-        count = kept
-        held[j] = trades[lots[0], 0] * count if count else 0
+                marked = side * (close[j] - floats[lot, 1]) * money[1]
+        held[j] = trades[lot, 0] if lot >= 0 else 0
         equity[j] = cash + marked
         if equity[j] - day_start <= -loss_limit:
-            blocked, flatten = True, count > 0
+            blocked, flatten = True, lot >= 0
     return made

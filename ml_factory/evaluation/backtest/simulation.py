@@ -76,9 +76,9 @@ def run(
     trades, floats = np.zeros((size, 5), np.int64), np.zeros((size, 7))
     equity, held = np.empty(len(start)), np.empty(len(start), np.int64)
     made = simulate_fills_kernel(
-        prices, (session, leave), forecasts, costs.ticks_of_fill(start),
+        prices, (session, leave), forecasts, costs.ticks_of_fill,
         (float(spec.tick), float(spec.multiplier), float(spec.commission + spec.exchange_fee), float(spec.fee_rate)),
-        (float(rule.max_contracts), float(rule.reverse), float(rule.daily_loss_limit or np.inf)),
+        (float(rule.reverse), float(rule.daily_loss_limit or np.inf)),
         trades, floats, equity, held,
     )  # fmt: skip
     table = _trade_table(trades[:made], floats[:made], start, known_at, spec)
@@ -86,7 +86,7 @@ def run(
         {"equity": equity, "position": held, "session": session},
         index=pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at"),
     )
-    notional = float(prices[3][0]) * spec.multiplier * rule.max_contracts
+    notional = float(prices[3][0]) * spec.multiplier
     a_year = count_sessions_in_year(spec.calendar, int(start[0]))
     return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional, a_year))
 

@@ -21,16 +21,20 @@ import pytest
 import torch
 
 from ml_factory import CheckpointManager, Workspace, pipeline
-from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.notebook import NOTEBOOKS
-from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
-from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.tracking.wandb_sync import PROJECT
+from ml_factory.models.registry import build_model
+from tests.contract.doors import (
+    NOTEBOOKS,
+    WANDB_PROJECT,
+    ArtifactRegistry,
+    check_parameters,
+    find_model_spec,
+    read_notebook_parameters,
+)
 from utils import colab_setup
 from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
 from utils.google_colab_shim import install_colab_shim, uninstall_colab_shim
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "colab_notebooks"
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 # Headings under which a guide promises something; those that only group others are left out.
@@ -260,7 +264,7 @@ def test_dvc_page_has_three_commands_for_bucket_as_remote():
 
 
 def test_artifact_versions_project_equals_dashboard_project():
-    assert PROJECT == "ohlcv-ml-factory"
+    assert WANDB_PROJECT == "ohlcv-ml-factory"
 
 
 def test_google_colab_shim_provides_calls_of_tpu_guide(tmp_path):
