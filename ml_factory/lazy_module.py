@@ -9,7 +9,7 @@ from ml_factory.errors import MissingPackageError
 
 # Package -> the extra of this library that installs it (requirements/EXTRA.txt).
 EXTRAS = {
-    "torch": "train", "xgboost": "train", "lightgbm": "train", "catboost": "train", "optuna": "train",
+    "torch": "train", "xgboost": "train", "lightgbm": "train", "catboost": "train",
     "sklearn": "train", "matplotlib": "train",
     "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
     "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",

@@ -134,25 +134,21 @@ def audit(
 
 @push_workspace_on_exit
 def search_barriers(
-    workspace: Folder, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None, *, fresh: bool = False,
-    run: str = "",
-    mirror: str = "auto",
-) -> SearchBarriersResult:  # fmt: skip
+    workspace: Folder, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None
+) -> SearchBarriersResult:
     """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
 
     Reads only training rows of the chronological split, and of their labels those proven before the first validation
-    row. A killed search resumes and ends the same. Writes a label spec that names the rows it saw,
-    `processed/{SYMBOL}/searched/h{H}-v{N}.json`; `prepare(..., searched="h20-v1")` makes labels with it.
+    row. Writes a label spec that names the rows it saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`, unless the same
+    is there; `prepare(..., searched="h20-v1")` makes labels with it.
 
-    spec : search space and constraints; its labels take their horizon from the call.
-    fresh : begin a new attempt, and write a new version also where the same was found before.
-    run : id of the attempt to resume.
+    spec : grid and constraints; its labels take their horizon from the call.
 
-    Raises SettingsError when no trial keeps the balance, and NotPreparedError.
+    Raises SettingsError when no barriers of the grid keep the balance, and NotPreparedError.
     """
     workspace, symbol = Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
-    return run_barrier_search(workspace, symbol, horizon, spec, fresh, run, mirror)
+    return run_barrier_search(workspace, symbol, horizon, spec)
 
 
 def plan(

@@ -34,7 +34,6 @@ HOMES = {
     "papermill": {"notebook_suite"},
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
-    "optuna": {"targets"},
     "fastapi": {"serving"},
     "uvicorn": {"serving"},
     "prometheus_client": {"serving"},

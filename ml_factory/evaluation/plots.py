@@ -207,15 +207,15 @@ def plot_months(months: pd.DataFrame, title: str = "Gain by month") -> Figure:
     return figure
 
 
-def plot_barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrier search") -> Figure:
-    """Plot the value of each trial's labels over the distance of its barriers; hollow: the class balance is violated.
+def plot_barrier_grid(grid: pd.DataFrame, title: str = "Grid of the barrier search") -> Figure:
+    """Plot the value of the labels over the distance of their barriers; hollow: the class balance is violated.
 
-    trials : a row per trial with k_up, k_down, value and kept (bool).
+    grid : a row per point with k, value and kept (bool).
     """
     figure, (ax,) = new_styled_figure(title, 3.0)
-    k, value = trials[["k_up", "k_down"]].mean(axis=1).to_numpy(), trials["value"].to_numpy(dtype=np.float64)
+    k, value = grid["k"].to_numpy(), grid["value"].to_numpy(dtype=np.float64)
     for kept, name in ((True, "keeps the balance"), (False, "breaks the balance")):
-        at = trials["kept"].to_numpy() == kept
+        at = grid["kept"].to_numpy() == kept
         face = INK["accent"] if kept else "none"
         ax.scatter(k[at], value[at], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
     ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK["muted"])

@@ -8,28 +8,22 @@ from ml_factory.errors import SettingsError, refuse_damaged_content, wrong_field
 from ml_factory.storage.json_values import parse_json
 from ml_factory.targets.labels import LabelSpec
 
-VERSION = 3  # of a label spec: 1 given by hand, 2 with the rows of a search, 3 with their bars
+VERSION = 4  # of a label spec: 3 was found by trials of a sampler
 
 
 @dataclass(frozen=True)
 class BarrierSearchSpec:
-    """Search space and constraints.
+    """Grid and constraints.
 
-    labels : horizon, costs and session rule of every trial, and the barriers of the first one
-    trials : number of trials
-    seed : of the proposals
-    k : nearest and farthest barrier, in units of sigma * sqrt(horizon)
-    symmetric : one k for both sides
+    labels : horizon, costs and session rule of the labels
+    k : distances of both barriers, in units of sigma * sqrt(horizon)
     sigma_spans : spans of the volatility, in bars
     neutral : least and largest share of neutral rows
     lean : largest |long - short|, as a share of the rows; ambiguous rows are in no share
     """
 
     labels: LabelSpec = field(default_factory=LabelSpec)
-    trials: int = 40
-    seed: int = 0
-    k: tuple[float, float] = (0.3, 2.0)
-    symmetric: bool = True
+    k: tuple[float, ...] = (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0)
     sigma_spans: tuple[int, ...] = (50, 100, 200)
     neutral: tuple[float, float] = (0.2, 0.4)
     lean: float = 0.1
@@ -37,14 +31,11 @@ class BarrierSearchSpec:
     def __post_init__(self):
         for name in ("k", "neutral", "sigma_spans"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON brings lists
-        whole = [self.trials, self.seed, *self.sigma_spans]
+        spans = self.sigma_spans
         right = {
             "labels": isinstance(self.labels, LabelSpec),
-            "trials": _is_whole(self.trials) and self.trials >= 1,
-            "seed": _is_whole(self.seed) and self.seed >= 0,
-            "k": len(self.k) == 2 and all(map(_is_real, self.k)) and 0 < self.k[0] < self.k[1],
-            "symmetric": isinstance(self.symmetric, bool),
-            "sigma_spans": len(whole) > 2 and all(_is_whole(span) and span >= 2 for span in self.sigma_spans),
+            "k": bool(self.k) and all(_is_real(k) and k > 0 for k in self.k),
+            "sigma_spans": bool(spans) and all(_is_whole(span) and span >= 2 for span in spans),
             "neutral": len(self.neutral) == 2
             and all(map(_is_real, self.neutral))
             and 0 <= self.neutral[0] < self.neutral[1] <= 1,
@@ -59,16 +50,13 @@ class BarrierSearchSpec:
                 next_step=f"leave {wrong[0]} out for its default",
             )  # fmt: skip
 
-    @property
-    def first_trial_parameters(self) -> dict:
-        """Parameters of the first trial: the barriers of `labels`, clipped to the search space."""
-        ups = {"k": self.labels.k_up} if self.symmetric else {"k_up": self.labels.k_up, "k_down": self.labels.k_down}
-        span = min(self.sigma_spans, key=lambda span: abs(span - self.labels.sigma_span))
-        return {name: min(max(k, self.k[0]), self.k[1]) for name, k in ups.items()} | {"sigma_span": span}
-
-    def label_spec_of_trial(self, params: dict) -> LabelSpec:
-        k_up, k_down = (params["k"],) * 2 if self.symmetric else (params["k_up"], params["k_down"])
-        return replace(self.labels, k_up=k_up, k_down=k_down, sigma_span=params["sigma_span"])
+    def grid(self) -> list[LabelSpec]:
+        """Return the label spec of each point: every k with every span."""
+        return [
+            replace(self.labels, k_up=k, k_down=k, sigma_span=sigma_span)
+            for k in self.k
+            for sigma_span in self.sigma_spans
+        ]
 
 
 @dataclass(frozen=True)
@@ -93,13 +81,12 @@ class BarrierSearchRows:
 
 @dataclass(frozen=True)
 class SearchedLabelSpec:
-    """A label spec, version 3: the barriers found, the search, the rows it saw and the best trial."""
+    """A label spec with the barriers found, the search, the rows it saw and the best point of its grid."""
 
     labels: LabelSpec
     search: BarrierSearchSpec
     seen_rows: BarrierSearchRows
     best: dict
-    trials: int
     version: int = VERSION
 
     def to_json(self) -> str:

@@ -228,9 +228,9 @@ def _grouped(things: Iterable[Thing], key: Callable[[Thing], Hashable]) -> list[
 def _data_in_use(
     stored: StoredRuns, artifacts: Sequence[Artifact], used: set[Path], old_runs: Sequence[StoredRun]
 ) -> set[str]:
-    """Return the fingerprints of the prepared data that kept runs, models and searches were made from."""
+    """Return the fingerprints of the prepared data that kept runs and models were made from."""
     of_models = {str(one.facts.get("data")) for one in artifacts if one.path in used}
-    return of_models | {run.data for run in stored.runs if run not in old_runs} | stored.searched_data
+    return of_models | {run.data for run in stored.runs if run not in old_runs}
 
 
 # ---------------------------------------------------------------------- items

@@ -46,7 +46,7 @@ from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.audits.audit_artifacts import quick_artifact_audit
-from ml_factory.workflows.barriers.found_barriers import (
+from ml_factory.workflows.found_barriers import (
     SearchedLabelsRef,
     add_found_barriers,
     check_found_barriers_bars,

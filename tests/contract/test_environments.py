@@ -104,7 +104,6 @@ def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path
         "xgboost": ["train", "--model", "xgboost", *data],
         "torch": ["train", "--model", "lstm", *data],
         "catboost": ["cross-validate", "--model", "catboost", *data],
-        "optuna": ["prepare", "--search", *data],
         "papermill": ["run", "00"],
         "adbc_driver_postgresql": ["export-data", "--source", "postgresql://user@host/db", "--output", "a.csv"],
         "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
@@ -176,7 +175,7 @@ def imports_of(path: Path) -> set[str]:
 
 SMALL = {"xgboost": {"rounds": 30, "depth": 3}, "lstm": {"epochs": 1, "hidden": 4, "lookback": 8, "batch": 128}}
 NEVER_IN_SERVE = (
-    "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "optuna", "wandb", "onnx",
+    "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "wandb", "onnx",
     "onnxscript",
 )  # fmt: skip
 # Predicts the bars of a CSV file where these packages cannot be imported; prints what was imported from outside.

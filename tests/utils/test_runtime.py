@@ -152,11 +152,11 @@ def pip(monkeypatch, pretend):
 @pytest.mark.parametrize(
     ("tpu", "there", "added"),
     [
-        ("", COLAB_GPU, {"catboost", "exchange_calendars", "optuna", "papermill", "xxhash"}),
+        ("", COLAB_GPU, {"catboost", "exchange_calendars", "papermill", "xxhash"}),
         (
             "v5e-1",
             COLAB_TPU,
-            {"catboost", "exchange_calendars", "optuna", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
+            {"catboost", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
         ),
     ],
     ids=["gpu", "tpu"],
@@ -255,7 +255,7 @@ def test_install_missing_without_network_raises_clear_error(monkeypatch, pretend
 
 
 def test_install_missing_reports_message_of_pip(monkeypatch, pretend):
-    pretend({**COLAB_GPU, "optuna": None})
+    pretend({**COLAB_GPU, "papermill": None})
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No space left on device")
     monkeypatch.setattr(runtime.subprocess, "run", lambda command, **_: failed)
     with pytest.raises(runtime.RuntimeMismatchError, match="No space left on device"):

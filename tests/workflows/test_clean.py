@@ -210,14 +210,6 @@ def test_clean_keeps_all_attempts_while_one_is_needed(workspace):
     assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 1, "results": 3}
 
 
-def test_clean_keeps_data_that_a_barrier_search_read(workspace):
-    searched, old = add_data_set(workspace, 1), add_data_set(workspace, 2)
-    add_data_set(workspace, 3)
-    record = workspace.results / "MES" / "barriers-h5-s0-0123456789" / "search.json"
-    files.write_json(record, {"run_id": record.parent.name, "data": searched.fingerprint})
-    assert [item.path for item in pipeline.clean(workspace, "MES").items] == [old.folder]
-
-
 def test_clean_keeps_newest_cross_validations_and_deletes_older(workspace):
     folders = [add_run(workspace, n, "folds") for n in range(4)]
     result = pipeline.clean(workspace, "MES", 3)

@@ -6,7 +6,7 @@ from ml_factory import pipeline
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 
-SPEC = BarrierSearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
+SPEC = BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
 

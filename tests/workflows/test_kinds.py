@@ -56,7 +56,7 @@ def test_prepare_unknown_or_unsearchable_label_kind_exits_2(prepared, call):
     words = ("--workspace", prepared.root, "--target", "direction", "--search")
     code, _, err = call("prepare", *words)
     assert code == 2 and "Only barriers are searched for" in err
-    found = pipeline.search_barriers(prepared, "DEMO", 5, BarrierSearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5))
+    found = pipeline.search_barriers(prepared, "DEMO", 5, BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5))
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
         asked = DataSpec(labels=LabelSpec(kind="direction"))
         pipeline.prepare(prepared, "DEMO", (5,), settings=asked, searched=found.name)

@@ -8,15 +8,11 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
-from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking import wandb_process
 from ml_factory.workflows.cross_validation import folds
 from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 SMALL = {"rounds": 20, "depth": 2, "block": 5, "patience": 0}
-SEARCH = BarrierSearchSpec(LabelSpec(horizon=5), trials=4)
 
 
 @pytest.fixture
@@ -62,16 +58,10 @@ def stack(place, **_):
     return pipeline.stack(place, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
 
 
-def search(place, **_):
-    return pipeline.search_barriers(place, "DEMO", 5, SEARCH)
-
-
 def left_by(result) -> list:
     """What a result is, to the bit."""
     if hasattr(result, "predictions_hash"):
         return [result.predictions_hash, files.sha256(result.artifact / "state.safetensors")]
-    if hasattr(result, "trials"):
-        return [files.sha256(result.path), pd.util.hash_pandas_object(result.trials).tolist()]
     return [pd.util.hash_pandas_object(table).tolist() for table in (result.folds, result.fold_table.astype(str))]
 
 
@@ -82,7 +72,6 @@ def left_by(result) -> list:
         (train, None, "unfinished at round 15"),
         (cross_validate, (folds, "dataset_sample_weights", 2), "unfinished at fold 2 of 3"),
         (stack, (folds, "dataset_sample_weights", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
-        (search, (barrier_search._View, "evaluate", 2), "2"),
     ],
 )
 def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
@@ -108,16 +97,14 @@ def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
     assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
-@pytest.mark.soak_except("search")
-@pytest.mark.parametrize("verb", [cross_validate, search])
-def test_finished_run_restored_from_wandb_is_not_fitted_again(verb, places, tmp_path, monkeypatch):
+def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     done = settle(monkeypatch)
-    first = verb(places[0])
+    first = cross_validate(places[0])
     assert all(done())
     with monkeypatch.context() as patch:
         patch.setattr(folds, "dataset_sample_weights", None)  # nothing is fitted
-        again = verb(places[1])
+        again = cross_validate(places[1])
     assert left_by(again) == left_by(first)
     assert all(done())
 

@@ -1,17 +1,14 @@
-"""Barriers searched for on prepared data: off by default, blind to rows that judge, the same after a kill."""
+"""Barriers searched for on prepared data: off by default, blind to rows that judge."""
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import __main__, pipeline
-from ml_factory.checkpoints.slot_pool import Slot, SlotPool
 from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
@@ -22,28 +19,19 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.settings import DataSpec
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows import search_barriers
-from ml_factory.workflows.barriers import found_barriers
+from ml_factory.workflows import found_barriers, search_barriers
 from ml_factory.workflows.results.data import PrepareResult, SearchBarriersResult
+from ml_factory.workflows.runs.stored_runs import count_trials
 from tests.targets.markets import gappy
 
-SPEC = BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
+SPEC = BarrierSearchSpec(k=(0.6, 0.9, 1.2), neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: BarrierSearchSpec = SPEC, **options) -> SearchBarriersResult:
-    return pipeline.search_barriers(place, "DEMO", 5, spec, **options)
-
-
-@pytest.fixture
-def assessed(monkeypatch) -> list:
-    """One entry a trial that is really judged."""
-    reported, whole = [], barrier_search._View.evaluate
-    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: reported.append(given[2]) or whole(*given))
-    return reported
+def search(place: Workspace, spec: BarrierSearchSpec = SPEC) -> SearchBarriersResult:
+    return pipeline.search_barriers(place, "DEMO", 5, spec)
 
 
 def bars_of(place: Workspace) -> pd.DataFrame:
@@ -68,9 +56,9 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     found = SearchedLabelSpec.from_json(result.path.read_text())
     assert result.path == prepared.processed("DEMO") / "searched" / "h5-v1.json"
     assert f"{found.seen_rows.count:,} training rows, {found.seen_rows.first} to" in result.summary()
-    assert result.trials["kept"].any() and len(result.trials) == SPEC.trials and result.plot().axes
-    best = result.trials[result.trials["kept"]].sort_values("value").iloc[-1]
-    assert best["k_up"] == found.labels.k_up != LabelSpec().k_up
+    assert result.grid["kept"].any() and len(result.grid) == 9 and result.plot().axes
+    best = result.grid[result.grid["kept"]].sort_values("value").iloc[-1]
+    assert best["k"] == found.labels.k_up == found.labels.k_down != LabelSpec().k_up
 
     given = pipeline.load_splits(prepared, "DEMO", 5), pipeline.load_labels(prepared, "DEMO", 5)
     rows = given[1].index[given[0]["train"]]
@@ -95,70 +83,14 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     assert pipeline.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
 
 
-def test_search_barriers_after_kill_resumes_and_writes_same_file(prepared, tmp_path, assessed, monkeypatch):
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    code = """
-import os, signal, sys
-from ml_factory import pipeline
-from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
-whole, count = barrier_search._View.evaluate, []
-def judge(*given):
-    count.append(1)
-    if len(count) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*given)
-barrier_search._View.evaluate = judge
-pipeline.search_barriers(sys.argv[1], "DEMO", 5, BarrierSearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3))
-"""
-    root = Path(__file__).resolve().parents[2]
-    dead = subprocess.run([sys.executable, "-c", code, str(prepared.root)], cwd=root, capture_output=True, text=True)
-    assert dead.returncode == -9, dead.stderr
-    folder = prepared.processed("DEMO") / "searched"
-    assert not list(folder.glob("*.json"))
-    result = search(prepared)
-    assert result.resumed_from in (2, 3)  # the third save may have been on its way
-    assert len(assessed) == SPEC.trials - result.resumed_from and not result.reused
-    resumed = result.path.read_bytes()
-    rebuilt = search(prepared, fresh=True)
-    assert rebuilt.resumed_from is None and len(assessed) == 2 * SPEC.trials - result.resumed_from
-    assert rebuilt.path.name == "h5-v2.json" and rebuilt.path.read_bytes() == resumed
-    pd.testing.assert_frame_equal(rebuilt.trials, result.trials)
-    again = search(prepared)  # finished: nothing is tried again, and no third file is written
-    assert again.reused and again.path == result.path and len(assessed) == 2 * SPEC.trials - result.resumed_from
-    assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v3.json"
-
-
-def test_search_barriers_restarted_with_fresh_keeps_longer_attempt(prepared, assessed, monkeypatch):
-    """FRESH left on: each restart opens an attempt beside, and the one that had come furthest is still there."""
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-
-    def killed(after: int) -> None:
-        def judge(*given):
-            if len(assessed) == after:
-                raise KeyboardInterrupt
-            return whole(*given)
-
-        assessed.clear()
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            whole = barrier_search._View.evaluate
-            patch.setattr(barrier_search._View, "evaluate", judge)
-            search(prepared, fresh=True)
-
-    killed(5)
-    (longest,) = (path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json"))
-    killed(1)
-    killed(1)
-    assert {path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json")} == {
-        longest, f"{longest}-2", f"{longest}-3",
-    }  # fmt: skip
-    with pytest.raises(SettingsError, match=rf"Not an attempt at this search.*found: {longest}, "):
-        search(prepared, run=f"{longest}-4")
-    went_on = search(prepared, run=longest)
-    assert went_on.resumed_from == 5 and went_on.run_id == longest
-    newest = search(prepared)  # as a killed attempt of a training: the newest goes on
-    assert newest.resumed_from == 1 and newest.run_id == f"{longest}-3"
-    assert newest.reused and newest.path == went_on.path
+def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepared):
+    first, again = search(prepared), search(prepared)
+    assert again.reused and not first.reused and again.path == first.path
+    pd.testing.assert_frame_equal(again.grid, first.grid)
+    assert count_trials(prepared, "DEMO") == 1
+    assert search(prepared, replace(SPEC, lean=0.4)).path.name == "h5-v2.json"
+    assert count_trials(prepared, "DEMO") == 2
+    assert not list(prepared.checkpoints.glob("slot-*")) and not list(prepared.results.rglob("*.json"))
 
 
 def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):
@@ -220,14 +152,13 @@ def test_prepare_with_barriers_searched_on_other_bars_raises(tmp_path):
 def test_search_rows_end_before_first_validation_row_for_all_barriers(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
     market, splits = MarketSpec("MES", "cme", 0.25, False), SplitSpec(0.6, 0.2)
-    spec = BarrierSearchSpec(LabelSpec(horizon=30, session_end=session_end), symmetric=False, sigma_spans=(10, 300))
+    spec = BarrierSearchSpec(LabelSpec(horizon=30, session_end=session_end), k=(0.3, 2.0), sigma_spans=(10, 300))
     moved = 0
     for seed, end in enumerate(range(3000, 5000, 170)):
         bars = gappy(seed % 3, 0.25).iloc[:end]
         base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
         train, judging = search_barriers.barrier_search_rows(base, spec, market, splits, first=50)
-        for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
-            tried = spec.label_spec_of_trial({"k_up": up, "k_down": down, "sigma_span": span})
+        for tried in spec.grid():
             labels = triple_barrier_labels(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
             first = labels.index[chronological_split(labels, splits)["validation"][0]]
@@ -261,43 +192,18 @@ def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
 @pytest.mark.parametrize("session_end", ["session", "span"])
 def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path, caplog, session_end):
     labels = LabelSpec(horizon=5, session_end=session_end)
-    found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {}, 1)
+    found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {})
     for spans in (True, False):
         caplog.clear()
         found_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
-def test_search_barriers_with_impossible_balance_raises_without_second_search(prepared, assessed):
-    impossible = replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5))
-    for _ in range(2):
-        with pytest.raises(SettingsError, match="None of 6 trials keeps the balance") as reported:
-            search(prepared, impossible)
-        assert "at the nearest" in str(reported.value) and "widen neutral" in str(reported.value)
-    assert len(assessed) == 6
-    assert not list((prepared.processed("DEMO") / "searched").glob("h*.json"))
-
-
-def slots_of(place: Workspace) -> list[Slot]:
-    return SlotPool(place.checkpoints).scan()
-
-
-def test_search_barriers_finished_returns_slots_and_is_loaded_without_slots(prepared, assessed, monkeypatch):
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    result = search(prepared)
-    before = {slot.path for slot in slots_of(prepared)}
-    assert before and all(slot.is_returned for slot in slots_of(prepared))
-    assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v2.json"
-    assert {slot.path for slot in slots_of(prepared)} == before  # the next one wrote over them
-    for path in before:
-        path.write_bytes(b"")
-    assessed.clear()
-    again = search(prepared)
-    assert again.reused and not assessed
-    pd.testing.assert_frame_equal(again.trials, result.trials)
-    with pytest.raises(SettingsError, match="None of 6 trials"):
-        search(prepared, replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5)))
-    assert all(slot.is_returned for slot in slots_of(prepared))
+def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepared):
+    with pytest.raises(SettingsError, match="None of 9 barriers keeps the balance") as reported:
+        search(prepared, replace(SPEC, neutral=(0.9, 0.99)))
+    assert "at the nearest" in str(reported.value) and "widen neutral" in str(reported.value)
+    assert not (prepared.processed("DEMO") / "searched").exists()
 
 
 def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, capsys, monkeypatch):
@@ -310,10 +216,9 @@ def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, capsy
         return json.loads(printed.out)
 
     reported = call("--horizon", "5", "--search", "--json")
-    assert [one["name"] for one in reported["search"]] == ["h5-v1"] and reported["search"][0]["trials"][0]["kept"] in (
-        True,
-        False,
-    )
+    assert [one["name"] for one in reported["search"]] == ["h5-v1"]
+    grid = reported["search"][0]["grid"]
+    assert len(grid) == 36 and {row["kept"] for row in grid} == {True, False}
     named = call("--horizon", "5", "--searched", "h5-v1", "--json")
     assert named["fingerprint"] == reported["fingerprint"] and named["reused"] and "search" not in named
     plain = call("--horizon", "5", "--json")

@@ -13,7 +13,6 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"mirror": "off", "model_settings": {"rounds": 20, "depth": 2, "threads": 1}}
@@ -22,15 +21,12 @@ VERBS = {
     "train": (["lightgbm"], OPTIONS),
     "cross_validate": (["lightgbm"], {**OPTIONS, "folds": 2}),
     "stack": ([BASES], {"mirror": "off", "folds": 2, "quick": True}),
-    "search_barriers": ([{"trials": 4, "lean": 0.5}], {"mirror": "off"}),
 }
-# It stands still where a fit, a fold of the last model, or a trial begins.
+# It stands still where a fit, or a fold of the last model begins.
 FIRST = """
 import json
 import sys
 from ml_factory import pipeline
-from ml_factory.targets import barrier_search
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.workflows import train
 from ml_factory.workflows.cross_validation import folds
 
@@ -47,9 +43,6 @@ def stop_before(owner, name, after):
 verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 if verb == "train":
     stop_before(train.LoggedCheckpoints, "save", 1)
-elif verb == "search_barriers":
-    stop_before(barrier_search._View, "evaluate", 1)
-    given = [BarrierSearchSpec(**given[0])]
 else:
     stop_before(folds, "dataset_sample_weights", 3 if verb == "stack" else 1)
 getattr(pipeline, verb)(sys.argv[1], "MES", 5, *given, **named)
@@ -69,7 +62,7 @@ def market(tmp_path_factory) -> Workspace:
     return workspace
 
 
-@pytest.mark.soak_except("search_barriers")
+@pytest.mark.soak_except("train")
 @pytest.mark.parametrize("verb", VERBS)
 def test_second_process_on_running_run_raises_and_first_finishes(verb, market, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -77,15 +70,13 @@ def test_second_process_on_running_run_raises_and_first_finishes(verb, market, t
     workspace = Workspace(shutil.copytree(market.root, tmp_path / "workspace"))
     given, named = VERBS[verb]
     command = [sys.executable, "-c", FIRST, str(workspace.root), verb, json.dumps(given), json.dumps(named)]
-    given = [BarrierSearchSpec(**given[0])] if verb == "search_barriers" else given
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         try:
             assert first.stdout.readline() == "working\n"
             before = content(workspace.results) | content(tmp_path / "cache")
             received = []
-            heeded = {} if verb == "search_barriers" else {"on_status": received.append}
             with pytest.raises(CheckpointError, match="Another process is working"):
-                getattr(pipeline, verb)(workspace, "MES", 5, *given, **named, **heeded)
+                getattr(pipeline, verb)(workspace, "MES", 5, *given, **named, on_status=received.append)
             # That it is locked comes first; a stack's run is known once its finished base models are found.
             assert [line for line in received if verb != "stack" or "Found stack" in line] == []
             assert content(workspace.results) | content(tmp_path / "cache") == before

@@ -69,7 +69,7 @@ class RunResult(Result):
     """Result of a run that may have been resumed.
 
     found : status of the run when it was opened, in a sentence.
-    resumed_from : epochs, blocks, trials, folds or parts of an interrupted run; None where there are none, or where the
+    resumed_from : epochs, blocks, folds or parts of an interrupted run; None where there are none, or where the
         run was finished before.
     reached : progress at which it was resumed, in words; "" from the beginning.
     exact : True where the bits are those of an uninterrupted run; else `inexact_because` lists the reasons.

@@ -6,10 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.evaluation.intervals import WEEKS
-from ml_factory.workflows.results.base import Result, RunResult
-from ml_factory.workflows.results.summaries import (
-    summary_warning_lines,
-)
+from ml_factory.workflows.results.base import Result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,34 +52,36 @@ class PrepareResult(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchBarriersResult(RunResult):
+class SearchBarriersResult(Result):
     """Result of `search_barriers`.
 
     labels : the label spec found; `reused` where it existed before.
     seen_rows : rows that the search saw, as `BarrierSearchRows`.
-    trials : a row per trial.
+    grid : a row per point: k, sigma_span, value (bits a training row), rows, class shares, and whether it kept the
+        balance.
     """
 
+    symbol: str
+    horizon: int
     name: str
     labels: dict
     seen_rows: dict
     best: dict
-    trials: pd.DataFrame
+    grid: pd.DataFrame
+    reused: bool
     path: Path
 
     def summary(self) -> str:
-        how = "found as searched before" if self.reused else f"{len(self.trials)} trials"
-        resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
+        how = "found before" if self.reused else f"the best of {len(self.grid)}"
         shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
         seen = self.seen_rows
-        text = (
-            f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
+        return (
+            f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}, {self.seconds:.1f} s\n"
             f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
             f"{self.labels['sigma_span']} bars: {shares}\n"
             f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
-            f"bars until {seen['until']}"
+            f"bars until {seen['until']}\n  {self.path}"
         )
-        return "\n".join([text, *summary_warning_lines(self), f"  {self.path}"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ from ml_factory.settings import TASKS
 from ml_factory.storage.files import files
 from ml_factory.storage.folder_removal import REMOVED
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.found_barriers import found_barriers_names
 from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, fit_phase_name, folds_phase_name
 
-SEARCH = "barriers"  # a search of barriers is no run of a model: its folder holds search.json
 _ATTEMPT = re.compile(r"(.*-[0-9a-f]{10})(?:-\d+)?")
 # What runs themselves write into their folders.
 _OWN = (
     "run.json", "done.json", "log", "predictions.parquet", "predictions.json", "report.html", "report.json",
-    "backtest*.json", "backtest*.csv", "folds.parquet", "paths.parquet", "barriers-*.json", "*.lock", ".*",
+    "backtest*.json", "backtest*.csv", "folds.parquet", "paths.parquet", "*.lock", ".*",
     *FINISHED_PARTS,
 )  # fmt: skip
 
@@ -68,42 +68,36 @@ class StoredRun:
 class StoredRuns:
     """The runs of one symbol.
 
-    searched_data : fingerprints of the data that searches of barriers read; searches : how many there are.
     unknown : folders of runs whose record cannot be read: what they need is not known.
     """
 
     runs: tuple[StoredRun, ...]
-    searched_data: frozenset[str]
     unknown: tuple[Path, ...]
-    searches: int
 
 
 def count_trials(workspace: Workspace, symbol: str) -> int:
     """Return the trials of a symbol whose best may have been chosen, 1 at least, each once however often resumed.
 
-    Finished trainings, stacks, cross-validations and searches of barriers, and rules chosen by hand in backtests of
-    test rows.
+    Finished trainings, stacks and cross-validations, barriers that a search has found, and rules chosen by hand in
+    backtests of test rows.
     """
-    found = read_stored_runs(workspace, symbol)
-    finished = len({one.base for one in found.runs if one.ended})
-    return max(finished + found.searches + sum(one.rules for one in found.runs), 1)
+    runs = read_stored_runs(workspace, symbol).runs
+    finished = len({one.base for one in runs if one.ended})
+    searched = len(found_barriers_names(workspace.processed(symbol)))
+    return max(finished + searched + sum(one.rules for one in runs), 1)
 
 
 def read_stored_runs(workspace: Workspace, symbol: str) -> StoredRuns:
     """Read the record of every run of a symbol. Raises UnresponsiveMountError."""
-    parent, runs, searched, unknown = workspace.results / symbol, [], [], []
+    parent, runs, unknown = workspace.results / symbol, [], []
     for name in files.names(parent):
-        task = name.partition("-")[0]
-        if task not in (*TASKS, SEARCH) or not files.is_folder(parent / name):
+        if name.partition("-")[0] not in TASKS or not files.is_folder(parent / name):
             continue
         try:
-            if task == SEARCH:
-                searched.append(str(files.read_json_or_none(parent / name / "search.json")["data"]))
-            else:
-                runs.append(_read_run(parent / name))
+            runs.append(_read_run(parent / name))
         except (KeyError, TypeError, ValueError, OverflowError):  # missing or damaged
             unknown.append(parent / name)
-    return StoredRuns(tuple(runs), frozenset(searched), tuple(unknown), len(searched))
+    return StoredRuns(tuple(runs), tuple(unknown))
 
 
 def list_interrupted_removals(parent: Path) -> list[Path]:

@@ -46,6 +46,12 @@ def add_found_barriers(
     return settings
 
 
+def found_barriers_names(processed: Path) -> list[str]:
+    """Return the names of all that searches have found, such as "h20-v1"."""
+    names = files.names(processed / "searched")
+    return [name.removesuffix(".json") for name in names if re.fullmatch(r"h\d+-v\d+\.json", name)]
+
+
 def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
     """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
     if isinstance(reference, SearchedLabelSpec):
@@ -54,9 +60,7 @@ def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> Searc
     places = [Path(reference), folder / f"{reference}.json"]
     path = next((place for place in places if files.is_file(place)), None)
     if path is None:
-        existing = [
-            name.removesuffix(".json") for name in files.names(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)
-        ]
+        existing = found_barriers_names(processed)
         raise SettingsError(
             "No such searched label spec", where=places[1], got=str(reference),
             wanted=f"a file, or one of: {', '.join(existing) or 'none'}",

@@ -1,1 +1,0 @@
-"""Searched label barriers: trials and what they found."""
