@@ -17,9 +17,7 @@ compress_run = LazyModule("ml_factory.recipes.compress_run")
 class SubjectOptions:
     """Network"""
 
-    model: Annotated[
-        str, Option(help="Folder of a finished run of recipe t5 or resnet50, or the name of a market's network.")
-    ] = ""
+    model: Annotated[str, Option(help="Folder of a finished run of recipe t5, or the name of a market's network.")] = ""
     symbol: Annotated[str, Option(help="Market of the network.")] = ""
     horizon: Annotated[int, Option(min=1, help="Horizon of the network.")] = 5
 
@@ -31,7 +29,7 @@ class MethodOptions:
     methods: Annotated[
         str,
         Option(
-            help="magnitude:SHARE, structured:SHARE (or its parts heads, ffn, channels, units), distill:SHARE, "
+            help="magnitude:SHARE, structured:SHARE (or its parts heads, ffn, units), distill:SHARE, "
             "int8_dynamic, int8_weights; a+int8_dynamic for both. Separated by commas."
         ),
     ] = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5"

@@ -15,7 +15,6 @@ from ml_factory.evaluation.compression_plots import draw_compression
 from ml_factory.models.registry import available_models
 from ml_factory.recipes.compression.market_subject import MarketSubject
 from ml_factory.recipes.compression.pruning import prune_by_magnitude, share_of_zeros
-from ml_factory.recipes.compression.resnet_subject import ResNetSubject
 from ml_factory.recipes.compression.subject import Subject
 from ml_factory.recipes.compression.t5_subject import T5Subject
 from ml_factory.recipes.compression.variant_file import INT8, Variant, load_variant, save_variant
@@ -29,7 +28,7 @@ from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
 
 NAME, FILE, ORIGINAL = "compress", "variant.state", "original"
-STRUCTURED = ("structured", "heads", "ffn", "channels", "units")
+STRUCTURED = ("structured", "heads", "ffn", "units")
 METHODS = ("magnitude", *STRUCTURED, "distill", *INT8)
 DEFAULT = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5"
 TOLERANCE = 1e-5  # between the reported quality and that of the file
@@ -40,7 +39,7 @@ Status = Callable[[str], object]
 class CompressionSettings:
     """Settings of a compression: the network and the methods.
 
-    model : folder of a finished run of recipe t5 or resnet50, or the name of a network of a market.
+    model : folder of a finished run of recipe t5, or the name of a network of a market.
     symbol, horizon : of the market.
     methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, and of two joined by +, the second int8.
     recovery_epochs : of training after pruning, at recovery_rate of the first learning rate.
@@ -108,16 +107,14 @@ def open_subject(workspace: Workspace, settings: CompressionSettings) -> Subject
     folder = Path(settings.model).expanduser()
     if not settings.model or not files.is_file(folder / RESULT):
         raise SettingsError("There is no finished run here", where="--model", got=settings.model or "none",
-                            wanted="the folder of a run of recipe t5 or resnet50, or the name of a network",
+                            wanted="the folder of a run of recipe t5, or the name of a network",
                             next_step=did_you_mean(settings.model, available_models()))  # fmt: skip
     facts = files.read_json(folder / RESULT)
-    kinds = {"t5": T5Subject, "resnet50": ResNetSubject}
     recipe = facts.get("recipe") if isinstance(facts, dict) else None
-    if recipe not in kinds:
-        raise SettingsError("Only these recipes can be compressed", where=folder / RESULT, got=recipe,
-                            wanted=", ".join(kinds))  # fmt: skip
+    if recipe != "t5":
+        raise SettingsError("This recipe cannot be compressed", where=folder / RESULT, got=recipe, wanted="t5")
     try:
-        return kinds[recipe](folder, facts, device)
+        return T5Subject(folder, facts, device)
     except (KeyError, TypeError, AttributeError) as error:
         raise SettingsError("This result is damaged", where=folder / RESULT, got=repr(error)[:200],
                             next_step="train again") from error  # fmt: skip

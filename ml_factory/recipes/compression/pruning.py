@@ -1,4 +1,4 @@
-"""Pruning: single weights set to zero, and whole heads, inner units or channels removed."""
+"""Pruning: single weights set to zero, and whole heads and inner units removed."""
 
 from collections.abc import Mapping
 
@@ -95,44 +95,6 @@ def prune_t5_state(
 def _head_importance(state: Mapping[str, Tensor], layer: str, heads: int, width: int) -> Tensor:
     value, out = state[f"{layer}v.weight"], state[f"{layer}o.weight"]
     return value.view(heads, width, -1).flatten(1).norm(dim=1) * out.view(len(out), heads, width).norm(dim=(0, 2))
-
-
-def narrow_bottlenecks(network: nn.Module, share: float) -> nn.Module:
-    """Remove this share of the inner channels of every bottleneck of a ResNet in place: the least important ones.
-
-    A channel counts as the norm of its filter times the scale of its normalisation.
-    """
-    for block in network.modules():
-        if not hasattr(block, "conv3"):
-            continue
-        first = _strongest_channels(block.conv1, block.bn1, share)
-        second = _strongest_channels(block.conv2, block.bn2, share)
-        block.conv1, block.bn1 = _sliced(block.conv1, first, None), _sliced_norm(block.bn1, first)
-        block.conv2, block.bn2 = _sliced(block.conv2, second, first), _sliced_norm(block.bn2, second)
-        block.conv3 = _sliced(block.conv3, None, second)
-    return network
-
-
-def _strongest_channels(convolution: nn.Module, norm: nn.Module, share: float) -> Tensor:
-    scores = convolution.weight.detach().flatten(1).norm(dim=1) * norm.weight.detach().abs()
-    return largest(scores, kept_count(len(scores), share))
-
-
-def _sliced(convolution: nn.Conv2d, rows: Tensor | None, columns: Tensor | None) -> nn.Conv2d:
-    weight = convolution.weight.detach()
-    weight = weight if rows is None else weight[rows]
-    weight = weight if columns is None else weight[:, columns]
-    made = nn.Conv2d(weight.shape[1], weight.shape[0], convolution.kernel_size, convolution.stride,
-                     convolution.padding, bias=False)  # fmt: skip
-    made.weight.data.copy_(weight)
-    return made
-
-
-def _sliced_norm(norm: nn.BatchNorm2d, rows: Tensor) -> nn.BatchNorm2d:
-    made = type(norm)(len(rows))
-    for name, value in made.state_dict().items():
-        value.copy_(norm.state_dict()[name][rows] if value.ndim else norm.state_dict()[name])
-    return made
 
 
 def prune_encoder_state(state: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
