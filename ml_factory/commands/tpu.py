@@ -16,7 +16,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace
 
 settings_reader, lifecycle = LazyModule("ml_factory.tpu.settings"), LazyModule("ml_factory.tpu.lifecycle")
-gcloud_process, slice_state = LazyModule("ml_factory.tpu.gcloud_process"), LazyModule("ml_factory.tpu.slice_state")
+gcloud_process = LazyModule("ml_factory.tpu.gcloud_process")
 GOOD = ("WAITING", "ACTIVE", "READY", "RUNNING", "FINISHED", "STOPPED", "DELETED", "NEW")
 
 Json = Annotated[bool, Option("--json", help="Print the state as JSON on standard output.")]
@@ -32,7 +32,9 @@ class SliceOptions:
         Path | None, Option("--config", help="Flat YAML of the variables; it wins over the environment.")
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print every command of gcloud and call nothing.")] = False
-    workspace: Annotated[str, Option("--workspace", help="Folder of the workspace, where the state is kept.")] = ""
+    workspace: Annotated[str, Option("--workspace", help="Folder of the workspace, for the files that are copied.")] = (
+        ""
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def tpu() -> None:
 
 
 def _open(options: SliceOptions) -> Any:
-    """Return the slice of these settings, with its state file, gcloud and patience."""
+    """Return the slice of these settings, with its gcloud and patience."""
     waiting = options if isinstance(options, WaitingOptions) else WaitingOptions()
     settings = settings_reader.read_settings(options.config)
     patience = lifecycle.Patience(waiting.poll, math.inf if waiting.hours is None else waiting.hours * 3600)
@@ -63,12 +65,9 @@ def _open(options: SliceOptions) -> Any:
     def say(line: str) -> None:
         print(line, file=sys.stdout if options.dry_run else sys.stderr, flush=True)
 
-    folder = Workspace(options.workspace).root / "tpu"
-    file = slice_state.StateFile(
-        folder / f"{settings['PROJECT_ID']}.{settings['TPU_NAME']}.json", keep=not options.dry_run
-    )
+    folder = Workspace(options.workspace).root / "tpu" / f"{settings['PROJECT_ID']}.{settings['TPU_NAME']}"
     gcloud = gcloud_process.Gcloud(dry_run=options.dry_run, pause=min(20.0, waiting.poll), say=say)
-    return lifecycle.Slice(settings, gcloud, file, patience, say)
+    return lifecycle.Slice(settings, gcloud, folder, patience, say)
 
 
 def _report(slice_: Any, state: Any, as_json: bool = False) -> None:
@@ -77,7 +76,7 @@ def _report(slice_: Any, state: Any, as_json: bool = False) -> None:
         return
     name = slice_.settings["TPU_NAME"]
     if as_json:
-        print_json({"name": name, "phase": state.phase, "detail": state.detail, "requests": state.requests})
+        print_json({"name": name, "phase": state.phase, "detail": state.detail})
     elif state.phase in GOOD:
         print(state.describe(name))
     if state.phase not in GOOD:

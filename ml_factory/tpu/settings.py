@@ -44,7 +44,11 @@ VARIABLES: dict[str, tuple[str | None, str, str]] = {
     "TORCH_VERSION": ("2.9.0", r"[0-9]+(\.[0-9]+){1,2}", "version of torch and torch_xla"),
     "XLA_USE_BF16": ("", r"[01]", "1 or 0"),
     "PRICE_PER_CHIP_HOUR": ("", r"[0-9]{1,4}(\.[0-9]{1,4})?", "price of a chip for an hour"),
-    "REQUESTS": ("20", r"[1-9][0-9]{0,3}", "most requests for the slice, the first and those after a preemption"),
+    "REQUESTS": (
+        "20",
+        r"[1-9][0-9]{0,3}",
+        "most requests for the slice by one command, the first and those after a preemption",
+    ),
 }
 RETIRED = {
     "XRT_TPU_CONFIG": "XRT is gone: workers run with PJRT_DEVICE=TPU, which `tpu setup` sets",

@@ -153,6 +153,9 @@ def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str 
     action = "copy" if name.endswith("scp") else (flags.get("--command") or "shell").split()[-1]
     if " log " in (flags.get("--command") or ""):
         action = "log"
+    if action == "state" and not (play.memory.get("unpacked") or play.scenario.get("homes")):
+        print("bash: ml_factory_tpu/worker.sh: No such file or directory", file=sys.stderr)
+        sys.exit(127)
     answer = play.next(action, {"state": "running", "log": "step 1\nstep 2"}.get(action, "ok"))
     fail(answer)
     if play.scenario.get("homes"):
@@ -165,6 +168,9 @@ def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str 
             done = subprocess.run(["bash", "-c", flags["--command"]], env={**os.environ, "HOME": str(home)}, cwd=home)
             if done.returncode:
                 sys.exit(done.returncode)
+    elif action == "unpack":
+        play.memory["unpacked"] = True
+        play.save()
     elif action == "state":
         answers = answer.split(",")
         for one in answers * 4 if len(answers) == 1 else answers:  # a v4-32 has four workers
@@ -180,7 +186,7 @@ def answer_request(play: Play, name: str, rest: list[str]) -> None:
         if play.memory.get("request"):
             print("ERROR: ALREADY_EXISTS", file=sys.stderr)
             sys.exit(1)
-        play.memory["request"] = rest[0]
+        play.memory |= {"request": rest[0], "unpacked": False}
     elif play.memory.get("request") != rest[0]:
         fail("missing")
     elif name.endswith("delete"):

@@ -1,25 +1,23 @@
-"""Life of a slice against the stand-in for gcloud: every scenario ends in one clear phase, also in the state file."""
-
-import json
+"""Life of a slice against the stand-in for gcloud: every scenario ends in one clear phase or error."""
 
 import pytest
 
 from ml_factory.tpu.gcloud_process import GcloudError, _kind_of
 
 W, A = "WAITING_FOR_RESOURCES", "ACTIVE"
-# name -> (verb, answers, phase at the end, kind of the error or "", requests for the slice)
+# name -> (verb, answers, phase at the end or "", kind of the error or "", requests for the slice)
 QUICK = {
     "setup_waiting_then_active": ("setup", {"request": [W, "PROVISIONING", A]}, "RUNNING", "", 1),
-    "setup_quota_refused": ("setup", {"create": ["quota"]}, "QUOTA_REFUSED", "quota", 0),
+    "setup_quota_refused": ("setup", {"create": ["quota"]}, "", "quota", 0),
     "setup_request_fails": ("setup", {"request": [W, "FAILED: no capacity in this zone"]}, "REQUEST_FAILED", "", 1),
     "setup_suspended_asks_again": ("setup", {"request": [W, "SUSPENDED", W, A]}, "RUNNING", "", 2),
     "setup_machines_preempted": ("setup", {"machine": ["PREEMPTED", "READY"]}, "RUNNING", "", 2),
     "setup_ssh_timeout_once": ("setup", {"install": ["timeout", "ok"]}, "RUNNING", "", 1),
-    "setup_ssh_timeout_always": ("setup", {"unpack": ["timeout"]}, "UNREACHABLE", "connection", 1),
-    "setup_install_fails": ("setup", {"install": ["pip"]}, "ERROR", "other", 1),
+    "setup_ssh_timeout_always": ("setup", {"unpack": ["timeout"]}, "", "connection", 1),
+    "setup_install_fails": ("setup", {"install": ["pip"]}, "", "other", 1),
     "monitor_preempted_then_finished": (
         "monitor",
-        {"machine": ["READY", "PREEMPTED", "READY"], "state": ["running", "running", "ended 0"]},
+        {"machine": ["READY", "PREEMPTED", "PREEMPTED", "READY"], "state": ["running", "ended 0"]},
         "FINISHED",
         "",
         2,
@@ -28,29 +26,29 @@ QUICK = {
 }
 SOAK = {
     "setup_creating": ("setup", {"request": ["CREATING", "ACCEPTED", A]}, "RUNNING", "", 1),
-    "setup_forbidden": ("setup", {"services enable": ["forbidden"]}, "ERROR", "permission", 0),
-    "setup_no_login": ("setup", {"services enable": ["login"]}, "ERROR", "login", 0),
-    "setup_bucket_of_others": ("setup", {"buckets": ["forbidden"]}, "ERROR", "permission", 0),
+    "setup_forbidden": ("setup", {"services enable": ["forbidden"]}, "", "permission", 0),
+    "setup_no_login": ("setup", {"services enable": ["login"]}, "", "login", 0),
+    "setup_bucket_of_others": ("setup", {"buckets": ["forbidden"]}, "", "permission", 0),
     "setup_warning_of_quota_project": ("setup", {"buckets": ["warned"]}, "RUNNING", "", 1),
     "setup_bucket_is_there": ("setup", {"buckets": ["there"]}, "RUNNING", "", 1),
-    "setup_bucket_quota": ("setup", {"create buckets": ["quota"]}, "QUOTA_REFUSED", "quota", 0),
+    "setup_bucket_quota": ("setup", {"create buckets": ["quota"]}, "", "quota", 0),
     "setup_quota_found_late": ("setup", {"request": [W, "FAILED: Quota exceeded"]}, "QUOTA_REFUSED", "", 1),
     "setup_suspending": ("setup", {"request": ["SUSPENDING", A]}, "RUNNING", "", 2),
     "setup_always_preempted": ("setup", {"request": ["SUSPENDED"]}, "PREEMPTED", "", 4),
     "setup_machines_missing": ("setup", {"machine": ["missing", "READY"]}, "RUNNING", "", 2),
     "setup_machines_terminated": ("setup", {"machine": ["TERMINATED", "READY"]}, "RUNNING", "", 2),
-    "setup_unknown_state": ("setup", {"request": ["NEVER_HEARD_OF"]}, "ERROR", "other", 1),
-    "setup_answer_no_json": ("setup", {"request": ["garbage"]}, "ERROR", "other", 1),
+    "setup_unknown_state": ("setup", {"request": ["NEVER_HEARD_OF"]}, "", "other", 1),
+    "setup_answer_no_json": ("setup", {"request": ["garbage"]}, "", "other", 1),
     "setup_copy_timeout_twice": ("setup", {"copy": ["timeout", "timeout", "ok"]}, "RUNNING", "", 1),
-    "setup_start_timeout_always": ("setup", {"start": ["timeout"]}, "UNREACHABLE", "connection", 1),
-    "setup_delete_refused": ("setup", {"request": ["SUSPENDED"], "delete": ["forbidden"]}, "ERROR", "permission", 1),
-    "setup_gcloud_crashes": ("setup", {"create": ["broken"]}, "ERROR", "other", 0),
+    "setup_start_timeout_always": ("setup", {"start": ["timeout"]}, "", "connection", 1),
+    "setup_delete_refused": ("setup", {"request": ["SUSPENDED"], "delete": ["forbidden"]}, "", "permission", 1),
+    "setup_gcloud_crashes": ("setup", {"create": ["broken"]}, "", "other", 0),
     "monitor_worker_dies": ("monitor", {"state": ["running", "running,died"]}, "TRAINING_FAILED", "", 1),
-    "monitor_unreachable": ("monitor", {"state": ["running", "timeout"]}, "UNREACHABLE", "connection", 1),
+    "monitor_unreachable": ("monitor", {"state": ["running", "timeout"]}, "", "connection", 1),
     "monitor_preempted_then_quota": (
         "monitor",
         {"machine": ["READY", "PREEMPTED"], "create": ["ok", "quota"]},
-        "QUOTA_REFUSED",
+        "",
         "quota",
         1,
     ),
@@ -59,18 +57,16 @@ SOAK = {
 
 def run_scenario(play, verb, answers, phase, kind, requests):
     one = play(answers, REQUESTS="4")
-    first = one.open()
+    slices, found, end = [one.open(), one.open()], "", ""
     try:
-        first.setup()
+        end = slices[0].setup().phase
         if verb == "monitor":
-            one.open().watch()
-        found = ""
+            end = ""
+            end = slices[1].watch().phase
     except GcloudError as error:
         found = error.kind
-        assert "Next:" in str(error) and "\n" not in str(error)
-    written = json.loads((one.folder / "state" / "my-tpu.json").read_text())
-    assert (written["phase"], found, written["requests"]) == (phase, kind, requests), written
-    assert "grammar" not in written["detail"]
+        assert "Next:" in str(error) and "\n" not in str(error) and "grammar" not in str(error)
+    assert (end, found, sum(slice_.requests for slice_ in slices)) == (phase, kind, requests)
     assert not one.count("buckets delete") and not one.count("storage rm")
     return one
 
@@ -93,8 +89,8 @@ def test_slice_scenarios_are_at_least_thirty():
 def test_resume_after_closed_terminal_requests_nothing_twice(play):
     one = play({"request": ["WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "ACTIVE"]})
     assert one.open().setup(wait=False).phase == "WAITING"
-    state = one.open().resume()  # another process: everything it knows is in the file and in the cloud
-    assert (state.phase, state.requests, one.count("queued-resources create")) == ("RUNNING", 1, 1)
+    state = one.open().resume()  # another process: everything it knows is in the cloud
+    assert (state.phase, one.count("queued-resources create")) == ("RUNNING", 1)
     assert one.count("buckets create") == 1
 
 
@@ -105,8 +101,8 @@ def test_setup_gives_key_only_on_standard_input_and_keeps_it_out_of_files(play):
     given = [call for call in one.calls() if key in call["stdin"]]
     assert [call["words"][:2] for call in given] == [["secrets", "create"]]
     assert not any(key in word for call in one.calls() for word in call["words"])
-    files = [path for path in (one.folder / "state").rglob("*") if path.is_file()]
-    assert len(files) == 3 and not any(key.encode() in path.read_bytes() for path in files)
+    files = [path for path in (one.folder / "files").rglob("*") if path.is_file()]
+    assert len(files) == 2 and not any(key.encode() in path.read_bytes() for path in files)
     assert not any(key in line for line in one.lines)
 
 
@@ -115,7 +111,6 @@ def test_dry_run_prints_commands_of_real_run_and_calls_nothing(play):
     one.open(dry_run=True).setup()
     printed = [line for line in one.lines if line.startswith("gcloud ")]
     assert one.calls() == []
-    assert not (one.folder / "state" / "my-tpu.json").exists()
     one.open().setup()
     real = {tuple(call["words"][:4]) for call in one.calls()} - {("compute", "tpus", "tpu-vm", "describe")}
     assert {tuple(line.split()[1:5]) for line in printed} == real
@@ -132,7 +127,7 @@ def test_cleanup_deletes_slice_and_rule_and_keeps_bucket(play):
     ]
     assert slice_.cleanup().phase == "DELETED"
     assert one.count("queued-resources delete my-tpu-qr --force") == one.count("firewall-rules delete") == 1
-    assert not one.count("storage rm") and "kept: gs://my-bucket" in slice_.file.state.detail
+    assert not one.count("storage rm") and "kept: gs://my-bucket" in slice_.state.detail
 
 
 def test_gcloud_that_never_answers_ends_at_deadline(play):
@@ -140,7 +135,6 @@ def test_gcloud_that_never_answers_ends_at_deadline(play):
     (one.folder / "bin" / "gcloud").write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(GcloudError, match="timed out"):
         one.open(seconds=0.3).setup()
-    assert one.open().file.read().phase == "UNREACHABLE"
 
 
 @pytest.mark.parametrize(
@@ -160,13 +154,21 @@ def test_kind_of_failure_is_read_from_error_and_whole_numbers(message, kind):
 def test_resume_looks_at_training_that_was_running_and_stops_all_workers_before_it_starts_again(play):
     one = play({"state": ["running,died,running,running", "running"]})
     assert one.open().setup().phase == "RUNNING"
-    assert one.open().resume().phase == "RUNNING"  # the file said RUNNING, one of the workers had died since
+    assert one.open().resume().phase == "RUNNING"  # one of the workers had died since
     actions = [call["words"][-4].split()[-1] for call in one.calls() if "ssh" in call["words"]]
-    assert actions == ["unpack", "install", "start", "state", "stop", "unpack", "install", "start"]
+    assert actions == ["state", "unpack", "install", "start", "state", "stop", "unpack", "install", "start"]
 
 
 def test_training_is_finished_only_when_every_worker_says_so(play):
     one = play({"state": ["ended 0,ended 0,ended 0", "ended 0"]})
     one.open().setup()
-    assert (one.open().refresh().phase, one.open().file.read().detail) == ("UNREACHABLE", "3 of 4 workers answered")
+    state = one.open().refresh()
+    assert (state.phase, state.detail) == ("UNREACHABLE", "3 of 4 workers answered")
     assert one.open().refresh().phase == "FINISHED"
+
+
+def test_resume_requests_again_after_a_request_that_failed(play):
+    one = play({"request": ["FAILED: no capacity", "FAILED: no capacity", "ACTIVE"]})
+    assert one.open().setup().phase == "REQUEST_FAILED"
+    assert one.open().resume().phase == "RUNNING"
+    assert one.count("queued-resources delete") == 1 and one.count("queued-resources create") == 2

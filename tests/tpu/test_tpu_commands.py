@@ -35,7 +35,7 @@ def test_tpu_verbs_from_setup_to_cleanup_print_states_and_exit_codes(tpu, monkey
     code, out, err = run("setup", "--no-wait")
     assert code == 0 and "my-tpu: WAITING" in out and "16 chips on 4 workers" in err
     code, out, _ = run("resume", "--json")
-    assert code == 0 and json.loads(out) == {"name": "my-tpu", "phase": "RUNNING", "detail": "", "requests": 1}
+    assert code == 0 and json.loads(out) == {"name": "my-tpu", "phase": "RUNNING", "detail": ""}
     assert json.loads(run("status", "--json")[1])["detail"] == "4 workers"
     assert run("logs", "2", "--lines", "7")[1] == "step 1\nstep 2\n" and one.count("worker.sh log 7") == 1
     code, out, err = run("monitor")

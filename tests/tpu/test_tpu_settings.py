@@ -5,10 +5,9 @@ import subprocess
 
 import pytest
 
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import SettingsError
 from ml_factory.tpu.accelerators import parse_accelerator
 from ml_factory.tpu.settings import SliceSettings, parse_flat_yaml, read_settings
-from ml_factory.tpu.slice_state import StateFile
 from ml_factory.tpu.worker_files import worker_script
 
 
@@ -126,19 +125,3 @@ def test_worker_script_quotes_every_word_of_command(play):
     script = worker_script(SliceSettings({**settings.values, "COMMAND": shlex.join(words)}))
     assert f"\n  {shlex.join(words)} || code=$?\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"phase": "ELSE", "detail": "", "requests": 0, "changed": 0.0}',
-        '{"phase": "NEW", "detail": 3, "requests": 0, "changed": 0.0}',
-    ],
-)
-def test_state_file_that_is_damaged_is_refused(tmp_path, content):
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(FactoryError, match=r"state|JSON"):
-        StateFile(tmp_path / "a.json").read()
