@@ -1,4 +1,4 @@
-"""recipe t5: read labelled texts, plan the memory, train on the project's loop, evaluate, write the results."""
+"""recipe t5: read labelled texts, train on the project's loop, evaluate, write the results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.class_plots import draw_class_results, draw_labelled_rows
@@ -28,7 +27,6 @@ from ml_factory.recipes.language.length_buckets import BucketedRows, bucket_leng
 from ml_factory.recipes.language.text_baselines import baseline_accuracies
 from ml_factory.recipes.language.tokenizers import hub_errors
 from ml_factory.recipes.language.unigram_tokenizer import compare_tokenizers, train_unigram_tokenizer
-from ml_factory.recipes.memory_plan import MemoryPlan, plan_memory
 from ml_factory.recipes.recipe_run import agree_on_run, is_writing_process, open_run_of_process, write_folder
 from ml_factory.recipes.t5 import (
     PAD,
@@ -55,7 +53,6 @@ transformers = LazyModule("transformers")
 
 NAME = "t5"
 COMPARED = 500  # texts that the slow tokenizer reads
-LABEL_TOKENS = 8  # of a label in the memory plan, which is made before any label is read
 Status = Callable[[str], object]
 
 
@@ -145,7 +142,6 @@ def run_t5(
     first = is_writing_process()
     say = on_status if first else (lambda line: None)
     device = pick_device(settings.training)
-    plan = check_memory(settings, device, say)
     parts = read_parts(settings.files, settings.training.seed)
     data = prepare_texts(settings, parts, device)
     identity = {"model": asdict(settings.model), "training": settings.training.identity(), "data": data.fingerprint}
@@ -156,33 +152,10 @@ def run_t5(
             return done
         say(describe(overview(parts)))
         with deterministic_device(device):
-            return _train(workspace, run, settings, data, device, plan, mirror, say)
+            return _train(workspace, run, settings, data, device, mirror, say)
     finally:
         if first:
             workspace.push()
-
-
-def check_memory(settings: T5Settings, device: Device, say: Status) -> MemoryPlan:
-    """Print the plan of the memory. Raises SettingsError where it does not fit."""
-    model, training = settings.model, settings.training
-    config = t5_config(model.name, model.vocabulary if model.is_new else 0)
-    rows = -(-training.batch // device.batch_share_count // training.accumulate)
-
-    def forward(network: T5Network, rows: int) -> torch.Tensor:
-        # Without a mask, which transformers reads on the host.
-        tokens_BT = torch.zeros(rows, model.max_length, dtype=torch.long)
-        out = network.model(input_ids=tokens_BT, decoder_input_ids=tokens_BT[:, :LABEL_TOKENS], use_cache=False)
-        return torch.log_softmax(out.logits.float(), -1)
-
-    plan = plan_memory(lambda: T5Network(transformers.T5ForConditionalGeneration(config)), forward, rows, device)
-    say(plan.describe())
-    if not plan.fits:
-        fitting = plan.rows_that_fit
-        step = (f"--accumulate {-(-rows * training.accumulate // fitting)}: {fitting} rows at once fit" if fitting
-                else "a smaller model, or a device with more memory")  # fmt: skip
-        raise SettingsError("This training does not fit into the memory", where=model.name, got=plan.describe(),
-                            wanted=f"at most {plan.available / (1 << 30):.1f} GiB", next_step=step)  # fmt: skip
-    return plan
 
 
 def read_parts(given: TextFiles, seed: int) -> dict[str, LabelledTexts]:
@@ -230,8 +203,8 @@ def encode_texts(tokenizer: Any, texts: tuple[str, ...], most: int) -> list[np.n
 
 
 def _train(
-    workspace: Workspace, run: RunFolder, settings: T5Settings, data: T5Data, device: Device, plan: MemoryPlan,
-    mirror: str, say: Status,
+    workspace: Workspace, run: RunFolder, settings: T5Settings, data: T5Data, device: Device, mirror: str,
+    say: Status,
 ) -> dict[str, Any]:  # fmt: skip
     """Train or resume, evaluate, and store result, pictures and model."""
     spec, model = settings.training, settings.model
@@ -255,7 +228,7 @@ def _train(
         predicted = evaluate_test_rows(network, settings, data, device)
         if opened is None:
             return {}
-        facts = _result(settings, data, plan, result, predicted)
+        facts = _result(settings, data, result, predicted)
         facts["inexact"] = merge_inexact_reasons(result.nondeterminism, opened.checkpoints.machine_differences)
         facts |= {"run_id": run.run_id, "folder": str(run.folder), "settings": asdict(settings)}
         facts["data"] = data.fingerprint
@@ -280,7 +253,7 @@ def evaluate_test_rows(
 
 
 def _result(
-    settings: T5Settings, data: T5Data, plan: MemoryPlan, result: ModelFitResult, predicted: Mapping[str, tuple]
+    settings: T5Settings, data: T5Data, result: ModelFitResult, predicted: Mapping[str, tuple]
 ) -> dict[str, Any]:
     """Return the facts of the finished training."""
     test = data.parts["test"]
@@ -294,7 +267,7 @@ def _result(
         "beams": settings.model.beams, "baselines": baseline_accuracies(data.parts["train"], test),
         "overview": overview(data.parts), "labels": list(data.targets.labels), "lengths": list(data.lengths),
         "tokenizer": {"pieces": len(data.tokenizer), **compare_tokenizers(data.tokenizer, texts)},
-        "memory_plan": asdict(plan) | {"device_bytes": plan.device_bytes}, "history": result.history,
+        "history": result.history,
         "best_epoch": result.best_epoch, "stopped_early": result.stopped_early, "exact": result.exact,
         "resumed_step": result.resumed_step, "machine": result.machine, "compiles": result.compiles,
     }  # fmt: skip

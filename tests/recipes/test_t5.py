@@ -1,4 +1,4 @@
-"""recipe t5: generation, scores, memory plan; trained, killed, resumed to the same bits, evaluated, written."""
+"""recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
 import itertools
 import json
@@ -13,13 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ml_factory.errors import SettingsError
 from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.recipes import t5, t5_run
-from ml_factory.recipes.memory_plan import plan_memory
 from ml_factory.recipes.t5_run import T5ModelSettings, T5Settings, TextFiles, run_t5
 from ml_factory.storage.workspace import Workspace
-from ml_factory.training.device import Device
 from ml_factory.training.spec import TrainSpec
 from tests.recipes.kills import result_after_kills
 
@@ -111,40 +108,6 @@ def test_padding_and_bucket_change_no_loss(network):
     assert float(t5.label_loss(network, (tokens, labels, torch.zeros(1)))[0]) == 0
 
 
-def test_memory_plan_counts_what_a_real_pass_keeps():
-    config = t5.t5_config("builtin:tiny", 200)
-
-    def forward(network, rows):
-        tokens = torch.zeros(rows, 16, dtype=torch.long)
-        return network.model(input_ids=tokens, decoder_input_ids=tokens[:, :4], use_cache=False).logits
-
-    plan = plan_memory(lambda: t5.new_t5(config, 0), forward, 32, Device("cpu", 1))
-    real, kept = t5.new_t5(config, 0).train(), {}
-    own = {one.untyped_storage().data_ptr() for one in real.parameters()}
-
-    def keep(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = forward(real, 32)
-    held = sum(one.untyped_storage().nbytes() for at, one in kept.items() if at not in own)
-    assert out.requires_grad and plan.row * 32 == pytest.approx(held, rel=0.05)
-    assert plan.parameters == sum(one.numel() for one in real.parameters())
-
-
-def test_large_t5_without_enough_memory_is_refused_with_the_rows_that_fit(monkeypatch, tmp_path):
-    monkeypatch.setattr("ml_factory.recipes.memory_plan._host_bytes", lambda: 40 << 30)
-    lines = []
-    settings = replace(settings_of(batch=512), model=T5ModelSettings(name="t5-large", max_length=512))
-    with pytest.raises(SettingsError, match=r"--accumulate \d+: \d+ rows at once fit"):
-        run_t5(Workspace(tmp_path), settings, on_status=lines.append)
-    assert "737.7 million parameters" in lines[0]
-    monkeypatch.setattr("ml_factory.recipes.memory_plan._host_bytes", lambda: 4 << 30)
-    with pytest.raises(SettingsError, match="a smaller model, or a device with more memory"):
-        run_t5(Workspace(tmp_path), settings, on_status=str)
-
-
 def die_at(call: int, monkeypatch):
     """Make the loss fail at its nth call, as a machine that vanishes."""
     calls, real = [], t5.label_loss
@@ -218,7 +181,6 @@ def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch,
             code = int(stop.code or 0)
         return code, *capsys.readouterr()
 
-    monkeypatch.setattr(t5_run, "check_memory", lambda *given: None)
     code, _, err = call("--workspace", tmp_path)
     assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
     seen = []
