@@ -26,7 +26,7 @@ from ml_factory.recipes.language.labelled_text import (
 from ml_factory.recipes.language.length_buckets import BucketedRows, bucket_lengths
 from ml_factory.recipes.language.text_baselines import baseline_accuracies
 from ml_factory.recipes.language.tokenizers import hub_errors
-from ml_factory.recipes.language.unigram_tokenizer import compare_tokenizers, train_unigram_tokenizer
+from ml_factory.recipes.language.unigram_tokenizer import train_unigram_tokenizer
 from ml_factory.recipes.recipe_run import agree_on_run, is_writing_process, open_run_of_process, write_folder
 from ml_factory.recipes.t5 import (
     PAD,
@@ -52,7 +52,6 @@ from ml_factory.training.spec import TrainSpec
 transformers = LazyModule("transformers")
 
 NAME = "t5"
-COMPARED = 500  # texts that the slow tokenizer reads
 Status = Callable[[str], object]
 
 
@@ -261,12 +260,11 @@ def _result(
     scores = {name: score_labels(list(test.labels), labels) for name, (labels, _) in predicted.items()}
     new = [(truth, label) for truth, label, is_new in zip(test.labels, predicted["greedy"][0], unseen, strict=True)
            if is_new]  # fmt: skip
-    texts = data.parts["train"].texts[:COMPARED]
     return {
         "recipe": NAME, **scores, "unseen": score_labels(*map(list, zip(*new, strict=True))) if new else None,
         "beams": settings.model.beams, "baselines": baseline_accuracies(data.parts["train"], test),
         "overview": overview(data.parts), "labels": list(data.targets.labels), "lengths": list(data.lengths),
-        "tokenizer": {"pieces": len(data.tokenizer), **compare_tokenizers(data.tokenizer, texts)},
+        "pieces": len(data.tokenizer),
         "history": result.history,
         "best_epoch": result.best_epoch, "stopped_early": result.stopped_early, "exact": result.exact,
         "resumed_step": result.resumed_step, "machine": result.machine, "compiles": result.compiles,
@@ -304,7 +302,7 @@ def write_results(
 
 def summary(facts: Mapping[str, Any]) -> str:
     """Return the result in a few lines."""
-    greedy, beam, tokens = facts["greedy"], facts["beam"], facts["tokenizer"]
+    greedy, beam = facts["greedy"], facts["beam"]
     best = max(facts["baselines"], key=facts["baselines"].get)
     low, high = greedy["interval"]
     lines = [
@@ -314,8 +312,4 @@ def summary(facts: Mapping[str, Any]) -> str:
     ]
     if facts["baselines"][best] >= low:
         lines.append(f"NOT clearly better than {best}, which costs next to nothing")
-    rate = f"tokenizer: {tokens['fast_tokens_per_second']:,.0f} tokens/s"
-    if "times" in tokens:
-        rate += (f", {tokens['times']:.0f} times the slow one's {tokens['slow_tokens_per_second']:,.0f}; "
-                 f"{tokens['equal']:.1%} of the texts equal")  # fmt: skip
-    return "\n".join([*lines, rate, f"results: {facts['folder']}"])
+    return "\n".join([*lines, f"results: {facts['folder']}"])
