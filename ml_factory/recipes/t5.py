@@ -1,6 +1,6 @@
 """T5 that writes a text's label: network, loss, generation and evaluation.
 
-B rows of a batch, K beams, T tokens of a text, L tokens of a label, V tokens of the vocabulary.
+B rows of a batch, T tokens of a text, L tokens of a label, V tokens of the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -96,35 +96,26 @@ def label_loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def write_labels(network: nn.Module, tokens_BT: Tensor, length: int, beams: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the most likely label texts that a beam search finds, (B, length), and their log probabilities (B,).
+def write_labels(network: nn.Module, tokens_BT: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return the label texts that a greedy search finds, (B, length), and their log probabilities (B,).
 
     Every step has the same shapes, so that a compiler builds one program a position.
-
-    beams : 1 for greedy search.
     """
     model, mask_BT = network.model, (tokens_BT != PAD).long()
-    rows, beams = len(tokens_BT), min(beams, model.config.vocab_size)
     encoded = model.encoder(input_ids=tokens_BT, attention_mask=mask_BT).last_hidden_state
-    encoded, mask = encoded.repeat_interleave(beams, 0), mask_BT.repeat_interleave(beams, 0)
-    written = tokens_BT.new_full((rows * beams, length + 1), PAD)
-    ended = torch.zeros(rows * beams, dtype=torch.bool, device=tokens_BT.device)
-    scores_BK = encoded.new_full((rows, beams), -torch.inf, dtype=torch.float32)
-    scores_BK[:, 0] = 0.0  # all beams begin equal: one of them is enough
-    first = torch.arange(rows, device=tokens_BT.device)[:, None] * beams
+    written = tokens_BT.new_full((len(tokens_BT), length + 1), PAD)
+    ended_B = torch.zeros(len(tokens_BT), dtype=torch.bool, device=tokens_BT.device)
+    score_B = encoded.new_zeros(len(tokens_BT), dtype=torch.float32)
     for at in range(length):
-        logits = model(
-            encoder_outputs=(encoded,), attention_mask=mask, decoder_input_ids=written[:, :length], use_cache=False
+        logits_BV = model(
+            encoder_outputs=(encoded,), attention_mask=mask_BT, decoder_input_ids=written[:, :length], use_cache=False
         ).logits[:, at].float()  # fmt: skip
-        padding = torch.full_like(logits, -torch.inf)
-        padding[:, PAD] = 0.0  # a text that has ended stays as it is
-        likely = torch.where(ended[:, None], padding, torch.log_softmax(logits, -1))
-        scores_BK, picked_BK = (scores_BK.reshape(-1, 1) + likely).view(rows, -1).topk(beams)
-        from_rows = (first + picked_BK // logits.shape[1]).flatten()
-        token = (picked_BK % logits.shape[1]).flatten()
-        written = written[from_rows].index_copy(1, torch.tensor([at + 1], device=token.device), token[:, None])
-        ended = ended[from_rows] | (token == END)
-    return written.view(rows, beams, -1)[:, 0, 1:], scores_BK[:, 0]
+        likely_B, token_B = torch.log_softmax(logits_BV, -1).max(-1)
+        token_B = token_B.masked_fill(ended_B, PAD)  # a text that has ended stays as it is
+        score_B = score_B + likely_B.masked_fill(ended_B, 0.0)
+        written = written.index_copy(1, torch.tensor([at + 1], device=token_B.device), token_B[:, None])
+        ended_B = ended_B | (token_B == END)
+    return written[:, 1:], score_B
 
 
 @dataclass(frozen=True)
@@ -170,12 +161,12 @@ def mean_label_loss(network: nn.Module, rows: BucketedRows, device: Device, size
 
 
 def predict_labels(
-    network: nn.Module, rows: BucketedRows, device: Device, size: int, length: int, beams: int = 1
+    network: nn.Module, rows: BucketedRows, device: Device, size: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the written tokens (N, L) and log probabilities (N,) of all rows, in the given order."""
 
     def forward(network: nn.Module, batch: tuple) -> Tensor:
-        written_BL, score_B = write_labels(network, batch[0].long(), length, beams)
+        written_BL, score_B = write_labels(network, batch[0].long(), length)
         return torch.cat([written_BL.double(), score_B[:, None].double()], 1)
 
     written, scores = np.zeros((len(rows), length), np.int32), np.zeros(len(rows))

@@ -88,7 +88,6 @@ class T5ModelSettings:
     vocabulary : pieces of that tokenizer, at most.
     max_length : tokens of a text at most; longer ones are cut.
     buckets : number of lengths that batches have.
-    beams : of the second evaluation; the first is greedy.
     """
 
     name: str = f"{BUILTIN}tiny"
@@ -96,10 +95,9 @@ class T5ModelSettings:
     vocabulary: int = 2000
     max_length: int = 128
     buckets: int = 4
-    beams: int = 4
 
     def __post_init__(self) -> None:
-        least = {"vocabulary": 8, "max_length": 2, "buckets": 1, "beams": 1}
+        least = {"vocabulary": 8, "max_length": 2, "buckets": 1}
         for name, low in least.items():
             if type(getattr(self, name)) is not int or getattr(self, name) < low:
                 raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted=f">= {low}")
@@ -227,7 +225,7 @@ def _train(
         predicted = evaluate_test_rows(network, settings, data, device)
         if opened is None:
             return {}
-        facts = _result(settings, data, result, predicted)
+        facts = _result(data, result, predicted[0])
         facts["inexact"] = merge_inexact_reasons(result.nondeterminism, opened.checkpoints.machine_differences)
         facts |= {"run_id": run.run_id, "folder": str(run.folder), "settings": asdict(settings)}
         facts["data"] = data.fingerprint
@@ -239,30 +237,23 @@ def _train(
 
 def evaluate_test_rows(
     network: T5Network, settings: T5Settings, data: T5Data, device: Device
-) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Return, of greedy and of beam search, the label written for each test row and its log probability."""
+) -> tuple[list[str], np.ndarray]:
+    """Return the label written for each test row and its log probability."""
     length = data.targets.tokens_CL.shape[1]
-    found = {}
-    for name, beams in (("greedy", 1), ("beam", settings.model.beams)):
-        written, scores = predict_labels(
-            network, data.rows["test"], device, max(settings.training.eval_batch // beams, 1), length, beams
-        )
-        found[name] = data.targets.read(written, data.tokenizer), scores
-    return found
+    written, scores = predict_labels(network, data.rows["test"], device, settings.training.eval_batch, length)
+    return data.targets.read(written, data.tokenizer), scores
 
 
-def _result(
-    settings: T5Settings, data: T5Data, result: ModelFitResult, predicted: Mapping[str, tuple]
-) -> dict[str, Any]:
+def _result(data: T5Data, result: ModelFitResult, predicted: list[str]) -> dict[str, Any]:
     """Return the facts of the finished training."""
     test = data.parts["test"]
     unseen = unseen_rows(data.parts, "test")
-    scores = {name: score_labels(list(test.labels), labels) for name, (labels, _) in predicted.items()}
-    new = [(truth, label) for truth, label, is_new in zip(test.labels, predicted["greedy"][0], unseen, strict=True)
+    new = [(truth, label) for truth, label, is_new in zip(test.labels, predicted, unseen, strict=True)
            if is_new]  # fmt: skip
     return {
-        "recipe": NAME, **scores, "unseen": score_labels(*map(list, zip(*new, strict=True))) if new else None,
-        "beams": settings.model.beams, "baselines": baseline_accuracies(data.parts["train"], test),
+        "recipe": NAME, "greedy": score_labels(list(test.labels), predicted),
+        "unseen": score_labels(*map(list, zip(*new, strict=True))) if new else None,
+        "baselines": baseline_accuracies(data.parts["train"], test),
         "overview": overview(data.parts), "labels": list(data.targets.labels), "lengths": list(data.lengths),
         "pieces": len(data.tokenizer),
         "history": result.history,
@@ -272,20 +263,19 @@ def _result(
 
 
 def write_results(
-    folder: Path, facts: Mapping[str, Any], data: T5Data, predicted: Mapping[str, tuple[list[str], np.ndarray]]
+    folder: Path, facts: Mapping[str, Any], data: T5Data, predicted: tuple[list[str], np.ndarray]
 ) -> None:
     """Write predictions.tsv, results.tsv, overview.png and results.png."""
     test = data.parts["test"]
-    lines = ["Id\tLabel\tGreedy\tGreedyLogProbability\tBeam\tBeamLogProbability"]
-    (greedy, greedy_score), (beam, beam_score) = predicted["greedy"], predicted["beam"]
-    for row in zip(test.ids, test.labels, greedy, greedy_score, beam, beam_score, strict=True):
+    lines = ["Id\tLabel\tGreedy\tGreedyLogProbability"]
+    greedy = predicted[0]
+    for row in zip(test.ids, test.labels, *predicted, strict=True):
         lines.append("\t".join(f"{one:.6f}" if isinstance(one, float) else " ".join(one.split()) for one in row))
     files.write(folder / "predictions.tsv", ("\n".join(lines) + "\n").encode())
     table = ["Search\tRows\tAccuracy\tLow\tHigh\tMacroF1"]
-    for name in ("greedy", "beam"):
-        score = facts[name]
-        values = (score["accuracy"], *score["interval"], score["macro_f1"])
-        table.append("\t".join([name, str(score["rows"]), *(f"{value:.6f}" for value in values)]))
+    score = facts["greedy"]
+    values = (score["accuracy"], *score["interval"], score["macro_f1"])
+    table.append("\t".join(["greedy", str(score["rows"]), *(f"{value:.6f}" for value in values)]))
     table += [f"{name}\t{len(test)}\t{value:.6f}\t\t\t" for name, value in facts["baselines"].items()]
     files.write(folder / "results.tsv", ("\n".join(table) + "\n").encode())
     lengths: dict[str, dict[str, list[int]]] = {}
@@ -302,12 +292,12 @@ def write_results(
 
 def summary(facts: Mapping[str, Any]) -> str:
     """Return the result in a few lines."""
-    greedy, beam = facts["greedy"], facts["beam"]
+    greedy = facts["greedy"]
     best = max(facts["baselines"], key=facts["baselines"].get)
     low, high = greedy["interval"]
     lines = [
         f"accuracy {greedy['accuracy']:.2%} ({low:.2%} to {high:.2%}), macro F1 {greedy['macro_f1']:.4f} of "
-        f"{greedy['rows']:,} test rows, greedy; {facts['beams']} beams: {beam['accuracy']:.2%}, {beam['macro_f1']:.4f}",
+        f"{greedy['rows']:,} test rows",
         "baselines: " + ", ".join(f"{name} {value:.2%}" for name, value in facts["baselines"].items()),
     ]
     if facts["baselines"][best] >= low:
