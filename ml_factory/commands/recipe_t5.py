@@ -42,7 +42,6 @@ class T5NetworkOptions:
     ] = False
     vocabulary: Annotated[int, Option(min=8, help="Pieces of a tokenizer of its own.")] = 2000
     max_length: Annotated[int, Option(min=2, help="Tokens of a text at most.")] = 128
-    buckets: Annotated[int, Option(min=1, help="Lengths that batches have, and programs that XLA compiles.")] = 4
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def t5(
             2000 if texts.fake_data else 0,
         ),
         model=t5_run.T5ModelSettings(
-            network.model, network.from_scratch, network.vocabulary, network.max_length, network.buckets
+            network.model, network.from_scratch, network.vocabulary, network.max_length
         ),
         training=spec_file.TrainSpec(
             epochs=step.num_epochs, batch=step.batch_size, accumulate=step.accumulate, lr=step.learning_rate,

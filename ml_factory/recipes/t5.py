@@ -16,8 +16,8 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.language.causal_lm import BUILTIN, drawn_from
-from ml_factory.recipes.language.length_buckets import BucketedRows
 from ml_factory.recipes.language.tokenizers import hub_errors
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 
@@ -154,26 +154,22 @@ class LabelTexts:
         ]
 
 
-def mean_label_loss(network: nn.Module, rows: BucketedRows, device: Device, size: int) -> float:
+def mean_label_loss(network: nn.Module, rows: BatchLoader, device: Device, size: int) -> float:
     """Return the mean nats of a label's text over all rows."""
-    total = sum(evaluate_mean_loss(network, loader, label_loss, device, size) * len(loader) for loader in rows.loaders)
-    return total / len(rows)
+    return evaluate_mean_loss(network, rows, label_loss, device, size)
 
 
 def predict_labels(
-    network: nn.Module, rows: BucketedRows, device: Device, size: int, length: int
+    network: nn.Module, rows: BatchLoader, device: Device, size: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the written tokens (N, L) and log probabilities (N,) of all rows, in the given order."""
+    """Return the written tokens (N, L) and log probabilities (N,) of all rows."""
 
     def forward(network: nn.Module, batch: tuple) -> Tensor:
         written_BL, score_B = write_labels(network, batch[0].long(), length)
         return torch.cat([written_BL.double(), score_B[:, None].double()], 1)
 
-    written, scores = np.zeros((len(rows), length), np.int32), np.zeros(len(rows))
-    for loader, places in rows.buckets():
-        out = evaluate_network_outputs(network, loader, device, size, forward).double().numpy()
-        written[places], scores[places] = out[:, :length], out[:, length]
-    return written, scores
+    out = evaluate_network_outputs(network, rows, device, size, forward).double().numpy()
+    return out[:, :length].astype(np.int32), out[:, length]
 
 
 def score_labels(truth: list[str], predicted: list[str]) -> dict[str, Any]:

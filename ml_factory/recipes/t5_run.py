@@ -23,7 +23,6 @@ from ml_factory.recipes.language.labelled_text import (
     split_by_blocks,
     unseen_rows,
 )
-from ml_factory.recipes.language.length_buckets import BucketedRows, bucket_lengths
 from ml_factory.recipes.language.text_baselines import baseline_accuracies
 from ml_factory.recipes.language.tokenizers import hub_errors
 from ml_factory.recipes.language.unigram_tokenizer import train_unigram_tokenizer
@@ -45,6 +44,7 @@ from ml_factory.run_folder import RunFolder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device, deterministic_device, pick_device
 from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
@@ -52,6 +52,7 @@ from ml_factory.training.spec import TrainSpec
 transformers = LazyModule("transformers")
 
 NAME = "t5"
+STEP = 8  # the length of rows is a multiple of it
 Status = Callable[[str], object]
 
 
@@ -87,17 +88,15 @@ class T5ModelSettings:
     from_scratch : random first weights, and a tokenizer trained from the training rows; always so for builtin.
     vocabulary : pieces of that tokenizer, at most.
     max_length : tokens of a text at most; longer ones are cut.
-    buckets : number of lengths that batches have.
     """
 
     name: str = f"{BUILTIN}tiny"
     from_scratch: bool = False
     vocabulary: int = 2000
     max_length: int = 128
-    buckets: int = 4
 
     def __post_init__(self) -> None:
-        least = {"vocabulary": 8, "max_length": 2, "buckets": 1}
+        least = {"vocabulary": 8, "max_length": 2}
         for name, low in least.items():
             if type(getattr(self, name)) is not int or getattr(self, name) < low:
                 raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted=f">= {low}")
@@ -119,13 +118,13 @@ class T5Settings:
 
 @dataclass(frozen=True)
 class T5Data:
-    """Rows as the network reads them. lengths : of the buckets. fingerprint : hash of rows, tokens and labels."""
+    """Rows as the network reads them. length : tokens of a row, padded. fingerprint : of rows, tokens, labels."""
 
     parts: Mapping[str, LabelledTexts]
-    rows: Mapping[str, BucketedRows]
+    rows: Mapping[str, BatchLoader]
     targets: LabelTexts
     tokenizer: Any
-    lengths: tuple[int, ...]
+    length: int
     fingerprint: str
 
 
@@ -173,7 +172,7 @@ def read_parts(given: TextFiles, seed: int) -> dict[str, LabelledTexts]:
 
 
 def prepare_texts(settings: T5Settings, parts: Mapping[str, LabelledTexts], device: Device) -> T5Data:
-    """Return tokens in buckets; a new tokenizer is trained from the training rows alone."""
+    """Return tokens, all rows of one length; a new tokenizer is trained from the training rows alone."""
     labels, model = check_parts(parts), settings.model
     if model.is_new:
         tokenizer = train_unigram_tokenizer([*parts["train"].texts, *labels], model.vocabulary, model.max_length)
@@ -182,15 +181,19 @@ def prepare_texts(settings: T5Settings, parts: Mapping[str, LabelledTexts], devi
             tokenizer = transformers.AutoTokenizer.from_pretrained(model.name, trust_remote_code=False)
     targets = LabelTexts.of(labels, tokenizer)
     tokens = {name: encode_texts(tokenizer, rows.texts, model.max_length) for name, rows in parts.items()}
-    sizes_N = np.array([len(row) for row in tokens["train"]])
-    lengths = bucket_lengths(sizes_N, model.buckets, model.max_length, settings.training.batch)
-    if (longest := max(len(row) for part in tokens.values() for row in part)) > lengths[-1]:
-        # A longer text of the other parts is read whole.
-        lengths = (*lengths[:-1], min(-(-longest // 8) * 8, model.max_length))
-    rows = {name: BucketedRows(device, tokens[name], targets.rows(part.labels), lengths, PAD)
-            for name, part in parts.items()}  # fmt: skip
+    longest = max(len(row) for part in tokens.values() for row in part)
+    length = min(-(-longest // STEP) * STEP, model.max_length)
+    rows = {name: load_rows(device, tokens[name], targets.rows(part.labels), length) for name, part in parts.items()}
     made_of = [{name: part.fingerprint for name, part in parts.items()}, tokenizer.backend_tokenizer.to_str()]
-    return T5Data(parts, rows, targets, tokenizer, lengths, fingerprint_json(made_of)[:16])
+    return T5Data(parts, rows, targets, tokenizer, length, fingerprint_json(made_of)[:16])
+
+
+def load_rows(device: Device, tokens: list[np.ndarray], labels_NL: np.ndarray, length: int) -> BatchLoader:
+    """Return a loader of (tokens, label, weight 1), the tokens padded to this length."""
+    tokens_NT = np.full((len(tokens), length), PAD, np.int32)
+    for place, row in enumerate(tokens):
+        tokens_NT[place, : len(row)] = row
+    return BatchLoader(device, [tokens_NT, labels_NL, np.ones(len(tokens), np.float32)])
 
 
 def encode_texts(tokenizer: Any, texts: tuple[str, ...], most: int) -> list[np.ndarray]:
@@ -207,7 +210,7 @@ def _train(
     spec, model = settings.training, settings.model
     network = new_t5(t5_config(model.name, len(data.tokenizer)), spec.seed) if model.is_new else load_t5(model.name)
     identity = {"model": NAME, "settings": {**asdict(model), "loop": spec.identity()}, "data": data.fingerprint}
-    say(f"lengths of the batches: {', '.join(map(str, data.lengths))} tokens; {len(data.tokenizer):,} pieces")
+    say(f"rows of {data.length} tokens; {len(data.tokenizer):,} pieces")
 
     def validation_loss() -> float:
         return mean_label_loss(network, data.rows["validation"], device, spec.eval_batch)
@@ -254,7 +257,7 @@ def _result(data: T5Data, result: ModelFitResult, predicted: list[str]) -> dict[
         "recipe": NAME, "greedy": score_labels(list(test.labels), predicted),
         "unseen": score_labels(*map(list, zip(*new, strict=True))) if new else None,
         "baselines": baseline_accuracies(data.parts["train"], test),
-        "overview": overview(data.parts), "labels": list(data.targets.labels), "lengths": list(data.lengths),
+        "overview": overview(data.parts), "labels": list(data.targets.labels), "length": data.length,
         "pieces": len(data.tokenizer),
         "history": result.history,
         "best_epoch": result.best_epoch, "stopped_early": result.stopped_early, "exact": result.exact,

@@ -27,7 +27,7 @@ def settings_of(made_up: int = 200, **training) -> T5Settings:
     given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
              "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
     return T5Settings(
-        TextFiles(made_up=made_up), T5ModelSettings(vocabulary=120, max_length=32, buckets=2),
+        TextFiles(made_up=made_up), T5ModelSettings(vocabulary=120, max_length=32),
         TrainSpec(**given | training),
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_greedy_search_equals_that_of_transformers(network):
     assert torch.allclose(scores, (likely * (ends.cumsum(1) - ends == 0)).sum(1), atol=1e-5)
 
 
-def test_padding_and_bucket_change_no_loss(network):
+def test_padding_changes_no_loss(network):
     tokens, labels = torch.tensor([[3, 4, 5, 1]]), torch.tensor([[4, 1]])
     short = t5.label_loss(network, (tokens, labels, torch.ones(1)))
     padded = (torch.nn.functional.pad(tokens, (0, 12)), torch.nn.functional.pad(labels, (0, 3)), torch.ones(1))
@@ -144,9 +144,9 @@ def test_run_learns_and_writes_predictions_results_and_pictures(whole):
 
 
 def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
-    model = T5ModelSettings(name=str(Path(whole["folder"]) / "model"), max_length=32, buckets=1)
+    model = T5ModelSettings(name=str(Path(whole["folder"]) / "model"), max_length=32)
     again = trained(tmp_path, replace(settings_of(lr=1e-9, epochs=1), model=model))
-    assert again["greedy"]["accuracy"] == whole["greedy"]["accuracy"] and again["lengths"] == [whole["lengths"][-1]]
+    assert again["greedy"]["accuracy"] == whole["greedy"]["accuracy"] and again["length"] == whole["length"]
 
 
 def test_early_stop_keeps_the_best_epoch(tmp_path):

@@ -53,12 +53,12 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
     assert all(torch.equal(value, found[name]) for name, value in weights_of(Workspace(tmp_path / "whole")).items())
 
 
-def test_recipe_t5_on_xla_compiles_a_program_a_bucket_and_has_the_losses_of_the_cpu(tmp_path):
+def test_recipe_t5_on_xla_compiles_one_program_and_has_the_losses_of_the_cpu(tmp_path):
     pytest.importorskip("transformers", reason="not among the packages of this environment")
     from tests.recipes.test_t5 import settings_of as t5_settings_of
     from tests.recipes.test_t5 import trained as t5_trained
 
     on_xla, on_cpu = (t5_trained(tmp_path / name, t5_settings_of(device=name)) for name in ("xla", "cpu"))
-    assert on_xla["compiles"]["train"] <= 2 * len(on_xla["lengths"])
+    assert on_xla["compiles"]["train"] <= 2
     losses = [[one["val_loss"] for one in facts["history"]] for facts in (on_xla, on_cpu)]
     assert losses[0] == pytest.approx(losses[1], rel=0.2)  # dropout draws other numbers
