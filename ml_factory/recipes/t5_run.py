@@ -25,7 +25,7 @@ from ml_factory.recipes.language.labelled_text import (
 )
 from ml_factory.recipes.language.text_baselines import baseline_accuracies
 from ml_factory.recipes.language.tokenizers import hub_errors
-from ml_factory.recipes.language.unigram_tokenizer import train_unigram_tokenizer
+from ml_factory.recipes.language.trained_tokenizer import train_tokenizer
 from ml_factory.recipes.recipe_run import agree_on_run, is_writing_process, open_run_of_process, write_folder
 from ml_factory.recipes.t5 import (
     PAD,
@@ -175,7 +175,7 @@ def prepare_texts(settings: T5Settings, parts: Mapping[str, LabelledTexts], devi
     """Return tokens, all rows of one length; a new tokenizer is trained from the training rows alone."""
     labels, model = check_parts(parts), settings.model
     if model.is_new:
-        tokenizer = train_unigram_tokenizer([*parts["train"].texts, *labels], model.vocabulary, model.max_length)
+        tokenizer = train_tokenizer([*parts["train"].texts, *labels], model.vocabulary, model.max_length)
     else:
         with hub_errors("The tokenizer", model.name):
             tokenizer = transformers.AutoTokenizer.from_pretrained(model.name, trust_remote_code=False)
