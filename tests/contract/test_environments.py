@@ -34,23 +34,30 @@ MODULES = {
     "pyyaml": "yaml",
 }
 
-# Runs the command line with each list of words, in an interpreter that has none of the packages of extras.
-WITHOUT_EXTRAS = """
-import contextlib, importlib.abc, importlib.metadata, io, json, sys
+# In an interpreter that has none of the packages named, as JSON, in its first argument.
+WITHOUT_PACKAGES = """
+import importlib.abc, importlib.metadata, json, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in EXTRAS:
+        if name.partition(".")[0] in ABSENT:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 def version(name, installed=importlib.metadata.version):
-    if name in EXTRAS:
+    if name in ABSENT:
         raise importlib.metadata.PackageNotFoundError(name)
     return installed(name)
 
-EXTRAS, calls = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+ABSENT = json.loads(sys.argv[1])
 importlib.metadata.version = version
 sys.meta_path.insert(0, Absent())
+"""
+# Runs the command line with each list of words.
+COMMAND_LINE = (
+    WITHOUT_PACKAGES
+    + """
+import contextlib, io
+calls = json.loads(sys.argv[2])
 from ml_factory.__main__ import main
 for words in calls:
     sys.argv, said, code = ["ml_factory", *words], io.StringIO(), 0
@@ -61,11 +68,12 @@ for words in calls:
             code = stop.code or 0
     print(json.dumps([code, said.getvalue()]))
 """
+)
 
 
 def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
     """(exit code, output) of each call of the command line."""
-    command = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRAS)), json.dumps(calls)]
+    command = [sys.executable, "-W", "error", "-c", COMMAND_LINE, json.dumps(sorted(EXTRAS)), json.dumps(calls)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -178,23 +186,10 @@ NEVER_IN_SERVE = (
     "torch", "xgboost", "lightgbm", "catboost", "matplotlib", "sklearn", "scipy", "pyarrow", "wandb", "onnx",
     "onnxscript",
 )  # fmt: skip
-# Predicts the bars of a CSV file where these packages cannot be imported; prints what was imported from outside.
-CHILD = """
-import importlib.abc, importlib.metadata, json, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-def version(name, installed=importlib.metadata.version):
-    if name in ABSENT or name == "scikit-learn":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return installed(name)
-
-ABSENT = json.loads(sys.argv[1])
-sys.meta_path.insert(0, Absent())
-importlib.metadata.version = version
+# Predicts the bars of a CSV file; prints what was imported from outside.
+CHILD = (
+    WITHOUT_PACKAGES
+    + """
 import pandas
 import ml_factory.serving.server
 from ml_factory import Bundle
@@ -205,6 +200,7 @@ known = importlib.metadata.packages_distributions()
 used = {name for top in {name.partition(".")[0] for name in sys.modules} for name in known.get(top, [])}
 print(json.dumps({"engine": bundle.engine, "p": frame.iloc[:, :3].to_numpy().tolist(), "used": sorted(used)}))
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +222,7 @@ def predicted(request, prepared_template, raw_bars, tmp_path_factory) -> dict:
         "error",
         "-c",
         CHILD,
-        json.dumps(NEVER_IN_SERVE),
+        json.dumps([*NEVER_IN_SERVE, "scikit-learn"]),
         str(path),
         str(place / "bars.csv"),
     ]
