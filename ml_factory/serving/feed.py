@@ -12,8 +12,8 @@ import pandas as pd
 
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.outcomes import REMEMBERED
+from ml_factory.inference.guard import REMEMBERED
+from ml_factory.inference.guarded_stream import GuardedStream
 from ml_factory.serving.recent_answers import RecentAnswers, answers_and_moments, bar_ends, bar_keys
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.serving.tables import Columns, check_symbol_column, to_frame

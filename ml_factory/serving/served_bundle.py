@@ -13,8 +13,8 @@ from ml_factory.data.sessions import TRADING_HOURS
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.errors import BarsError, FactoryError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.request_checks import check_predict_bars
-from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, GuardSettings
+from ml_factory.inference.guard import DEFAULT_SETTINGS, GuardSettings
+from ml_factory.inference.guarded_stream import check_request
 from ml_factory.serving.tables import (
     apply_findings,
     check_symbol_column,
@@ -98,5 +98,5 @@ class ServedBundle:
         refused = refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send others")
         with refused, np.errstate(over="ignore", invalid="ignore"):  # a price of 1e308 is no failure
             frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
-            findings = check_predict_bars(self.bundle, table, self.guard, now=now)
+            findings = check_request(self.bundle, table, self.guard, now=now)
         return self.named(frame_to_answers(apply_findings(frame, findings)))

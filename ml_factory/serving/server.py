@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
 from ml_factory.interrupt import Interrupted
 from ml_factory.serving.app import build_app
 from ml_factory.serving.service import Service

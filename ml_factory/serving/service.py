@@ -9,7 +9,7 @@ import pandas as pd
 
 import ml_factory
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
 from ml_factory.serving.feed import STATE_NAME, Feed
 from ml_factory.serving.schemas import FeedBars, OutcomeRequest, PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle

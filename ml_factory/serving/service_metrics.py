@@ -6,6 +6,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from ml_factory.inference.guard import KINDS
+
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -28,7 +30,7 @@ class ServiceMetrics:
             "ml_factory_bundle", "1 for the bundle that answers", ("symbol", "run_id", "bundle"), registry=registry
         )
         self._alarms = Gauge(
-            "ml_factory_guard_alarm", "1 while a check of the guard alarms", ("symbol", "feed", "check"),
+            "ml_factory_guard_alarm", "1 while the guard finds something of this kind", ("symbol", "feed", "check"),
             registry=registry,
         )  # fmt: skip
 
@@ -53,6 +55,7 @@ class ServiceMetrics:
         for names in bundles:
             self._bundles.labels(*names).set(1)
         for one in guards:
-            for check, state in one["checks"].items():
-                self._alarms.labels(one["symbol"], one["feed"], check).set(float(state["state"] != "ok"))
+            found = {finding["kind"] for finding in one["findings"]}
+            for kind in KINDS:
+                self._alarms.labels(one["symbol"], one["feed"], kind).set(float(kind in found))
         return generate_latest(self._registry)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ml_factory.errors import BarsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.guard.settings import ACTIONS, Finding
+from ml_factory.inference.guard import ACTIONS, Finding
 
 Columns = dict[str, list]
 

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
+from ml_factory.inference.guarded_stream import GuardedStream
 from ml_factory.serving.feed import Feed, kept_bars
 from ml_factory.serving.served_bundle import ServedBundle
 from tests.serving.conftest import columns_of
@@ -140,7 +140,7 @@ def test_feed_of_mixed_columns_and_times_keeps_as_many_bars_as_another_guard_beg
     wanted = feed.status()["last_bar_end"]
     other = ServedBundle(made.load("DEMO", "xgboost"), GuardSettings(stale="refuse"))
     again = Feed(tmp_path, other)
-    assert again.status()["last_bar_end"] == wanted and again.status()["checks"]["stale"]["action"] == "refuse"
+    assert again.status()["last_bar_end"] == wanted and again._served.guard.stale == "refuse"
     for first in range(HISTORY + 3, len(bars), 1000):
         again.push(columns_of(bars.iloc[first : first + 1000]), None)
     kept = sum(len(next(iter(columns.values()))) for columns in again._bars)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from ml_factory.errors import BarsError
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
 from ml_factory.serving.feed import Feed
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.served_bundle import ServedBundle

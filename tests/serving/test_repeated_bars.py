@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import BarsError
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
 from ml_factory.serving.feed import Feed
 from ml_factory.serving.recent_answers import RECENT_BARS, RecentAnswers
 from ml_factory.serving.served_bundle import ServedBundle
