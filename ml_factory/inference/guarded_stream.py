@@ -51,7 +51,15 @@ class GuardedStream:
         `guard` is "ok", "warn", "abstain" or "refuse"; with the last two the probabilities are NaN. Raises BarsError
         for bars that cannot be, after which the stream is as before.
         """
-        chunk = to_bar_chunk(self._stream.check_bars(bars), self.bundle.spec.market)
+        return self.push_checked(self.check_bars(bars), now=now)
+
+    def check_bars(self, bars: pd.DataFrame, where: object = "bars of the stream") -> pd.DataFrame:
+        """As of `PredictionStream`."""
+        return self._stream.check_bars(bars, where)
+
+    def push_checked(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
+        """As `push`, of bars in the canonical form of `check_bars`."""
+        chunk = to_bar_chunk(bars, self.bundle.spec.market)
         self._guard.check_order(chunk)
         market = self.bundle.spec.market
         last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self._guard.last_end

@@ -10,11 +10,13 @@ from contextlib import suppress
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from ml_factory import PredictionStream
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.server import _listen, check_service_address
+from ml_factory.serving.schemas import PredictRequest
+from ml_factory.serving.server import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from tests.serving.conftest import ROOT, columns_of, list_of, running_server
 
 
@@ -41,7 +43,7 @@ def test_predict_of_raw_bars_in_both_forms_equals_batch_to_the_bit(client, made)
         ({"symbol": "MES", "bars": "-close"}, "Missing column 'close' [bars]."),
         ({"symbol": "MES", "bars": "few"}, "Too few bars"),
         ({"symbol": "MES", "bars": "again"}, "contradict another row"),
-        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "The columns have unequal lengths [bars]."),
+        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "All arrays must be of the same length"),
         ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
         ({"symbol": "MES", "rows": {}, "bars": "B"}, "The request is not of the form that is read [body.rows]"),
         ({"symbol": "MES"}, "wanted Field required"),
@@ -65,6 +67,15 @@ def test_predict_of_wrong_body_answers_422_with_message(client, made, body, name
     assert answer.headers["content-type"] == "application/problem+json"
     assert not re.search(r" --?[a-z]|python -m", problem["message"])  # advice for the client, not for its server
     assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
+
+
+@pytest.mark.parametrize(
+    "body", [{"bars": {"a": [[]] * 20_000}}, {"bars": [{"a": []}] * 20_000}, {"bars": {"close": []}}]
+)
+def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
+    with pytest.raises(ValidationError) as caught:
+        PredictRequest.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 50
 
 
 def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
@@ -139,6 +150,14 @@ def test_body_beyond_limit_is_refused_with_413(server):
                 for _ in range(pieces):
                     sender.sendall(piece)
             assert sender.recv(12) == b"HTTP/1.1 413"
+
+
+@pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])
+def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(text):
+    assert [parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
+    with pytest.raises(SettingsError, match=f"cannot be sent as a header.*{KEY_VARIABLE}") as caught:
+        parse_api_key(text)
+    assert "\n" not in str(caught.value) and text not in str(caught.value)
 
 
 def test_service_address_beyond_this_machine_without_key_is_refused():
