@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE
 from ml_factory.data.resample import BarChunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError, SettingsError, wrong_field_error

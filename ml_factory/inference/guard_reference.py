@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.price_anomalies import TICK_ERROR, find_runs_of_true
+from ml_factory.data.quality import TICK_ERROR, find_runs_of_true
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
