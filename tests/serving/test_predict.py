@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from ml_factory import PredictionStream
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.serving.schemas import PredictRequest
 from ml_factory.serving.server import KEY_VARIABLE, _listen, check_service_address, parse_api_key
@@ -205,22 +204,6 @@ def test_serve_help_loads_no_server(made):
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_bundle_warm_rows_are_those_of_cold_stream(made):
-    bundle, bars = made.load("DEMO", "xgboost"), made.bars["DEMO"]
-    warm, streamed = bundle.predict(bars, all_rows=True, warm_rows=True), PredictionStream(bundle, cold=True).push(bars)
-    assert list(warm.index) == list(streamed.index) and len(warm) > 500
-    assert warm[P].to_numpy().tolist() == streamed[P].to_numpy().tolist()
-    first = int((bars["timestamp"] < warm.index[0]).sum())
-    assert list(bundle.predict(bars.iloc[: first + 1], all_rows=True, warm_rows=True).index) == [warm.index[0]]
-    said = set()
-    for count in (1, 2, 5, 40, 300, 2000, first - 5):  # the first message says all that is needed
-        with pytest.raises(BarsError, match="Too few bars for a prediction") as caught:
-            bundle.predict(bars.iloc[:count], all_rows=True, warm_rows=True)
-        said.add((caught.value.wanted, caught.value.next_step))
-    ((wanted, _),) = said
-    assert wanted.startswith(f"at least {bundle.description['warmup_bars'] + 1:,}, that is")
 
 
 def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():
