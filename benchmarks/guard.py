@@ -1,4 +1,4 @@
-"""False alarms and detections of the guard on held-out bars, compared with a range check and a fixed z-score.
+"""False alarms and detections of the guard on held-out bars.
 
     python -m benchmarks.guard FOLDER [--symbols ES XAUUSD SPY FILUSDT] [--bars 120000] [--starts 5]
 
@@ -6,13 +6,11 @@ FOLDER holds SYMBOL_1m.parquet; the newest --bars of each are used. A linear mod
 exported as a user would; thresholds come with the bundle, from training and validation rows. The test rows are pushed
 through `GuardedStream` at its default setting, with their outcomes as they become known.
 
-An alarm state: any check is in alarm, from a bar at which it finds something until 60 bars after it last did (1,440
-for calibration; for a jump of unit until the features' windows hold bars of one unit). An onset is the first bar of
-such a state. The drifts of `guard_drifts` begin at --starts places of the first 5,000 test bars; one is found when,
-within 500 bars, a check begins an alarm that it has not without it.
+An onset is the first answer with any finding after one without. The drifts of `guard_drifts` begin at --starts places
+of the first 5,000 test bars; one is found when, within 500 bars, an answer has a finding (of a kind, or a part of a
+drift) that none has without it.
 
-One JSON line for each file and side (guard, range: a value outside the training's range; z_score: the mean of 240 bars
-more than 4 standard errors of independent bars from that of training):
+One JSON line for each file:
   onsets_per_1000, alarm_share   over the first 5,000 test bars
   onsets_per_1000_long, alarm_share_long  over the first 25,000, or as many as there are
   found                          drifts of 10: ten times the share of all places at which they were found
@@ -23,7 +21,6 @@ and without.
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,111 +28,76 @@ import pandas as pd
 
 from benchmarks.guard_drifts import DRIFTS
 from benchmarks.measure import digits, print_json, timed
-from ml_factory import pipeline
+from ml_factory import Bundle, GuardedStream, PredictionStream, Workspace, pipeline
 from ml_factory.data.io import import_bars, read_bars_table
-from ml_factory.data.resample import to_bar_chunk
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.stream import StreamedFeatureRows
-from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.alarms import Event, kind_of
-from ml_factory.inference.guard.bar_channels import BarChannels
-from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.settings import DEFAULT_SETTINGS, LONG_HELD
-from ml_factory.inference.stream import PredictionStream
+from ml_factory.inference.guard import Finding
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.workspace import Workspace
 
 HORIZON, HISTORY, WITHIN = 5, 30_000, 500
 SHORT, LONG = 5000, 25_000
 CHUNK = 250  # bars between two looks for outcomes
-ENDED = "ended:"  # before the name of a check whose alarm ends
-Alarmed = list[tuple[int, str]]  # bar after the first, and the check
+Answers = list[tuple[pd.Timestamp, frozenset[str]]]  # moment of an answer, and what was found
 
 
 class RecordedStream:
-    """A guarded stream whose events are recorded, with outcomes as they become known.
+    """A guarded stream whose findings are recorded, with outcomes as they become known.
 
     sharper : predicted probabilities are raised to the fourth power, as without their calibrator
     """
 
     def __init__(self, bundle: Bundle, labels: pd.DataFrame, state: dict | None = None, *, sharper: bool = False):
-        self.stream, self.events, self._labels = GuardedStream(bundle), [], labels
+        self.stream, self._labels = GuardedStream(bundle), labels
+        self._found: list[list[Finding]] = []
         if state:
             self.stream.load_state(state)
-        alarms, predict = self.stream._guard.alarms, self.stream._stream.predict_rows
-        record = alarms.add
+        find, predict = self.stream._guard.findings, self.stream._stream.predict_rows
 
-        def add(event: Event) -> None:
-            self.events.append((event.bar, ENDED + event.check if event.state == "ended" else event.check))
-            record(event)
+        def record(*given: object) -> list[list[Finding]]:
+            self._found = find(*given)
+            return self._found
 
         def predict_sharper(rows: StreamedFeatureRows) -> pd.DataFrame:
             frame = predict(rows)
             p = frame[PROBABILITIES].to_numpy() ** 4
             return frame.assign(**dict(zip(PROBABILITIES, (p / p.sum(axis=1, keepdims=True)).T, strict=True)))
 
-        alarms.add = add
+        self.stream._guard.findings = record
         if sharper:
             self.stream._stream.predict_rows = predict_sharper
 
-    def push(self, bars: pd.DataFrame) -> Alarmed:
-        """Push bars, and return the events of checks as (bar counted from the first pushed, check)."""
-        first = self.stream._guard.bars
+    def push(self, bars: pd.DataFrame) -> Answers:
+        """Push bars, and return what each answer found."""
+        answers = []
         for start in range(0, len(bars), CHUNK):
             part = bars.iloc[start : start + CHUNK]
             before = pd.Timestamp(self.stream._guard.last_end, tz="UTC")
-            self.stream.push(part.reset_index())
+            moments = self.stream.push(part.reset_index()).index
+            names = [frozenset(f"{one.kind}:{one.part}" for one in found) for found in self._found]
+            answers += zip(moments, names, strict=True)
             ended = self._labels["label_end"]
             known = self._labels[(ended > before) & (ended <= part.index[-1])]
             for moment, label in zip(known.index, known["label"], strict=True):
                 self.stream.add_outcome(moment, int(label))
-        found = [(bar - first, check) for bar, check in self.events if bar >= first]
-        self.events = []
-        return found
+        return answers
 
 
-def simple_events(bundle: Bundle, train: np.ndarray, bars: pd.DataFrame, side: str) -> Alarmed:
-    """Return the events of the range check or the fixed z-score."""
-    channels = BarChannels(bundle.spec.market, bundle.guard_reference.season)
-    values = channels.push(to_bar_chunk(bars, bundle.spec.market))
-    used = np.isfinite(train).any(axis=0)
-    train, values = train[:, used], values[:, used]
-    with np.errstate(invalid="ignore"):
-        if side == "range":
-            low, high = np.nanmin(train, axis=0), np.nanmax(train, axis=0)
-            return [(int(bar), f"range:{column}") for bar, column in np.argwhere((values < low) | (values > high))]
-        scores = np.nan_to_num((values - np.nanmean(train, axis=0)) / np.maximum(np.nanstd(train, axis=0), 1e-12))
-    means = pd.DataFrame(scores).rolling(240).mean().to_numpy() * np.sqrt(240)
-    return [(int(bar), f"z_score:{column}") for bar, column in np.argwhere(np.abs(means) > 4)]
+def onsets(answers: Answers) -> tuple[int, float]:
+    """Return (onsets, share of the answers with a finding)."""
+    alarm = np.array([bool(found) for _, found in answers])
+    return int((alarm & ~np.append(False, alarm[:-1])).sum()), float(alarm.mean())
 
 
-def begun(events: Alarmed) -> Alarmed:
-    """Return the events without the ends of alarms."""
-    return [(bar, check) for bar, check in events if not check.startswith(ENDED)]
-
-
-def onsets(events: Alarmed, bars: int) -> tuple[int, float]:
-    """Return (onsets, share of bars in alarm) of the first bars."""
-    alarm, hold = np.zeros(bars + 1, bool), DEFAULT_SETTINGS
-    for bar, check in begun(events):
-        length = hold.long_hold_bars if kind_of(check) in LONG_HELD else hold.hold_bars
-        stop = min((end for end, name in events if name == ENDED + check and end > bar), default=bars)
-        alarm[max(bar, 0) + 1 : (stop if check == "unit" else bar + length) + 1] = True
-    return int((alarm[1:] & ~alarm[:-1]).sum()), float(alarm[1:].mean())
-
-
-def first_new(events: Alarmed, clean: Alarmed, start: int) -> int | None:
-    """Return the bars until a check began an alarm that it has not without the drift.
-
-    events : bars counted from `start`; clean : from the first test bar
-    """
-    usual = {check for bar, check in clean if start - DEFAULT_SETTINGS.hold_bars <= bar < start + WITHIN}
-    return min((bar for bar, check in begun(events) if check not in usual and 0 <= bar < WITHIN), default=None)
+def first_new(changed: Answers, clean: Answers) -> pd.Timestamp | None:
+    """Return the moment of the first answer that found what no clean answer did."""
+    usual = frozenset().union(*(found for _, found in clean))
+    return next((moment for moment, found in changed if found - usual), None)
 
 
 def drifted(name: str, test: pd.DataFrame, before: pd.DataFrame, start: int, tick: float) -> pd.DataFrame:
     """Return the bars from a place on, changed."""
-    change, history = DRIFTS[name].change, pd.concat([before, test.iloc[:start]])
+    change, history = DRIFTS[name], pd.concat([before, test.iloc[:start]])
     bars = test.iloc[start : start + 2 * WITHIN]
     generator = seeded_generator("guard drift", name, start)
     return (bars if change is None else change(bars, history, tick, generator)).iloc[:WITHIN]
@@ -155,60 +117,37 @@ def measure(symbol: str, file: Path, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle, labels = exported(Workspace(folder), symbol, read_bars_table(file).iloc[-options.bars :])
         bars = bundle.spec.check_bars(pd.read_parquet(Workspace(folder).raw_bars(symbol)))[0]
-    times = {name: pd.Timestamp(bundle.description["split_times"][name]) for name in ("validation", "test")}
-    place = int((bars.index < times["test"]).sum())
+    place = int((bars.index < pd.Timestamp(bundle.description["split_times"]["test"])).sum())
     before, test = bars.iloc[place - HISTORY : place], bars.iloc[place : place + LONG]
-    train = BarChannels(bundle.spec.market, bundle.guard_reference.season).push(
-        to_bar_chunk(bars[bars.index < times["validation"]], bundle.spec.market)
-    )
-    # Guard: states at the places, and the events without a drift.
     stream = RecordedStream(bundle, labels)
     stream.push(before)
     starts = np.linspace(500, SHORT - WITHIN, options.starts).astype(int).tolist()
     states, clean, pushed = {}, [], 0
     for start in [*starts, len(test)]:
-        clean += [(bar + pushed, check) for bar, check in stream.push(test.iloc[pushed:start])]
+        clean += stream.push(test.iloc[pushed:start])
         states[start], pushed = stream.stream.get_state(), start
     tick = bundle.spec.market.tick or float(np.diff(np.unique(test["close"].iloc[:2000])).min())
-
-    def guard(name: str, start: int, changed: pd.DataFrame) -> Alarmed:
-        return RecordedStream(bundle, labels, states[start], sharper=name == "calibrator_lost").push(changed)
-
-    report(symbol, "guard", clean, guard, (test, before, starts, tick))
-    for side in ("range", "z_score"):
-
-        def simple(name: str, start: int, changed: pd.DataFrame, side: str = side) -> Alarmed:
-            history = pd.concat([before, test.iloc[:start]]).iloc[-2000:]
-            found = simple_events(bundle, train, pd.concat([history, changed]), side)
-            return [(bar - len(history), check) for bar, check in found]
-
-        whole = simple_events(bundle, train, pd.concat([before.iloc[-2000:], test]), side)
-        usual = [(bar - 2000, check) for bar, check in whole if bar >= 2000]
-        report(symbol, side, usual, simple, (test, before, starts, tick))
-    speed(symbol, bundle, before)
-
-
-def report(
-    symbol: str, side: str, clean: Alarmed, run: Callable[[str, int, pd.DataFrame], Alarmed],
-    where: tuple[pd.DataFrame, pd.DataFrame, list[int], float],
-) -> None:  # fmt: skip
-    """Print the line of one side; where: test bars, the bars before, places of drifts, tick."""
-    test, before, starts, tick = where
-    count, share = onsets(clean, min(SHORT, len(test)))
-    long, long_share = onsets(clean, len(test))
-    drifts, hits = {}, 0
+    drifts = {}
     for name in DRIFTS:
-        bars = [first_new(run(name, start, drifted(name, test, before, start, tick)), clean, start) for start in starts]
-        found = [bar for bar in bars if bar is not None]
-        hits += len(found)
-        drifts[name] = [len(found), int(np.median(found)) if found else None]
-    kinds = sorted({check for bar, check in begun(clean) if bar < SHORT})
+        bars_until = []
+        for start in starts:
+            changed = drifted(name, test, before, start, tick)
+            recorded = RecordedStream(bundle, labels, states[start], sharper=name == "calibrator_lost")
+            first, last = test.index[start], test.index[min(start + WITHIN, len(test)) - 1]
+            usual = [one for one in clean if first <= one[0] <= last]
+            found = first_new(recorded.push(changed), usual)
+            bars_until += [] if found is None else [int((changed.index < found).sum())]
+        drifts[name] = [len(bars_until), int(np.median(bars_until)) if bars_until else None]
+    short = [one for one in clean if one[0] <= test.index[min(SHORT, len(test)) - 1]]
+    (count, share), (long, long_share) = onsets(short), onsets(clean)
     print_json(
-        bench="guard", file=symbol, side=side, onsets_per_1000=digits(count / min(SHORT, len(test)) * 1000),
+        bench="guard", file=symbol, side="guard", onsets_per_1000=digits(count / min(SHORT, len(test)) * 1000),
         alarm_share=digits(share), onsets_per_1000_long=digits(long / len(test) * 1000), long_bars=len(test),
-        alarm_share_long=digits(long_share),
-        found=digits(10 * hits / (len(DRIFTS) * len(starts))), starts=len(starts), drifts=drifts, false_alarms=kinds,
+        alarm_share_long=digits(long_share), starts=len(starts), drifts=drifts,
+        found=digits(10 * sum(count for count, _ in drifts.values()) / (len(DRIFTS) * len(starts))),
+        false_alarms=sorted(frozenset().union(*(found for _, found in short))),
     )  # fmt: skip
+    speed(symbol, bundle, before)
 
 
 def speed(symbol: str, bundle: Bundle, bars: pd.DataFrame) -> None:

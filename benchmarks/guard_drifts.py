@@ -1,26 +1,12 @@
 """Ten declared drifts of a feed: what `benchmarks.guard` injects, fixed before any threshold was chosen.
 
-A drift changes the bars from its first bar on. `obvious`: a range check of single values is expected to find it.
+A drift changes the bars from its first bar on: (bars, their history, tick, generator) -> the changed bars.
 """
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 PRICES = ["open", "high", "low", "close"]
-
-
-class Drift(NamedTuple):
-    """One drift.
-
-    change : (bars, their history, tick, generator) -> the changed bars; None: the model's probabilities change
-    obvious : a range check of single values is expected to find it
-    """
-
-    change: Callable[[pd.DataFrame, pd.DataFrame, float, np.random.Generator], pd.DataFrame] | None
-    obvious: bool = False
 
 
 def prices_x10(bars, history, tick, generator):
@@ -91,14 +77,14 @@ def _rounded(bars, prices, tick):
 
 
 DRIFTS = {
-    "prices_x10": Drift(prices_x10, True),
-    "clock_1h": Drift(clock_1h, True),
-    "volatility_x2": Drift(volatility_x2),
-    "volume_x5": Drift(volume_x5),
-    "open_close_swapped": Drift(open_close_swapped),
-    "half_stuck": Drift(half_stuck),
-    "every_other_missing": Drift(every_other_missing),
-    "trend": Drift(trend),
-    "quote_noise": Drift(quote_noise),
-    "calibrator_lost": Drift(None),  # probabilities to the fourth power, normalized
+    "prices_x10": prices_x10,
+    "clock_1h": clock_1h,
+    "volatility_x2": volatility_x2,
+    "volume_x5": volume_x5,
+    "open_close_swapped": open_close_swapped,
+    "half_stuck": half_stuck,
+    "every_other_missing": every_other_missing,
+    "trend": trend,
+    "quote_noise": quote_noise,
+    "calibrator_lost": None,  # probabilities to the fourth power, normalized
 }

@@ -51,10 +51,10 @@ def predict(served: ServedBundle, event: dict) -> dict[str, Any]:
     try:
         request = PredictRequest.model_validate_json(base64.b64decode(body) if event.get("isBase64Encoded") else body)
     except ValidationError as error:
-        raise schema_error(error.errors()) from error
+        raise schema_error(error.errors())[0] from error
     except ValueError as error:
         raise FactoryError("The body is no base64", where="body", got=error, wanted="base64") from error
     if request.symbol not in (None, served.symbol):
         raise FactoryError("Another symbol is served here", where="symbol", got=request.symbol, wanted=served.symbol)
     now = pd.Timestamp.now(tz="UTC") if request.live else None
-    return served.predict_bars(request.bars, request.last, now)
+    return served.predict(request.bars, request.last, now)

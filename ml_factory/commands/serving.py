@@ -19,7 +19,7 @@ from ml_factory.storage.files import files
 
 server = LazyModule("ml_factory.serving.server")
 following = LazyModule("ml_factory.serving.follow")
-guard_settings = LazyModule("ml_factory.inference.guard.settings")
+guard_settings = LazyModule("ml_factory.inference.guard")
 served_bundle = LazyModule("ml_factory.serving.served_bundle")
 POLL_SECONDS = 0.5
 

@@ -30,7 +30,7 @@ from ml_factory.inference.bundle_checks import (
     check_fitted_models,
 )
 from ml_factory.inference.bundle_parts import check_bundle_parts
-from ml_factory.inference.guard.reference import GuardReference
+from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.model_card import model_card
 from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import FittedModels

@@ -107,9 +107,9 @@ class PredictionStream:
             if self._side:
                 self._side.load_state(state["side"])
 
-    def check_bars(self, bars: pd.DataFrame) -> pd.DataFrame:
+    def check_bars(self, bars: pd.DataFrame, where: object = "bars of the stream") -> pd.DataFrame:
         """Return the next bars in canonical form; the stream is not changed. Raises BarsError."""
-        spec, where = self.bundle.spec, "bars of the stream"
+        spec = self.bundle.spec
         if not len(bars):
             return pd.DataFrame(
                 index=pd.DatetimeIndex([], tz="UTC"), columns=["open", "high", "low", "close", "volume"]

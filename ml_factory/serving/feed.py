@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ import pandas as pd
 
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.outcomes import REMEMBERED
-from ml_factory.serving.recent_answers import RecentAnswers, answers_and_moments, bar_ends, bar_keys
-from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.serving.tables import Columns, check_symbol_column, to_frame
+from ml_factory.inference.guard import REMEMBERED
+from ml_factory.inference.guarded_stream import GuardedStream
+from ml_factory.serving.served_bundle import ServedBundle, check_symbol_column, reading_bars, to_answers
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json, parse_json
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
 
-FORMAT, STATE_NAME = "ml_factory.feed/2", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/3", "feed.state"
+RECENT_BARS = 1000  # bars that are known again, with their answers
 
 
 class Feed:
@@ -33,102 +31,129 @@ class Feed:
 
     def __init__(self, folder: Path, served: ServedBundle):
         self._path, self._served = folder / STATE_NAME, served
-        self._identity = fingerprint_json([served.id, asdict(served.guard)])
+        self._length = pd.Timedelta(minutes=served.bundle.spec.market.bar_minutes)
+        self._stream: GuardedStream | None = None
+        self._kept: pd.DataFrame | None = None
+        self._answers: list[dict[str, Any]] = []
         self._read()
 
-    def push(self, columns: Columns, now: pd.Timestamp | None) -> dict[str, Any]:
+    def check(self, table: pd.DataFrame, where: object = "bars") -> pd.DataFrame:
+        """Return raw bars in canonical form, for `push`. Raises BarsError for bars that cannot be."""
+        check_symbol_column(table, self._served.symbol, where)
+        with reading_bars():
+            return self._opened().check_bars(table, where)
+
+    def push(self, bars: pd.DataFrame, now: pd.Timestamp | None, *, save: bool = True) -> dict[str, Any]:
         """Return the answers that these bars complete, once the bars are on the disk.
 
-        columns : raw bars by column, as the client sent them; bars at the beginning that were pushed before, with the
-            same values, are counted in `repeated`; their first answers come before the new ones, and are counted in
-            `repeated_answers`. An answer of another bundle than the reply's names its own. `lacking_bars` base bars
-            must still come before the first answer; `next` is the earliest start of the next bar.
+        bars : of `check`; those at the beginning that were pushed before are counted in `repeated`, and their first
+            answers come before the new ones, counted in `repeated_answers`. An answer of another bundle than the
+            reply's names its own. `lacking_bars` base bars must still come before the first answer; `next` is the
+            earliest start of the next bar.
         now : the clock; None: history
+        save : False leaves writing to `save`
 
-        Raises BarsError for bars that cannot be, after which the feed is as before.
+        Raises BarsError for bars that overlap with others, after which the feed is as before.
         """
-        check_symbol_column(columns, self._served.symbol, "bars")
-        keys = bar_keys(columns)
-        if not keys:
-            raise BarsError("There are no bars", where="bars", got="empty columns", wanted="at least one bar",
-                            next_step="send the next bar")  # fmt: skip
-        with self._change() as stream:
-            repeated = self._recent.count_repeated(keys)
-            first = self._recent.answers(keys[:repeated], self._served.id)
-            new: list[dict[str, Any]] = []
-            if repeated < len(keys):
-                rest = {name: column[repeated:] for name, column in columns.items()}
-                refused = refuse_damaged_content(BarsError, "These bars cannot be read", where="bars",
-                                                 next_step="send bars")  # fmt: skip
-                with refused, np.errstate(over="ignore", invalid="ignore"):  # a price of 1e308 is no failure
-                    frame = stream.push(to_frame(rest), now=now)
-                new = self._remember(frame, rest, keys[repeated:])
-                self._write()
-        reply = self._served.named(first + new) | {"repeated": repeated, "repeated_answers": len(first)}
-        return reply | {"lacking_bars": stream.lacking_bars, "next": stream.status()["last_bar_end"]}
+        with reading_bars(), self._changing() as stream:
+            repeated = bars[bars.index < self._next] if self._next is not None else bars.iloc[:0]
+            first, new = self._answers_again(repeated), bars.iloc[len(repeated) :]
+            answers: list[dict[str, Any]] = []
+            if len(new):
+                answers = to_answers(stream.push_checked(new, now=now))
+                kept = new if self._kept is None else pd.concat([self._kept, new])
+                self._kept = kept.iloc[-kept_bars(self._served.bundle) :]
+                oldest = kept.index[-RECENT_BARS:][0].isoformat()
+                self._answers = [one for one in self._answers if one["known_at"] > oldest]
+                self._answers += [self._served.names | one for one in answers]
+                if save:
+                    self.save()
+        reply = self._served.names | {"answers": first + answers, "repeated": len(repeated)}
+        return reply | {
+            "repeated_answers": len(first), "lacking_bars": stream.lacking_bars,
+            "next": None if self._next is None else self._next.isoformat(),
+        }  # fmt: skip
 
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> dict[str, Any]:
         """Give the guard the outcome of an earlier answer; `remembered` is False where it holds no such answer."""
-        with self._change() as stream:
+        with self._changing() as stream:
             remembered = stream.add_outcome(known_at, label)
             if remembered:
-                self._write()
-        reason = "" if remembered else (
-            "no answer of this moment waits for an outcome: it has one, or another known_at, or "
-            f"{REMEMBERED:,} answers came after it"
-        )  # fmt: skip
-        return {
-            "remembered": remembered,
-            "reason": reason,
-            "run_id": self._served.run_id,
-            "bundle": self._served.id,
-        }
+                self.save()
+        why = "no answer of this moment waits for an outcome: it has one, or another known_at, or "
+        reason = "" if remembered else f"{why}{REMEMBERED:,} answers came after it"
+        return {"remembered": remembered, "reason": reason, "run_id": self._served.run_id, "bundle": self._served.id}
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the guard's checks; `last_bar_end` is the earliest start of the next bar."""
-        with self._change() as stream:
-            return stream.status()
+        """Return what the guard finds; `last_bar_end` is the earliest start of the next bar."""
+        return self._opened().status()
 
-    def last_answers(self) -> list[dict[str, Any]]:
-        """Return the answers of the last bars in time order, each with its bundle."""
-        with self._change():
-            return self._recent.all_answers()
+    @property
+    def position(self) -> pd.Timestamp | None:
+        """Earliest start of the next bar; None before the first."""
+        self._opened()
+        return self._next
+
+    def save(self) -> None:
+        """Write the state, whole or not at all."""
+        assert self._stream is not None and self._kept is not None
+        bars: dict[str, Any] = {"start": self._kept.index.as_unit("ns").asi8}
+        for name, column in self._kept.items():
+            values = column.to_numpy()
+            bars[str(name)] = values.tolist() if values.dtype == object else values
+        state = {
+            "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(), "bars": bars,
+            "answers": json.dumps(self._answers),
+        }  # fmt: skip
+        write_state_file(self._path, state)
+
+    def drop(self) -> None:
+        """Forget what is not saved."""
+        self._stream = None
+
+    @property
+    def _next(self) -> pd.Timestamp | None:
+        return None if self._kept is None else self._kept.index[-1] + self._length
+
+    def _answers_again(self, repeated: pd.DataFrame) -> list[dict[str, Any]]:
+        """Return the first answers of bars that were pushed before. Raises BarsError for others at their time."""
+        if not len(repeated) or self._kept is None:
+            return []
+        recent = self._kept.iloc[-RECENT_BARS:]
+        known = recent[recent.index.isin(repeated.index)]
+        if not known.equals(repeated):
+            raise BarsError(
+                "Bars overlap with others that were pushed before", where="bars", got=f"a bar at {repeated.index[0]}",
+                wanted=f"one of the last {RECENT_BARS:,} with the same values, or bars from {self._next} on",
+                next_step="push bars in time order, each once",
+            )  # fmt: skip
+        before = self._kept.index[self._kept.index < repeated.index[0]][-1:] + self._length
+        after = before[0].isoformat() if len(before) else ""
+        until = (repeated.index[-1] + self._length).isoformat()
+        found = [one for one in self._answers if after < one["known_at"] <= until]
+        own = self._served.names
+        return [one if one["bundle"] != own["bundle"] else {name: one[name] for name in one if name not in own}
+                for one in found]  # fmt: skip
 
     @contextmanager
-    def _change(self) -> Iterator[GuardedStream]:
+    def _changing(self) -> Iterator[GuardedStream]:
         """Yield the stream; where the block fails, it is read from the disk again at the next call."""
+        try:
+            yield self._opened()
+        except BaseException:
+            self.drop()
+            raise
+
+    def _opened(self) -> GuardedStream:
         if self._stream is None:
             self._read()
         assert self._stream is not None
-        try:
-            yield self._stream
-        except BaseException:
-            self._stream = None
-            raise
-
-    def _remember(self, frame: pd.DataFrame, columns: Columns, keys: list[str]) -> list[dict[str, Any]]:
-        """Keep these bars and their answers; return the answers."""
-        answers, moments = answers_and_moments(frame)
-        alone = len(keys) == 1 or not answers  # the time of each bar tells nothing then
-        ends = np.zeros(len(keys), np.int64) if alone else bar_ends(self._served.bundle, columns)
-        self._recent.remember(keys, self._served.named(answers), moments, ends)
-        if self._bars and _form(self._bars[-1]) == _form(columns):
-            for name, column in columns.items():
-                self._bars[-1][name] += column
-        else:
-            self._bars.append({name: list(column) for name, column in columns.items()})
-        surplus = sum(map(_count, self._bars)) - kept_bars(self._served.bundle)
-        while surplus > 0 and surplus >= _count(self._bars[0]):
-            surplus -= _count(self._bars.pop(0))
-        if surplus > 0:
-            self._bars[0] = {name: column[surplus:] for name, column in self._bars[0].items()}
-        return answers
+        return self._stream
 
     def _read(self) -> None:
         """Take the stream from the disk, or with another bundle from the kept bars. Raises CheckpointError."""
-        self._stream: GuardedStream | None = None
-        self._recent, self._bars = RecentAnswers(), list[Columns]()
-        stream, other_bundle = GuardedStream(self._served.bundle, self._served.guard, cold=True), False
+        self._kept, self._answers, self._stream = None, [], None
+        stream, replayed = GuardedStream(self._served.bundle, self._served.guard), False
         if files.is_file(self._path):
             what, step = "The stored state of this feed is damaged", "delete this file, and push its history"
             try:
@@ -138,49 +163,23 @@ class Feed:
             with refuse_damaged_content(CheckpointError, what, where=self._path, next_step=step):
                 if stored["format"] != FORMAT:
                     raise ValueError(f"format {stored['format']}")
-                self._recent = RecentAnswers.from_text(stored["recent"])
-                self._bars = parse_json(stored["bars"], largest=None)
-                other_bundle = stored["identity"] != self._identity
-                if not other_bundle:
+                texts = {name: object if isinstance(one, list) else None for name, one in stored["bars"].items()}
+                columns = {name: np.asarray(one, texts[name]) for name, one in stored["bars"].items()}
+                start = pd.DatetimeIndex(columns.pop("start").view("M8[ns]"), tz="UTC", name="timestamp")
+                self._kept = pd.DataFrame(columns, index=start)
+                self._answers = parse_json(stored["answers"], largest=None)
+                replayed = stored["bundle"] != self._served.id
+                if replayed:
+                    stream.push_checked(self._kept)
+                else:
                     stream.load_state(stored["stream"])
-                for columns in self._bars if other_bundle else ():
-                    _push_history(stream, to_frame(columns))
         self._stream = stream
-        if other_bundle:
-            self._write()
-
-    def _write(self) -> None:
-        assert self._stream is not None
-        state = {
-            "format": FORMAT, "identity": self._identity, "stream": self._stream.get_state(),
-            "recent": self._recent.to_text(), "bars": json.dumps(self._bars),
-        }  # fmt: skip
-        write_state_file(self._path, state)
+        if replayed:
+            self.save()
 
 
 def kept_bars(bundle: Bundle) -> int:
     """Return how many raw bars another bundle of this kind reads before its first answer: its warm-up and two days."""
-    warmup, spec = bundle.description["warmup_bars"], bundle.spec
-    minutes = spec.market.bar_minutes
-    return warmup * max(spec.features.base_minutes // minutes, 1) + 2 * 1440 // minutes
-
-
-def _push_history(stream: GuardedStream, frame: pd.DataFrame) -> None:
-    """Push bars of several messages: together, or where they cannot be read so, in two parts."""
-    try:
-        stream.push(frame)
-    except BarsError:
-        if len(frame) == 1:
-            raise
-        half = len(frame) // 2
-        _push_history(stream, frame.iloc[:half])
-        _push_history(stream, frame.iloc[half:])
-
-
-def _form(columns: Columns) -> list[tuple[str, bool]]:
-    """Return the names of the columns, and whether each holds texts; columns of one form are kept together."""
-    return sorted((name, any(isinstance(value, str) for value in column)) for name, column in columns.items())
-
-
-def _count(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
+    minutes = bundle.spec.market.bar_minutes
+    warmup = bundle.description["warmup_bars"] * max(bundle.spec.features.base_minutes // minutes, 1)
+    return max(warmup + 2 * 1440 // minutes, RECENT_BARS)

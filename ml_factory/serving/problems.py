@@ -26,24 +26,15 @@ class JsonResponse(Response):
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-class BodyIsNotJsonError(FactoryError):
-    """The body of a request cannot be parsed."""
-
-
-def status_of(error: FactoryError) -> int:
-    """Return the HTTP status of an error."""
-    if isinstance(error, BodyIsNotJsonError):
-        return 400
-    if isinstance(error, WorkspaceError | MissingPackageError):
-        return 503
-    return 409 if isinstance(error, CheckpointError) else 422
-
-
-def problem_fields(error: FactoryError, status: int) -> dict[str, Any]:
-    """Return the body of an error, without secrets.
+def problem_response(
+    error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> JsonResponse:
+    """Return the response for an error, without secrets.
 
     A next step on the command line is for who runs the service, whose log has it; the client gets its own.
     """
+    unable = isinstance(error, WorkspaceError | MissingPackageError)
+    status = status or (503 if unable else 409 if isinstance(error, CheckpointError) else 422)
     if _COMMAND.search(error.next_step):
         if status != 422:
             _log.warning("answered with %d: %s", status, error)
@@ -51,26 +42,20 @@ def problem_fields(error: FactoryError, status: int) -> dict[str, Any]:
         error = FactoryError(error.what, where=error.where, got=error.got, wanted=error.wanted, next_step=advice)
     parts = {name: getattr(error, name) for name in ("what", "where", "got", "wanted", "next_step")}
     texts = {name: None if part is None else str(part)[:2000] for name, part in parts.items()}
-    return redact_values({"status": status, **texts, "message": str(error)[:4000]})
+    content = redact_values({"status": status, **texts, "message": str(error)[:4000]})
+    return JsonResponse(content, status, headers, "application/problem+json")
 
 
-def problem_response(
-    error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
-) -> JsonResponse:
-    """Return the response for an error."""
-    status = status or status_of(error)
-    return JsonResponse(problem_fields(error, status), status, headers, "application/problem+json")
-
-
-def schema_error(faults: Sequence[Mapping]) -> FactoryError:
-    """Return the error for a body of another form: its first fault, of the form of bars that it comes nearest to."""
-    fault = max(faults, key=lambda one: len(one["loc"]), default={"loc": (), "msg": "not of the schema"})
+def schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
+    """Return the error, and its status, for a body of another form: its first fault, of the nearest form."""
+    none: Mapping[str, Any] = {"loc": (), "msg": "not of the schema"}
+    fault = max(faults, key=lambda one: len(one["loc"]), default=none)
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
-                            wanted="application/json", next_step="send it as such")  # fmt: skip
+                            wanted="application/json", next_step="send it as such"), 422  # fmt: skip
     if fault.get("type") == "json_invalid" and fault["loc"]:
-        return BodyIsNotJsonError("The body is not JSON", where=f"character {fault['loc'][-1]}",
-                                  got=fault.get("ctx", {}).get("error"), next_step="send one JSON object")  # fmt: skip
+        return FactoryError("The body is not JSON", where=f"character {fault['loc'][-1]}",
+                            got=fault.get("ctx", {}).get("error"), next_step="send one JSON object"), 400  # fmt: skip
     where = "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"] if "[" not in str(part)
     ).lstrip(".")  # without names of types
@@ -78,4 +63,4 @@ def schema_error(faults: Sequence[Mapping]) -> FactoryError:
     return FactoryError(
         "The request is not of the form that is read", where=where[:200] or "body", got=got,
         wanted=fault["msg"].removeprefix("Value error, ")[:300], next_step="see /openapi.json",
-    )  # fmt: skip
+    ), 422  # fmt: skip

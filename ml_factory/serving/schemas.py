@@ -32,25 +32,21 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PredictRequest(Strict):
-    """Raw bars of one symbol.
+class FeedBars(Strict):
+    """Raw bars of one symbol. live : the newest is compared with the clock; False for history."""
 
-    live : the newest bar is compared with the clock; False for history
+    symbol: Symbol | None = None
+    bars: BarTable
+    live: bool = True
+
+
+class PredictRequest(FeedBars):
+    """Raw bars of one symbol, with as many before the first wanted row as the features need.
+
     last : newest rows to answer
     """
 
-    symbol: Symbol | None = None
-    bars: BarTable
-    live: bool = True
     last: Annotated[int, Field(ge=1, lt=2**31)] = 1
-
-
-class FeedBars(Strict):
-    """The next bars of a feed. live : the newest is compared with the clock; False for history."""
-
-    symbol: Symbol | None = None
-    bars: BarTable
-    live: bool = True
 
 
 class Answer(BaseModel):

@@ -11,10 +11,10 @@ from pathlib import Path
 import uvicorn
 
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.inference.guard.settings import GuardSettings
+from ml_factory.inference.guard import GuardSettings
 from ml_factory.interrupt import Interrupted
 from ml_factory.serving.app import build_app
-from ml_factory.serving.service import Service
+from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.scratch_folder import scratch_folder
@@ -35,9 +35,10 @@ def run_server(
 ) -> None:
     """Serve these bundles until SIGTERM or Ctrl-C; return after what was under way is finished.
 
+    paths : files of the bundles, one of each symbol; each has predicted before requests are accepted
     port : 0 takes a free one
     state : folder of the feeds' state, which survives a restart; None: a temporary one
-    announce : called with `url` and `bundles` (symbol -> run) once requests are accepted
+    announce : called with `url` and `bundles` (symbol -> run) when requests are accepted
 
     Raises SettingsError for an address without a key or a key that cannot be sent, WorkspaceError for a port in use,
     and as `Bundle.load`.
@@ -45,19 +46,25 @@ def run_server(
     key = parse_api_key(os.environ.get(KEY_VARIABLE, ""))
     check_service_address(host, key, no_key)
     with _listen(host, port) as listener, open_state_folder(state) as folder:
-        service = Service(paths, folder, guard)
+        bundles = dict[str, ServedBundle]()
+        for path in paths:
+            served = ServedBundle.load(path, guard)
+            if served.symbol in bundles:
+                raise SettingsError(
+                    f"Two bundles of {served.symbol}", where=path, got=f"a second bundle of {served.symbol}",
+                    wanted="one bundle of each symbol", next_step="serve the other one by a second process",
+                )  # fmt: skip
+            bundles[served.symbol] = served
         shown = f"[{host}]" if ":" in host else host
-        app = build_app(service, key, ("localhost", "127.0.0.1", shown) if is_loopback(host) else ("*",))
+        hosts = ("localhost", "127.0.0.1", shown) if is_loopback(host) else ("*",)
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, log_level="warning", ws="none", proxy_headers=False,
-            server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+            build_app(list(bundles.values()), folder, key, hosts), log_config=None, access_log=False, ws="none",
+            log_level="warning", proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
         )  # fmt: skip
-        facts = {
-            "url": f"http://{shown}:{listener.getsockname()[1]}",
-            "bundles": {symbol: run for symbol, run, _ in service.bundles()},
-        }
+        runs = {symbol: served.run_id for symbol, served in bundles.items()}
+        announce({"url": f"http://{shown}:{listener.getsockname()[1]}", "bundles": runs})
         with suppress(Interrupted, KeyboardInterrupt):  # raised by uvicorn after it has ended by a signal
-            _Server(config, lambda: announce(facts)).run([listener])
+            uvicorn.Server(config).run([listener])
 
 
 @contextmanager
@@ -109,18 +116,6 @@ def check_service_address(host: str, key: str, no_key: bool) -> None:
             "Other machines reach this address, and there is no key", where="--host", got=host,
             wanted="127.0.0.1, or a key", next_step=f"set the environment variable {KEY_VARIABLE}, or add --no-key",
         )  # fmt: skip
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server that reports its start."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]):
-        super().__init__(config)
-        self._when_started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._when_started()
 
 
 def _listen(host: str, port: int) -> socket.socket:

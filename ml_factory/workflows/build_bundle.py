@@ -10,7 +10,7 @@ from ml_factory.errors import BarsError, NotPreparedError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
 from ml_factory.inference.bundle_parts import UNCERTIFIED, warmup_bars
-from ml_factory.inference.guard.fit_reference import FinishedRows, fit_guard_reference
+from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import installed_library_versions
@@ -80,7 +80,7 @@ def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Arti
     """Return the bytes of the guard's reference; b"" with a line in the log where there can be none."""
     spec, clear = PredictionSpec.from_stored(data.settings), data.unambiguous_mask
     predictions = load_or_make_predictions(workspace, data, artifact)
-    rows = FinishedRows(data.features, predictions, data.labels["label"][clear], data.horizon)
+    rows = FinishedRows(data.features, predictions, data.labels["label"][clear])
     try:
         bars, _ = load_bars(workspace, data.symbol, spec.bars, market=spec.market)
         return fit_guard_reference(bars, spec.market, rows, artifact.facts["split_times"]).to_bytes()

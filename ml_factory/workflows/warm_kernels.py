@@ -19,13 +19,12 @@ import numpy as np
 from llvmlite.binding import get_host_cpu_name
 from numba.core import caching
 
-from ml_factory.data.resample import resample_bars, to_bar_chunk
+from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.hardware import cores
-from ml_factory.inference.guard.bar_channels import BarChannels, fit_season
 from ml_factory.numba_cache import numba_source_files
 from ml_factory.progress import progress_phase
 from ml_factory.storage.json_values import fingerprint_json
@@ -35,7 +34,7 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 
 DAYS = 15  # of synthetic bars, enough for the scaler of large files
 PATIENCE = 600.0  # seconds for a share, then the main process compiles it
-TARGETS = "targets"  # labels, the scaler, and the channels of the guard
+TARGETS = "targets"  # labels and the scaler
 # The longest first, so that the last to end is a short one. Other families follow.
 LONGEST = ("volatility", "momentum", "volume", "microstructure", TARGETS, "regime")
 _log = logging.getLogger("ml_factory")
@@ -132,9 +131,7 @@ def _save_one_at_a_time(lock: Path) -> None:
 
 
 def warm_up_kernel_share(share: str) -> None:
-    """Compile one family's kernels, or those of labels, a scaler and the guard, by running them on a few synthetic
-    days.
-    """
+    """Compile one family's kernels, or those of labels and a scaler, by running them on a few synthetic days."""
     bars = synthetic_market(SyntheticSpec(days=DAYS)).bars
     market = resolve_market_spec("DEMO", bars)
     family, frames = ("calendar", (15,)) if share == TARGETS else (share, ())
@@ -142,5 +139,3 @@ def warm_up_kernel_share(share: str) -> None:
     if share == TARGETS:
         triple_barrier_labels(resample_bars(bars, market, 5), matrix.base, LabelSpec(), market)
         RobustScaler.fit(matrix.values, np.arange(len(matrix)))
-        chunk = to_bar_chunk(bars, market)
-        BarChannels(market, fit_season(chunk, market.calendar)).push(chunk)

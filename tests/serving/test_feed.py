@@ -1,111 +1,142 @@
-"""Feeds without a server: damaged files, full disks, restarts, another bundle."""
+"""Feeds without a server: repeated bars, damaged files, full disks, restarts, another bundle."""
 
 import itertools
 
 import pandas as pd
 import pytest
 
+from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from ml_factory.inference.guard.guarded_stream import GuardedStream
-from ml_factory.inference.guard.settings import GuardSettings
-from ml_factory.serving.feed import Feed, kept_bars
-from ml_factory.serving.served_bundle import ServedBundle
-from tests.serving.conftest import columns_of
+from ml_factory.serving.feed import RECENT_BARS, Feed, kept_bars
+from ml_factory.serving.served_bundle import ServedBundle, to_table
+from tests.serving.conftest import Files, columns_of
 
 HISTORY = 6000
 
 
 @pytest.fixture(scope="module")
 def booster(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "xgboost"), GuardSettings())
+    return ServedBundle(made.load("DEMO", "xgboost"))
 
 
 @pytest.fixture(scope="module")
 def linear(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "linear"), GuardSettings())
+    return ServedBundle(made.load("DEMO", "linear"))
+
+
+def push(feed: Feed, bars: pd.DataFrame, now: pd.Timestamp | None = None) -> dict:
+    """The reply to bars as a client sends them."""
+    return feed.push(feed.check(to_table(columns_of(bars))), now)
+
+
+def filled(folder, served: ServedBundle, made: Files) -> tuple[Feed, pd.DataFrame]:
+    """A feed with its history, and the bars after it."""
+    feed = Feed(folder, served)
+    push(feed, made.bars["DEMO"].iloc[:HISTORY])
+    return feed, made.bars["DEMO"].iloc[HISTORY:]
 
 
 def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_path):
     bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
     lacking, answered, base = [], [], booster.bundle.spec.features.base_minutes
     for begin, end in itertools.pairwise([0, 50, 4500, *range(4550, HISTORY, 50)]):
-        reply = feed.push(columns_of(bars.iloc[begin:end]), None)
+        reply = push(feed, bars.iloc[begin:end])
         lacking.append(reply["lacking_bars"])
         answered.append(len(reply["answers"]))
     first = next(number for number, count in enumerate(answered) if count)
-    assert lacking[0] == booster.lacking_bars - 50 // base and not any(lacking[first:])
+    assert lacking[0] == booster.bundle.description["warmup_bars"] + 1 - 50 // base and not any(lacking[first:])
     assert all(one > 0 for one in lacking[:first]) and lacking == sorted(lacking, reverse=True)
     assert lacking[first - 1] <= 50 // base + 1
-    assert Feed(tmp_path, booster)._stream.lacking_bars == 0
 
 
-def test_outcome_that_is_not_remembered_says_why(booster, made, tmp_path):
-    feed = Feed(tmp_path, booster)
-    answers = feed.push(columns_of(made.bars["DEMO"].iloc[:HISTORY]), None)["answers"]
-    last = pd.Timestamp(answers[-1]["known_at"])
-    assert feed.add_outcome(last, 1)["reason"] == ""
-    for moment in (last, last + pd.Timedelta("1min"), last - pd.Timedelta("2000D")):  # given, no answer's, long ago
-        reply = feed.add_outcome(moment, 1)
-        assert not reply["remembered"] and reply["bundle"] == booster.id
-        assert reply["reason"].startswith(
-            "no answer of this moment waits for an outcome: it has one, or another known_at"
-        )
+def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_size(booster, made, tmp_path):
+    feed, bars = filled(tmp_path, booster, made)
+    whole, replies, place = push(Feed(tmp_path / "whole", booster), made.bars["DEMO"].iloc[: HISTORY + 1100]), [], 0
+    for size in (100, RECENT_BARS - 92, 1, 60, 1, 30):
+        replies.append((place, place + size, push(feed, bars.iloc[place : place + size])["answers"]))
+        place += size
+    again, stored = Feed(tmp_path, booster), (tmp_path / "feed.state").read_bytes()
+    for first, end, answers in replies[1:]:
+        reply = push(again, bars.iloc[first:end])
+        assert reply["answers"] == answers and reply["repeated"] == end - first
+        assert reply["repeated_answers"] == len(answers)
+    assert len(replies[1][2]) > 100 and (tmp_path / "feed.state").read_bytes() == stored
+    found = [
+        one
+        for first in range(100, place, 7)
+        for one in push(again, bars.iloc[first : min(first + 7, place)])["answers"]
+    ]
+    assert found == [one for _, _, answers in replies[1:] for one in answers]
+    assert found == whole["answers"][-len(found) :]
+    reply = push(again, bars.iloc[place - 20 : place + 60])
+    assert reply["repeated"] == 20 and 0 < reply["repeated_answers"] < len(reply["answers"])
+    for wrong in (bars.iloc[98:101], bars.iloc[place : place + 1].assign(high=lambda one: one["high"] + 1)):
+        with pytest.raises(BarsError, match="Bars overlap"):
+            push(again, wrong)
 
 
-def test_feed_after_failed_write_continues_from_the_disk(booster, made, tmp_path, disk_full_beyond):
-    bars = made.bars["DEMO"]
-    feed, reference = Feed(tmp_path, booster), GuardedStream(booster.bundle)
-    feed.push(columns_of(bars.iloc[:HISTORY]), None)
-    reference.push(bars.iloc[:HISTORY])
-    for place in range(HISTORY, HISTORY + 12):
-        one = columns_of(bars.iloc[place : place + 1])
+def test_feed_knows_bars_again_in_other_spellings(booster, made, tmp_path):
+    feed, bars = filled(tmp_path, booster, made)
+    first = push(feed, bars.iloc[:20])
+    epochs = bars.iloc[:20].assign(timestamp=[int(one.timestamp()) for one in bars["timestamp"].iloc[:20]])
+    for table in (bars.iloc[:20].rename(columns={"timestamp": "time"}).astype({"time": str}), epochs):
+        again = feed.push(feed.check(to_table(table.to_dict("records"))), None)
+        assert again["answers"] == first["answers"] and again["repeated"] == 20
+
+
+def test_feed_after_failed_write_or_refused_bar_continues_from_the_disk(booster, made, tmp_path, disk_full_beyond):
+    feed, bars = filled(tmp_path, booster, made)
+    reference = GuardedStream(booster.bundle)
+    reference.push(made.bars["DEMO"].iloc[:HISTORY])
+    for place in range(12):
+        one = bars.iloc[place : place + 1]
         if place % 5 == 0:
             with disk_full_beyond(20), pytest.raises(FileError):
-                feed.push(one, None)
-        with pytest.raises(BarsError):
-            feed.push(columns_of(bars.iloc[place : place + 1].assign(high=0.5)), None)
-        got, wanted = feed.push(one, None)["answers"], reference.push(bars.iloc[place : place + 1])
+                push(feed, one)
+        for wrong, named in ((one.assign(high=0.5), "high"), (one.assign(symbol="ES"), "bars of another symbol"),
+                             (one.assign(contract="A", chain=-1.0), "price step of a roll")):  # fmt: skip
+            with pytest.raises(BarsError, match=named):
+                push(feed, wrong)
+        got, wanted = push(feed, one.assign(symbol="DEMO"))["answers"], reference.push(one)
         assert [one["p_long"] for one in got] == wanted["p_long"].tolist()
 
 
-def test_feed_continues_with_another_bundle_from_its_kept_bars(booster, linear, made, tmp_path):
-    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
-    feed.push(columns_of(bars.iloc[:HISTORY]), None)
-    reference, found = GuardedStream(linear.bundle), []
-    reference.push(bars.iloc[:HISTORY])
-    for place in range(HISTORY, HISTORY + 30):
-        if place == HISTORY + 15:  # the process ends without a word, and starts with the other bundle
-            feed = Feed(tmp_path, linear)
-            again = feed.push(columns_of(bars.iloc[place - 1 : place]), None)
-            assert again["repeated"] == 1
-        reply = feed.push(columns_of(bars.iloc[place : place + 1]), None)
-        wanted = reference.push(bars.iloc[place : place + 1])
-        if place < HISTORY + 15:
-            continue
-        assert (reply["run_id"], reply["bundle"]) == (linear.run_id, linear.id)
-        found += [(one["known_at"], one["p_long"]) for one in reply["answers"]]
-        if len(wanted):
-            assert found[-1] == (wanted.index[-1].isoformat(), pytest.approx(wanted["p_long"].iloc[-1], abs=1e-12))
-    assert len(found) == 3
+def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_answers(booster, linear, made, tmp_path):
+    feed, bars = filled(tmp_path, booster, made)
+    first = push(feed, bars.iloc[:60])["answers"]
+    again = Feed(tmp_path, linear)  # the process ended without a word
+    reply = push(again, bars.iloc[:100])
+    assert (reply["bundle"], reply["repeated"], reply["repeated_answers"]) == (linear.id, 60, len(first))
+    own = {"symbol": "DEMO", "run_id": booster.run_id, "bundle": booster.id}
+    assert reply["answers"][: len(first)] == [own | one for one in first]
+    reference = GuardedStream(linear.bundle)
+    reference.push(made.bars["DEMO"].iloc[: HISTORY + 60])
+    wanted, rest = reference.push(bars.iloc[60:100])["p_long"], reply["answers"][len(first) :]
+    assert [one["known_at"] for one in rest] == [moment.isoformat() for moment in wanted.index] and len(rest) > 3
+    assert [one["p_long"] for one in rest] == pytest.approx(wanted.tolist(), abs=1e-12)
+    assert all("bundle" not in one for one in rest) and Feed(tmp_path, linear).status() == again.status()
     assert kept_bars(linear.bundle) > 5 * linear.bundle.description["warmup_bars"]
 
 
-def test_feed_keeps_outcomes_over_restarts(booster, made, tmp_path):
-    bars = made.bars["DEMO"]
-    feed = Feed(tmp_path, booster)
-    answers = feed.push(columns_of(bars.iloc[:HISTORY]), None)["answers"]
-    for answer in answers[-5:]:
-        assert feed.add_outcome(pd.Timestamp(answer["known_at"]), -1)["remembered"]
+def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booster, made, tmp_path):
+    feed, bars = filled(tmp_path, booster, made)
+    moments = [pd.Timestamp(one["known_at"]) for one in push(feed, bars.iloc[:40])["answers"]]
+    for moment in moments[-5:]:
+        assert feed.add_outcome(moment, -1) | {"reason": ""} == {
+            "remembered": True, "reason": "", "run_id": booster.run_id, "bundle": booster.id
+        }  # fmt: skip
     again = Feed(tmp_path, booster)
     assert again.status() == feed.status() and again.status()["outcomes"] == 5
+    for moment in (moments[-1], moments[-1] + pd.Timedelta("1min"), moments[-1] - pd.Timedelta("2000D")):
+        reply = again.add_outcome(moment, 1)  # given, no answer's, long ago
+        assert not reply["remembered"] and reply["reason"].startswith("no answer of this moment waits for an outcome")
 
 
 def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, made, tmp_path):
-    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
-    feed.push(columns_of(bars.iloc[:HISTORY]), None)
+    filled(tmp_path, booster, made)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/2", b"ml_factory.feed/9")):
+    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/3", b"ml_factory.feed/9")):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"state of this feed is damaged.*Next: delete this file"):
             Feed(tmp_path, booster)
@@ -114,34 +145,12 @@ def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, m
 
 
 def test_feed_answers_stale_bars_again_as_they_were_answered_with_the_clock_of_then(booster, made, tmp_path):
-    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
-    feed.push(columns_of(bars.iloc[:HISTORY]), None)
-    late = bars["timestamp"].iloc[HISTORY] + pd.Timedelta(hours=3)
-    stale = [feed.push(columns_of(bars.iloc[HISTORY + n : HISTORY + n + 1]), late) for n in range(6)]
+    feed, bars = filled(tmp_path, booster, made)
+    late = bars["timestamp"].iloc[0] + pd.Timedelta(hours=3)
+    stale = [push(feed, bars.iloc[number : number + 1], late) for number in range(6)]
     (answer,) = [one for reply in stale for one in reply["answers"]]
     assert answer["guard"] == "abstain" and answer["p_long"] is None and "the newest bar" in answer["reason"]
     again = Feed(tmp_path, booster)
     assert again.status() == feed.status()
     for number, reply in enumerate(stale):
-        got = again.push(columns_of(bars.iloc[HISTORY + number : HISTORY + number + 1]), None)
-        assert got["repeated"] == 1 and got["answers"] == reply["answers"]
-
-
-def test_feed_of_mixed_columns_and_times_keeps_as_many_bars_as_another_guard_begins_with(booster, made, tmp_path):
-    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
-    feed.push(columns_of(bars.iloc[:HISTORY]), None)
-    for place in range(HISTORY, HISTORY + 3):
-        one = columns_of(bars.iloc[place : place + 1])
-        if place == HISTORY:
-            one["time"] = one.pop("timestamp")
-        elif place == HISTORY + 1:
-            one["timestamp"] = [int(bars["timestamp"].iloc[place].timestamp())]
-        feed.push(one, None)
-    wanted = feed.status()["last_bar_end"]
-    other = ServedBundle(made.load("DEMO", "xgboost"), GuardSettings(stale="refuse"))
-    again = Feed(tmp_path, other)
-    assert again.status()["last_bar_end"] == wanted and again.status()["checks"]["stale"]["action"] == "refuse"
-    for first in range(HISTORY + 3, len(bars), 1000):
-        again.push(columns_of(bars.iloc[first : first + 1000]), None)
-    kept = sum(len(next(iter(columns.values()))) for columns in again._bars)
-    assert kept == min(kept_bars(other.bundle), len(bars))
+        assert push(again, bars.iloc[number : number + 1])["answers"] == reply["answers"]

@@ -1,6 +1,7 @@
 """serve --follow: a file that grows, is replaced, torn, or of another market; killed and started again."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, PredictionStream
-from ml_factory.errors import BarsError, CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.serving import follow
 from ml_factory.serving.feed import kept_bars
 from ml_factory.serving.follow import FollowedFile
@@ -29,15 +30,11 @@ def served(made) -> ServedBundle:
 @pytest.fixture
 def opened(served, tmp_path):
     """opened(path): the file as it is followed after a start of the process."""
-    made: list[FollowedFile] = []
 
     def start(path: Path) -> FollowedFile:
-        made.append(FollowedFile(path, served, tmp_path / "state", live=False))
-        return made[-1]
+        return FollowedFile(path, served, tmp_path / "state", live=False)
 
-    yield start
-    for one in made:
-        one.close()
+    return start
 
 
 def write(bars: pd.DataFrame, path: Path) -> None:
@@ -83,7 +80,6 @@ def test_followed_file_answers_appended_bars_once_over_restarts(ending, made, se
     answers += list(again.poll())
     write(bars, path)
     answers += list(again.poll())
-    again.close()
     assert list(opened(path).poll()) == []
     check_answers(answers, expected(served.bundle, bars, 8900))
 
@@ -98,7 +94,7 @@ def test_followed_csv_with_unfinished_last_line_answers_it_once_it_is_ended(made
     for cut in (40, 2, 1, 0):  # within the last line's fields, within its last number, without its end, whole
         path.write_bytes(header + line[: len(line) - cut])
         answers.append(list(followed.poll()))
-        assert (followed.position <= bars["timestamp"].iloc[8909].isoformat()) or not cut
+        assert (followed.position <= bars["timestamp"].iloc[8909]) or not cut
     moments = [answer["known_at"] for part in answers for answer in part]
     assert len(moments) == len(set(moments)) == 2 and len(answers[-1]) == 1
 
@@ -129,10 +125,13 @@ def test_followed_file_of_another_market_or_format_is_refused_in_one_line(made, 
     assert list(followed.poll())
 
 
-def test_followed_file_that_stays_torn_is_refused_and_absent_one_too(opened, made, tmp_path, monkeypatch):
+def test_followed_file_that_stays_torn_or_absent_is_refused_and_waited_for_at_first(
+    opened, made, tmp_path, monkeypatch
+):
     path = tmp_path / "bars.parquet"
     write(made.bars["DEMO"].head(8900), path)
     followed = opened(path)
+    assert list(followed.poll()) == []
     path.write_bytes(path.read_bytes()[:-100])
     assert list(followed.poll()) == []
     monkeypatch.setattr(follow, "TORN_SECONDS", 0.0)
@@ -141,98 +140,56 @@ def test_followed_file_that_stays_torn_is_refused_and_absent_one_too(opened, mad
     path.unlink()
     with pytest.raises(WorkspaceError, match="no such file"):
         list(followed.poll())
-
-
-def test_followed_file_with_impossible_bar_answers_each_bar_before_and_after_correction(
-    made, served, opened, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(follow, "_BARS_AT_ONCE", 20)
-    bars, path, answers = made.bars["DEMO"].head(8960), tmp_path / "bars.csv", []
-    write(bars.head(8900), path)
-    followed = opened(path)
+    monkeypatch.setattr(follow, "TORN_SECONDS", 10.0)
     assert list(followed.poll()) == []
-    wrong = bars.copy()
-    wrong.loc[8951, "high"] = 1.0
-    write(wrong, path)
-    with pytest.raises(BarsError, match="highest"):
-        answers.extend(followed.poll())
-    assert len(answers) >= 7  # of two parts
-    write(bars, path)
-    answers += list(opened(path).poll())
-    check_answers(answers, expected(served.bundle, bars, 8900))
+    write(made.bars["DEMO"].head(8930), path)
+    assert list(followed.poll())
 
 
-def test_followed_file_yields_answers_that_were_not_taken_again_after_kill(made, served, opened, tmp_path):
+def test_followed_file_answers_again_what_was_not_taken_after_kill_also_with_another_bundle(
+    made, served, opened, tmp_path
+):
     bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
     write(bars.head(8900), path)
     assert list(opened(path).poll()) == []
     write(bars, path)
     killed = opened(path).poll()
-    taken = [next(killed) for _ in range(4)]  # the log has all bars, and four answers were printed
+    taken = [next(killed) for _ in range(4)]
+    other = ServedBundle(made.load("DEMO", "linear"))
+    elsewhere = FollowedFile(path, other, shutil.copytree(tmp_path / "state", tmp_path / "copy"), live=False)
     again = opened(path)
+    stopped = again.poll()
+    assert next(stopped) == taken[0]
+    stopped.close()  # its reader failed
     answers = list(again.poll())
-    assert [one["known_at"] for one in answers[:4]] == [one["known_at"] for one in taken]  # none was lost
+    assert answers[:4] == taken and list(again.poll()) == []
     check_answers(answers, expected(served.bundle, bars, 8900))
-    assert list(again.poll()) == []
-    again.close()
     assert list(opened(path).poll()) == []
-    (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": 7, "x": ')
-    assert list(opened(path).poll()) == []  # a state without a mark: all were printed
-    (tmp_path / "state" / "DEMO" / "delivered.json").write_text('{"known_at": "then"}')
-    with pytest.raises(CheckpointError, match=r"mark of the last printed answer is damaged.*delete this file"):
-        opened(path)
+    answers = list(elsewhere.poll())
+    check_answers(answers, expected(other.bundle, bars, 8900))
+    assert {one["bundle"] for one in answers} == {other.id}
 
 
-def test_followed_file_yields_unprinted_answers_after_start_with_another_bundle(made, served, opened, tmp_path):
-    bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
+def test_followed_csv_reads_what_was_appended_and_its_context_alone(made, served, opened, tmp_path, monkeypatch):
+    bars, path, sizes, read = made.bars["DEMO"], tmp_path / "bars.csv", [], follow.read_copied_bars_table
+    monkeypatch.setattr(follow, "_CONTEXT", 1000)
+
+    def measured(where, copy):
+        sizes.append(copy.stat().st_size)
+        return read(where, copy)
+
+    monkeypatch.setattr(follow, "read_copied_bars_table", measured)
     write(bars.head(8900), path)
-    assert list(opened(path).poll()) == []
-    write(bars, path)
-    printed = next(opened(path).poll())  # killed: the state has all bars, one answer was printed
-    other = ServedBundle(made.load("DEMO", "linear"))
-    again = FollowedFile(path, other, tmp_path / "state", live=False)
-    answers = list(again.poll())
-    assert list(again.poll()) == []
-    again.close()
-    known = [printed["known_at"], *(one["known_at"] for one in answers if one["known_at"] != printed["known_at"])]
-    assert known == [moment.isoformat() for moment in expected(served.bundle, bars, 8900).index]
-    assert {one["bundle"] for one in answers} == {served.id}  # each bar keeps its first answer
-    wanted = expected(served.bundle, bars, 8900)["p_long"]
-    for one in answers:
-        assert one["p_long"] == pytest.approx(wanted.loc[pd.Timestamp(one["known_at"])], abs=1e-9)
-
-
-def test_follow_announces_unprinted_answers_of_the_process_before_and_their_bundle(made, served, opened, tmp_path):
-    bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
-    write(bars.head(8900), path)
-    assert list(opened(path).poll()) == []
-    write(bars, path)
-    next(opened(path).poll())  # killed
-    other = ServedBundle(made.load("DEMO", "linear"))
-    again, said, printed = FollowedFile(path, other, tmp_path / "state", live=False), [], []
-
-    def announce(line: str) -> None:
-        said.append((len(printed), line))
-        if "waiting" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        follow.follow_file(again, poll_seconds=0.0, announce=announce, answer=printed.append)
-    (before, first), (_, second) = said
-    assert before == 0 and first == (
-        f"{len(printed)} answers that were not printed before the last end follow, of bundle {served.id}"
-    )
-    assert len(printed) > 5 and second.startswith("waiting for bars after")
-
-
-@pytest.mark.parametrize("mark", ["null", "7", '"NaT"', '"2099-01-01T00:00:00+00:00"', '"then"'])
-def test_mark_of_no_moment_or_after_the_last_bar_is_refused(made, opened, tmp_path, mark):
-    path = tmp_path / "bars.csv"
-    write(made.bars["DEMO"].head(8900), path)
-    assert list(opened(path).poll()) == []
-    (tmp_path / "state" / "DEMO" / "delivered.json").write_text(f'{{"known_at": {mark}}}')
-    with pytest.raises(CheckpointError, match=r"mark of the last printed answer is damaged.*delete this file"):
-        opened(path)
+    followed, answers = opened(path), []
+    assert list(followed.poll()) == []
+    for end in (8901, 8920, 8930):
+        append(bars.iloc[len(pd.read_csv(path)) : end], path)
+        answers += followed.poll()
+    assert sizes[0] > 400_000 and all(size < 3000 for size in sizes[1:])
+    changed = bars.head(8950)
+    changed.to_csv(path, index=False)  # written over in place, by a longer one with the same bars
+    answers += followed.poll()
+    check_answers(answers, expected(served.bundle, changed, 8900))
 
 
 def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
@@ -247,17 +204,6 @@ def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered
     assert list(followed.poll()) == []
     odd.to_parquet(path)
     check_answers(list(followed.poll()), expected(served.bundle, bars, 8900))
-
-
-def test_followed_file_that_is_absent_for_a_moment_is_waited_for(made, opened, tmp_path):
-    path = tmp_path / "bars.csv"
-    write(made.bars["DEMO"].head(8900), path)
-    followed = opened(path)
-    assert list(followed.poll()) == []
-    path.unlink()
-    assert list(followed.poll()) == []
-    write(made.bars["DEMO"].head(8930), path)
-    assert list(followed.poll())
 
 
 def test_followed_csv_that_grows_during_each_read_answers_the_rows_that_were_read(
@@ -287,12 +233,12 @@ def test_followed_csv_that_grows_during_each_read_answers_the_rows_that_were_rea
     check_answers(answers, expected(served.bundle, bars.head(8940), 8900))
 
 
-def test_serve_follow_killed_and_started_again_prints_each_answer_once(made, tmp_path):
+def test_serve_follow_killed_and_started_again_prints_every_answer(made, tmp_path):
     bars, path = made.bars["DEMO"], tmp_path / "bars.csv"
     write(bars.head(8900), path)
     words = ["serve", made.bundles["DEMO", "xgboost"], "--follow", path, "--json", "--no-clock"]
     command = [sys.executable, "-W", "error", "-m", "ml_factory", *map(str, words)]
-    lines, end = [], 8900
+    lines, end = {}, 8900
     for number in range(2):
         with open(tmp_path / f"out-{number}", "w+", encoding="utf-8") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
@@ -300,22 +246,17 @@ def test_serve_follow_killed_and_started_again_prints_each_answer_once(made, tmp
                 assert "waiting for bars" in process.stderr.readline()
                 append(bars.iloc[end : end + 15], path)
                 end += 15
-                wanted, until = len(lines) + 3, time.monotonic() + 60
-                while time.monotonic() < until:
-                    out.seek(0)
-                    found = out.read().splitlines()
-                    mark = tmp_path / "bars.csv.state" / "DEMO" / "delivered.json"
-                    if len(found) >= 3 and json.loads(found[-1])["known_at"] in mark.read_text(encoding="utf-8"):
-                        break
+                until = time.monotonic() + 60
+                while time.monotonic() < until and len(Path(out.name).read_text(encoding="utf-8").splitlines()) < 3:
                     time.sleep(0.1)
             finally:
                 process.kill()
                 process.wait()
                 process.stderr.close()
-            out.seek(0)
-            lines += [json.loads(line) for line in out.read().splitlines()]
-            assert len(lines) == wanted
-    check_answers(lines, expected(made.load("DEMO", "xgboost"), bars.head(end), 8900))
+            printed = [json.loads(line) for line in Path(out.name).read_text(encoding="utf-8").splitlines()]
+            assert len(printed) >= 3 and all(lines.get(one["known_at"], one) == one for one in printed)
+            lines |= {one["known_at"]: one for one in printed}
+    check_answers(list(lines.values()), expected(made.load("DEMO", "xgboost"), bars.head(end), 8900))
 
 
 def test_serve_follow_prints_readable_lines(made, opened, tmp_path):

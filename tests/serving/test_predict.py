@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
-from ml_factory import PredictionStream
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.server import _listen, check_service_address
+from ml_factory.serving.schemas import PredictRequest
+from ml_factory.serving.server import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from tests.serving.conftest import ROOT, columns_of, list_of, running_server
 
 
@@ -41,7 +42,7 @@ def test_predict_of_raw_bars_in_both_forms_equals_batch_to_the_bit(client, made)
         ({"symbol": "MES", "bars": "-close"}, "Missing column 'close' [bars]."),
         ({"symbol": "MES", "bars": "few"}, "Too few bars"),
         ({"symbol": "MES", "bars": "again"}, "contradict another row"),
-        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "The columns have unequal lengths [bars]."),
+        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "All arrays must be of the same length"),
         ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
         ({"symbol": "MES", "rows": {}, "bars": "B"}, "The request is not of the form that is read [body.rows]"),
         ({"symbol": "MES"}, "wanted Field required"),
@@ -65,6 +66,15 @@ def test_predict_of_wrong_body_answers_422_with_message(client, made, body, name
     assert answer.headers["content-type"] == "application/problem+json"
     assert not re.search(r" --?[a-z]|python -m", problem["message"])  # advice for the client, not for its server
     assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
+
+
+@pytest.mark.parametrize(
+    "body", [{"bars": {"a": [[]] * 20_000}}, {"bars": [{"a": []}] * 20_000}, {"bars": {"close": []}}]
+)
+def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
+    with pytest.raises(ValidationError) as caught:
+        PredictRequest.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 50
 
 
 def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
@@ -141,6 +151,14 @@ def test_body_beyond_limit_is_refused_with_413(server):
             assert sender.recv(12) == b"HTTP/1.1 413"
 
 
+@pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])
+def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(text):
+    assert [parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
+    with pytest.raises(SettingsError, match=f"cannot be sent as a header.*{KEY_VARIABLE}") as caught:
+        parse_api_key(text)
+    assert "\n" not in str(caught.value) and text not in str(caught.value)
+
+
 def test_service_address_beyond_this_machine_without_key_is_refused():
     for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
         check_service_address(host, "", False)
@@ -186,22 +204,6 @@ def test_serve_help_loads_no_server(made):
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_bundle_warm_rows_are_those_of_cold_stream(made):
-    bundle, bars = made.load("DEMO", "xgboost"), made.bars["DEMO"]
-    warm, streamed = bundle.predict(bars, all_rows=True, warm_rows=True), PredictionStream(bundle, cold=True).push(bars)
-    assert list(warm.index) == list(streamed.index) and len(warm) > 500
-    assert warm[P].to_numpy().tolist() == streamed[P].to_numpy().tolist()
-    first = int((bars["timestamp"] < warm.index[0]).sum())
-    assert list(bundle.predict(bars.iloc[: first + 1], all_rows=True, warm_rows=True).index) == [warm.index[0]]
-    said = set()
-    for count in (1, 2, 5, 40, 300, 2000, first - 5):  # the first message says all that is needed
-        with pytest.raises(BarsError, match="Too few bars for a prediction") as caught:
-            bundle.predict(bars.iloc[:count], all_rows=True, warm_rows=True)
-        said.add((caught.value.wanted, caught.value.next_step))
-    ((wanted, _),) = said
-    assert wanted.startswith(f"at least {bundle.description['warmup_bars'] + 1:,}, that is")
 
 
 def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():

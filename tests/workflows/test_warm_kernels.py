@@ -7,20 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
-from numba import typeof
 from numba.core import caching
 
 from ml_factory import progress
-from ml_factory.data.resample import to_bar_chunk
-from ml_factory.data.sessions import resolve_market_spec
-from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
-from ml_factory.inference.guard import bar_channels
 from ml_factory.storage.worker_process import WorkerUnavailableError
 from ml_factory.workflows import warm_kernels
-from ml_factory.workflows.warm_kernels import TARGETS, warm_up_kernel_share, warm_up_kernels
+from ml_factory.workflows.warm_kernels import TARGETS, warm_up_kernels
 
 FAMILIES = ("fractional",)
 AGAIN = """
@@ -75,21 +69,6 @@ def test_compile_kernels_leaves_no_compilation_for_next_process(fresh):
     for share in (*FAMILIES, TARGETS):
         again = subprocess.run([sys.executable, "-c", AGAIN, share], capture_output=True, text=True, check=True)
         assert again.stdout.split() == [], f"{share} was compiled again"
-
-
-@pytest.mark.parametrize("volume", [True, False])
-def test_warm_up_kernel_share_of_targets_compiles_kernel_of_guard_for_all_feeds(monkeypatch, volume):
-    compiled = []
-    monkeypatch.setattr(bar_channels, "_compute_channels", lambda *given: compiled.append([typeof(x) for x in given]))
-    for name in ("build_features", "triple_barrier_labels", "resample_bars", "RobustScaler"):
-        monkeypatch.setattr(warm_kernels, name, MagicMock())
-    warm_up_kernel_share(TARGETS)
-    bars = synthetic_market(SyntheticSpec(days=2)).bars
-    bars = bars if volume else bars.drop(columns="volume")
-    market = resolve_market_spec("ES", bars)
-    chunk = to_bar_chunk(bars, market).part(5, 90)
-    bar_channels.BarChannels(market, bar_channels.fit_season(chunk, market.calendar)).push(chunk)
-    assert len(compiled) == 2 and compiled[0] == compiled[1]
 
 
 def test_compile_kernels_second_call_starts_no_worker(fresh, monkeypatch):

@@ -158,8 +158,8 @@ def test_certified_packages_cover_imports_of_prepare_train_and_evaluate():
     )
     covered = set(package_files(settings.CERTIFIED_PACKAGES))
     left = {path.relative_to(settings.import_closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
-    # What writes the file that `prepare` reads, what checks the feed that a bundle answers, what trades on predictions.
-    others = ("data/databases/", "inference/guard/", "evaluation/backtest/")
+    # What writes the file that `prepare` reads, what trades on predictions.
+    others = ("data/databases/", "evaluation/backtest/")
     apart = {name for name in left if name.startswith(others)}
     assert left - apart <= {"errors.py", "progress.py"}
 

@@ -1,0 +1,496 @@
+"""Guard of live predictions: what its newest bars, rows, predictions and outcomes tell of a feed.
+
+A finding is a function of this tail alone: it holds as long as the tail shows it. `guarded_stream` answers with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE
+from ml_factory.data.resample import BarChunk
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
+from ml_factory.errors import BarsError, SettingsError, wrong_field_error
+from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.guard_reference import (
+    BAR_WINDOW,
+    BINS,
+    CHANNELS,
+    OUTCOME_WINDOW,
+    ROW_WINDOW,
+    USUAL_BARS,
+    ColumnReference,
+    GuardReference,
+    bar_channels,
+    constant_rows,
+    off_tick_bars,
+    outcome_losses,
+)
+from ml_factory.targets.labels import stored_label_classes
+
+ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
+KINDS = ("stale", "gap", "unit", "tick", "stuck", "range", "constant", "drift", "calibration")
+RECENT_BARS, RECENT_ROWS = 60, 12  # for which a gap, a strange row or a strange window is a finding
+REMEMBERED = 2000  # predictions that wait for their outcome
+_KEPT_BARS, _KEPT_ROWS = USUAL_BARS + BAR_WINDOW + RECENT_BARS, ROW_WINDOW + RECENT_ROWS
+_TAILS = ("bars", "features", "p", "waiting")
+_NO_MOMENTS = np.empty(0, np.int64)
+_Check = tuple[
+    str, np.ndarray, Callable[[int], str]
+]  # kind or kind:part, place at each moment or -1, message of a place
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of the guard.
+
+    kind : "schema" or one of KINDS
+    action : "warn", "abstain" (the answer has no probabilities) or "refuse" (the request is an error)
+    message : what, got, wanted, in one sentence
+    part : of a drift, what it is in
+    """
+
+    kind: str
+    action: str
+    message: str
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """Action of each kind of finding ("warn", "abstain", "refuse"; "ok": not checked), and limits.
+
+    stale : the newest bar is older than the clock allows, or later than the clock
+    gap : minutes are absent while the market is open
+    unit : the price jumped as another unit, contract or adjustment would make it, and windows hold bars of both sides
+    tick : prices are off the market's tick, where those of training were on it
+    stuck : the feed repeats one price
+    range : features further outside the range of training than it is wide, or NaN where training never has it
+    constant : features that vary in training keep one value, or are absent
+    drift : inputs or probabilities are distributed otherwise than in training (PSI, KS)
+    calibration : outcomes contradict the predicted probabilities
+    stale_minutes : open minutes without a bar before the newest is stale
+    gap_minutes : open minutes without a bar that are a gap; None: from the bundle's reference, else the market's hole
+    unit_jump : a change of log price between two bars; None: from the reference, else log 2
+    stuck_bars : bars at one price; None: from the reference, else 60
+    drift_scale : factor on the thresholds of drift and calibration; above 1 fewer findings
+    """
+
+    stale: str = "abstain"
+    gap: str = "warn"
+    unit: str = "abstain"
+    tick: str = "abstain"
+    stuck: str = "abstain"
+    range: str = "warn"
+    constant: str = "warn"
+    drift: str = "warn"
+    calibration: str = "warn"
+    stale_minutes: int = 5
+    gap_minutes: int | None = None
+    unit_jump: float | None = None
+    stuck_bars: int | None = None
+    drift_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            if getattr(self, kind) not in ACTIONS:
+                raise wrong_field_error(self, kind, "Unknown action of the guard", wanted=", ".join(ACTIONS))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in KINDS and value is not None and not 0 < value < 1e9:
+                raise wrong_field_error(self, field.name, "A limit of the guard is a positive number", wanted="above 0")
+        if (self.stuck_bars or 0) > _KEPT_BARS:
+            raise wrong_field_error(self, "stuck_bars", "So many bars are not kept", wanted=f"at most {_KEPT_BARS}")
+
+
+DEFAULT_SETTINGS = GuardSettings()
+
+
+@dataclass
+class _Rows:
+    """The newest rows of a table, and how many there were in all.
+
+    known_at : int64 [n], UTC ns
+    values : float [n, C]
+    """
+
+    known_at: np.ndarray
+    values: np.ndarray
+    count: int = 0
+
+    def add(self, known_at: np.ndarray, values: np.ndarray) -> None:
+        self.known_at = np.concatenate([self.known_at, known_at])
+        self.values = np.concatenate([self.values, values])
+        self.count += len(known_at)
+
+    def keep(self, most: int) -> None:
+        first = max(len(self.known_at) - most, 0)
+        self.known_at, self.values = self.known_at[first:].copy(), self.values[first:].copy()
+
+    def ends(self, moments: np.ndarray) -> np.ndarray:
+        """Return how many of the rows are known at each moment."""
+        return np.searchsorted(self.known_at, moments, side="right")
+
+    @property
+    def first(self) -> int:
+        """Number of the first row that is kept."""
+        return self.count - len(self.known_at)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Distances of a table's windows from training.
+
+    ends : numbers of rows before the end of each window, rising
+    psi, ks, ratios : float64 (E, C); `ratios` as multiples of the thresholds
+    """
+
+    reference: ColumnReference
+    codes: np.ndarray
+    ends: np.ndarray
+    psi: np.ndarray
+    ks: np.ndarray
+    ratios: np.ndarray
+
+    @classmethod
+    def measure(cls, reference: ColumnReference, rows: _Rows, after: int, until: int) -> "_Windows":
+        """Return the windows that end in (after, until]."""
+        ends = reference.window_ends(len(rows.values), rows.first)
+        ends, codes = ends[(ends > after) & (ends <= until)], reference.codes(rows.values)
+        psi, ks = reference.distances(codes, ends)
+        return cls(reference, codes, ends, psi, ks, reference.ratios(psi, ks))
+
+    def message(self, what: str, column: int, scale: float, end: int) -> str:
+        """Return what is strange about one column."""
+        number, window = int(np.searchsorted(self.ends, end)), self.reference.window
+        codes, shares = self.codes[end - window : end, column], self.reference.shares[column, :BINS]
+        usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
+        known = codes[codes < BINS]
+        where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
+        limits = [f"{limit[column] * scale:.2f}" for limit in (self.reference.psi, self.reference.ks)]
+        return (
+            f"{what}, of the last {window}, is distributed otherwise than in training, {where}: "
+            f"PSI {self.psi[number, column]:.2f} and KS {self.ks[number, column]:.2f}, "
+            f"at most {' and '.join(limits)} wanted"
+        )
+
+
+class Guard:
+    """The tail of one feed, and its findings. Without a reference in the bundle drift is not checked."""
+
+    def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS):
+        self.settings, self._market, self._reference = settings, bundle.spec.market, bundle.guard_reference
+        limits = self._reference.limits if self._reference else {}
+        self._gap = settings.gap_minutes or limits.get("gap_minutes") or self._market.hole_minutes
+        self._jump = float(np.exp(settings.unit_jump or limits.get("unit_jump") or np.log(2)))
+        self._stuck = int(settings.stuck_bars or limits.get("stuck_bars") or 60)
+        self._on_tick = self._market.tick is not None and bundle.off_tick_share <= ON_SHARE
+        self._names, self._warmup = list(bundle.description["feature_names"]), bundle.description["warmup_bars"]
+        self._classes = sorted(stored_label_classes(bundle.description["spec"]))
+        columns = 5 if self._market.has_volume else 4
+        self._bars = _Rows(_NO_MOMENTS, np.empty((0, columns)))  # known_at: the end of a bar
+        self._features = _Rows(_NO_MOMENTS, np.empty((0, len(self._names)), np.float32))
+        self._p = _Rows(_NO_MOMENTS, np.empty((0, 3)))
+        self._waiting, self._losses = _Rows(_NO_MOMENTS, np.empty((0, 3))), np.empty((0, 2))
+        self._rows, self._last_mixed, self._jumped = 0, -2, ""  # base bars, the last one that reads bars of two units
+
+    @property
+    def bars(self) -> int:
+        """Bars so far."""
+        return self._bars.count
+
+    @property
+    def last_end(self) -> int:
+        """End of the newest bar, UTC ns; 0 before the first."""
+        return int(self._bars.known_at[-1]) if self.bars else 0
+
+    def check_order(self, chunk: BarChunk) -> None:
+        """Raise BarsError where these bars do not follow those before; nothing is changed."""
+        starts = np.append(self.last_end, self._ends_of(chunk)[:-1])
+        wrong = np.flatnonzero(chunk.start < starts)
+        if len(wrong):
+            row = int(wrong[0])
+            raise BarsError(
+                "Bars overlap", where=f"bars of the stream, row {row}", got=f"a bar at {utc_text(chunk.start[row])}",
+                wanted=f"bars from {utc_text(starts[row])} on", next_step="push bars in time order, each once",
+            )  # fmt: skip
+
+    def push(self, chunk: BarChunk, known_at: np.ndarray) -> np.ndarray:
+        """Take the next bars; return which base bars that they complete read bars of two units, bool (N,).
+
+        known_at : of these base bars, UTC ns
+        """
+        ends, before = self._ends_of(chunk), self._bars.values[-1:, 3]
+        columns = chunk.columns[: self._bars.values.shape[1]]
+        self._bars.add(ends, np.column_stack(columns))
+        first = 1 - len(before)  # that has a bar before it
+        ratio = chunk.columns[0][first:] / np.append(before, chunk.columns[3][:-1])[: len(ends)]
+        jumps = np.flatnonzero((ratio > self._jump) | (ratio < 1 / self._jump))
+        limit = np.full(len(known_at) + 1, self._last_mixed)
+        if len(jumps) and self.settings.unit != "ok":
+            rows = np.searchsorted(known_at, ends[jumps + first])
+            np.maximum.at(limit, rows, self._rows + rows + self._warmup)
+            limit = np.maximum.accumulate(limit)
+            self._jumped = (
+                f"the price at {utc_text(chunk.start[jumps[-1] + first])} is {ratio[jumps[-1]]:.4g} times that of the "
+                f"bar before, between {1 / self._jump:.3g} and {self._jump:.3g} wanted"
+            )
+        mixed = self._rows + np.arange(len(known_at)) <= limit[:-1]
+        self._rows, self._last_mixed = self._rows + len(known_at), int(limit[-1])
+        return mixed
+
+    def add_rows(self, known_at: np.ndarray, values: np.ndarray) -> None:
+        """Take the next feature rows, float32 (N, F)."""
+        self._features.add(known_at, values)
+
+    def add_predictions(self, known_at: np.ndarray, p_N3: np.ndarray) -> None:
+        """Take the next predictions, which now wait for their outcomes."""
+        self._p.add(known_at, p_N3)
+        self._waiting.add(known_at, p_N3)
+
+    def forget(self) -> None:
+        """Forget what no later finding reads."""
+        self._bars.keep(_KEPT_BARS)
+        self._features.keep(_KEPT_ROWS)
+        self._p.keep(_KEPT_ROWS)
+        self._waiting.keep(REMEMBERED)
+
+    def add_outcome(self, known_at: int, label: int) -> bool:
+        """Compare the prediction of a moment with what happened; False where no such prediction waits."""
+        if label not in self._classes:
+            wanted = " or ".join(map(str, self._classes))
+            raise SettingsError("There is no such outcome", where="label", got=label, wanted=wanted)
+        place = np.flatnonzero(self._waiting.known_at == known_at)
+        if not len(place):
+            return False
+        losses = outcome_losses(self._waiting.values[place], np.array([label]))
+        self._losses = np.concatenate([self._losses, np.column_stack(losses)])[-OUTCOME_WINDOW:]
+        self._waiting.known_at = np.delete(self._waiting.known_at, place)
+        self._waiting.values = np.delete(self._waiting.values, place, axis=0)
+        return True
+
+    def outcomes(self) -> dict[str, float | None]:
+        """Return the number of the last outcomes, their mean log loss and the expected one."""
+        found = self._losses.mean(axis=0).tolist() if len(self._losses) else [None, None]
+        return {"outcomes": len(self._losses), "log_loss": found[0], "expected_log_loss": found[1]}
+
+    def findings(self, moments: np.ndarray | None = None, mixed: np.ndarray | None = None) -> list[list[Finding]]:
+        """Return the findings at each of these rising moments (UTC ns), the weightiest first; None: as of now.
+
+        mixed : whether the row of each moment reads bars of two units
+        """
+        if moments is None or mixed is None:
+            moments, mixed = np.array([np.iinfo(np.int64).max]), np.array([self._rows - 1 <= self._last_mixed])
+        out: list[list[Finding]] = [[] for _ in moments]
+        for name, places, message in self._checks(moments, mixed) if len(moments) else ():
+            kind, _, part = name.partition(":")
+            action = getattr(self.settings, kind)
+            for number in np.flatnonzero(places >= 0).tolist() if action != "ok" else ():
+                out[number].append(Finding(kind, action, message(int(places[number])), part))
+        return [sorted(found, key=_weight) for found in out]
+
+    def drift_of_columns(self) -> dict[str, float]:
+        """Return column -> distance in the newest window as a multiple of its threshold, the largest first."""
+        names, found = ([f"bars: {name}" for name in CHANNELS], self._names, PROBABILITIES), dict[str, float]()
+        for own, (reference, rows, _) in zip(names, self._tables(), strict=False):
+            last = reference.window_ends(len(rows.values), rows.first)[-1:]
+            ratios = _Windows.measure(reference, rows, *(last - 1).tolist(), *last.tolist()).ratios if len(last) else []
+            found |= {name: round(float(one), 3) for row in ratios for name, one in zip(own, row, strict=True)}
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+    def get_state(self) -> dict:
+        """Return plain numbers, texts and arrays, from which `load_state` continues to the bit."""
+        tails = {name: dict(vars(getattr(self, f"_{name}"))) for name in _TAILS}
+        jump = {"rows": self._rows, "last_mixed": self._last_mixed, "jumped": self._jumped}
+        return tails | {"losses": self._losses.copy()} | jump
+
+    def load_state(self, state: Mapping) -> None:
+        """Restore a state of `get_state`."""
+        for name in _TAILS:
+            empty, one = getattr(self, f"_{name}").values, state[name]
+            values = np.array(one["values"], empty.dtype).reshape(-1, empty.shape[1])
+            setattr(self, f"_{name}", _Rows(np.array(one["known_at"], np.int64), values, int(one["count"])))
+        self._losses = np.array(state["losses"], np.float64).reshape(-1, 2)
+        self._rows, self._last_mixed = int(state["rows"]), int(state["last_mixed"])
+        self._jumped = str(state["jumped"])
+
+    def _ends_of(self, chunk: BarChunk) -> np.ndarray:
+        return chunk.start + self._market.bar_minutes * MINUTE_NS
+
+    def _chunk(self) -> BarChunk:
+        """Return the bars of the tail."""
+        columns = tuple(self._bars.values.T)
+        start = self._bars.known_at - self._market.bar_minutes * MINUTE_NS
+        return BarChunk(start, (*columns[:4], columns[4] if len(columns) > 4 else np.empty(0), np.empty(0)), None)
+
+    def _tables(self) -> Iterator[tuple[ColumnReference, _Rows, int]]:
+        """Yield (reference, rows, rows for which a strange window is a finding) of bars, features, probabilities."""
+        if self._reference is None:
+            return
+        channels = bar_channels(self._chunk(), self._market, self._reference.season)[USUAL_BARS:]
+        yield self._reference.bars, _Rows(self._bars.known_at[USUAL_BARS:], channels, self.bars), RECENT_BARS
+        yield self._reference.features, self._features, RECENT_ROWS
+        yield self._reference.probabilities, self._p, RECENT_ROWS
+
+    def _checks(self, moments: np.ndarray, mixed: np.ndarray) -> Iterator[_Check]:
+        yield "unit", np.where(mixed, 0, -1), lambda _: self._jumped
+        yield from self._checks_of_bars(self._bars.ends(moments))
+        if self._reference is not None:
+            yield from self._checks_of_rows(self._reference, self._features.ends(moments))
+            yield from self._drifts(self._reference.limits["strange_features"] * self.settings.drift_scale, moments)
+            yield from self._calibration(self._reference.limits["excess"] * self.settings.drift_scale, len(moments))
+
+    def _checks_of_bars(self, ends: np.ndarray) -> Iterator[_Check]:
+        chunk, known_at, market = self._chunk(), self._bars.known_at, self._market
+        _, high, low, close = chunk.columns[:4]
+        silent = np.flatnonzero(chunk.start[1:] - known_at[:-1] > self._gap * MINUTE_NS) + 1
+        silent = silent[silent >= ends[0] - RECENT_BARS].tolist()
+        absent = {
+            row + 1: open_minutes(int(known_at[row - 1]), int(chunk.start[row]), market.calendar) for row in silent
+        }
+        absent = {end: minutes for end, minutes in absent.items() if minutes > self._gap}
+        yield (
+            "gap",
+            _newest(list(absent), ends, RECENT_BARS),
+            lambda end: (
+                f"{absent[end]} open minutes without a bar before {utc_text(chunk.start[end - 1])}, "
+                f"at most {self._gap:g} wanted"
+            ),
+        )
+        if self._on_tick and market.tick is not None:
+            off = np.append(0, np.cumsum(off_tick_bars(chunk, market.tick)))
+            share = (off[ends] - off[np.maximum(ends - BAR_WINDOW, 0)]) / BAR_WINDOW
+            yield (
+                "tick",
+                np.where(share > OFF_SHARE / 4, np.arange(len(ends)), -1),
+                lambda number: (
+                    f"{share[number]:.0%} of the last {BAR_WINDOW} bars have prices off the tick of {market.tick:g}, "
+                    f"as in training at most {ON_SHARE:.0%} wanted"
+                ),
+            )
+        place = np.arange(len(close))
+        flat = (high == low) & (close == np.append(np.nan, close[:-1]))
+        run = place - np.maximum.accumulate(np.where(flat, -1, place))
+        yield (
+            "stuck",
+            _newest(np.flatnonzero(run >= self._stuck) + 1, ends, RECENT_BARS),
+            lambda end: (
+                f"{run[end - 1]} bars in a row at the price {close[end - 1]:g}, fewer than {self._stuck} wanted"
+            ),
+        )
+
+    def _checks_of_rows(self, reference: GuardReference, ends: np.ndarray) -> Iterator[_Check]:
+        values, (low, high) = self._features.values, (reference.low, reference.high)
+        outside = np.maximum(2 * low - high - values, values - 2 * high + low) > 0
+        yield (
+            "range",
+            _newest(np.flatnonzero(outside.any(axis=1)) + 1, ends, RECENT_ROWS),
+            lambda end: (
+                f"{self._some(outside[end - 1])} are further outside the range of training than it is wide: the first "
+                f"is {values[end - 1, outside[end - 1]][0]:.4g}, between {low[outside[end - 1]][0]:.4g} and "
+                f"{high[outside[end - 1]][0]:.4g} wanted"
+            ),
+        )
+        absent = np.isnan(values) & (reference.features.shares[:, BINS] == 0)
+        yield (
+            "range",
+            _newest(np.flatnonzero(absent.any(axis=1)) + 1, ends, RECENT_ROWS),
+            lambda end: f"{self._some(absent[end - 1])} are NaN and never are in training, numbers wanted",
+        )
+        constant = constant_rows(values, ROW_WINDOW) & reference.varying
+        yield (
+            "constant",
+            _newest(np.flatnonzero(constant.any(axis=1)) + 1, ends, RECENT_ROWS),
+            lambda end: (
+                f"{self._some(constant[end - 1])} have one value, or none, in {ROW_WINDOW} rows, changing ones as in "
+                "training wanted"
+            ),
+        )
+
+    def _drifts(self, most: float, moments: np.ndarray) -> Iterator[_Check]:
+        """Yield the checks of distributions; at most so many features may be strange at once."""
+        parts, scale = (tuple(CHANNELS), ("features",), tuple(PROBABILITIES)), self.settings.drift_scale
+        for names, (reference, rows, recent) in zip(parts, self._tables(), strict=True):
+            ends = rows.ends(moments)
+            windows = _Windows.measure(reference, rows, int(ends[0]) - recent, int(ends[-1]))
+            strange = windows.ratios > scale
+            if names == ("features",):
+                strange = strange.sum(axis=1, keepdims=True) > most
+            for column in np.flatnonzero(strange.any(axis=0)).tolist():
+                message = partial(windows.message, CHANNELS.get(names[column], names[column]), column, scale)
+                if names == ("features",):
+                    message = partial(self._strange_features, windows, most)
+                yield f"drift:{names[column]}", _newest(windows.ends[strange[:, column]], ends, recent), message
+
+    def _strange_features(self, windows: _Windows, most: float, end: int) -> str:
+        ratios = windows.ratios[int(np.searchsorted(windows.ends, end))]
+        worst = ", ".join(self._names[one] for one in np.argsort(-ratios, kind="stable")[:3])
+        return (
+            f"{(ratios > self.settings.drift_scale).sum()} features of the last {ROW_WINDOW} rows are distributed "
+            f"otherwise than in training ({worst}, ...), at most {most:.0f} wanted"
+        )
+
+    def _calibration(self, limit: float, moments: int) -> Iterator[_Check]:
+        if len(self._losses) == OUTCOME_WINDOW:
+            loss, expected = self._losses.mean(axis=0).tolist()
+            yield (
+                "calibration",
+                np.full(moments, 0 if loss - expected > limit else -1),
+                lambda _: (
+                    f"the last {OUTCOME_WINDOW} outcomes contradict the probabilities: log loss {loss:.3f}, expected "
+                    f"{expected:.3f}, at most {limit:.3f} more wanted"
+                ),
+            )
+
+    def _some(self, chosen: np.ndarray) -> str:
+        """Return how many features are chosen, and the first of them."""
+        names = [name for name, one in zip(self._names, chosen, strict=True) if one]
+        return f"{len(names)} features ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
+    """Return the finding on a newest bar that is too old, or later than the clock.
+
+    last_end : end of the newest bar, UTC ns
+    """
+    now_ns, allowed = now.tz_convert("UTC").as_unit("ns").value, settings.stale_minutes + market.bar_minutes
+    ahead = (last_end - now_ns) / MINUTE_NS
+    silent = open_minutes(last_end, now_ns, market.calendar) if -ahead > allowed else 0
+    if settings.stale == "ok" or (ahead <= market.bar_minutes and silent <= allowed):
+        return []
+    message = f"the newest bar ended at {utc_text(last_end)}, {silent} open minutes before {utc_text(now_ns)}, "
+    message += f"at most {allowed} wanted"
+    if ahead > market.bar_minutes:
+        message = f"the newest bar ends at {utc_text(last_end)}, {ahead:.0f} min after the clock ({utc_text(now_ns)}), "
+        message += "bars of the past wanted: is the feed in another zone?"
+    return [Finding("stale", settings.stale, message)]
+
+
+def open_minutes(begin: int, end: int, calendar: str) -> int:
+    """Return the minutes between two moments (UTC ns) in which the market is open by its calendar, begun ones too."""
+    if end <= begin:
+        return 0
+    first, last = assign_sessions(np.array([begin, end - 1]), calendar).id
+    days, lengths = scheduled_session_days(calendar, int(first), int(last))
+    opens = assign_sessions(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar).open_ns  # within each day's session
+    spans = np.minimum(opens + lengths * MINUTE_NS, end) - np.maximum(opens, begin)
+    return int((-(-np.maximum(spans, 0) // MINUTE_NS)).sum())
+
+
+def _newest(places: np.ndarray | Sequence[int], ends: np.ndarray, recent: int) -> np.ndarray:
+    """Return the newest of these rising places up to each end, -1 where it is not among the `recent` last ones."""
+    places = np.append(-1 - recent, np.asarray(places, np.int64))
+    found = places[np.searchsorted(places, ends, side="right") - 1]
+    return np.where(found > ends - recent, found, -1)
+
+
+def _weight(finding: Finding) -> tuple[int, int]:
+    return -ACTIONS.index(finding.action), KINDS.index(finding.kind)
+
+
+def utc_text(moment_ns: int) -> str:
+    return f"{pd.Timestamp(moment_ns, tz='UTC'):%Y-%m-%d %H:%M} UTC"
