@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.models.base import ModelBase
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.models.base import CLASSES, ModelBase
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.labels import stored_label_classes
 
-FORMAT = "ml_factory.bundle/1"
+FORMAT = "ml_factory.model/2"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 
 
@@ -68,6 +71,19 @@ class TrainedModel:
         """The fitted model, built once. Raises CheckpointError for a damaged state."""
         return build_model_from_state(self.model_state)
 
+    def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the estimator's probabilities, float64 (len(rows), 3), of some of the preprocessed rows.
+
+        rows : positions; each has its whole window before it.
+        """
+        if not len(rows):
+            return np.empty((0, len(CLASSES)))
+        if not self.lookback:
+            return self.estimator.predict_proba(scaled_NF[rows])
+        # torch is loaded for networks only: a booster predicts where torch is not installed.
+        windows = import_module_or_explain("ml_factory.datasets.windows")
+        return self.estimator.predict_proba(windows.Windows(scaled_NF, rows, self.lookback))
+
     @property
     def classes(self) -> tuple[int, ...]:
         """Possible labels of the training data."""
@@ -92,8 +108,6 @@ class TrainedModel:
                 got=state.get("format", "no model") if isinstance(state, Mapping) else "no model",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
-        if "calibration" not in state and "temperature" in state:  # written before 2026-11-22: a temperature alone
-            state = {**state, "calibration": state["temperature"]}
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
             raise CheckpointError("A trained model lacks parts", where=where, got=f"no {', '.join(missing)}")

@@ -49,10 +49,10 @@ def test_bundle_check_features_with_same_columns_passes():
 
 
 def test_bundle_load_of_other_format_or_missing_parts_raises(tmp_path):
-    write_state_file(tmp_path / "x", {"format": "ml_factory.bundle/99"})
-    with pytest.raises(CheckpointError, match=r"bundle/99.*wanted ml_factory.bundle/1"):
+    write_state_file(tmp_path / "x", {"format": "ml_factory.model/99"})
+    with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/2"):
         TrainedModel.load(tmp_path / "x")
-    write_state_file(tmp_path / "y", {"format": "ml_factory.bundle/1", "scaler": {}})
+    write_state_file(tmp_path / "y", {"format": "ml_factory.model/2", "scaler": {}})
     with pytest.raises(CheckpointError, match=r"lacks parts.*model_state"):
         TrainedModel.load(tmp_path / "y")
 
