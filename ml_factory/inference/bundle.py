@@ -133,7 +133,7 @@ class Bundle:
 
     @property
     def off_tick_share(self) -> float:
-        """Share of the bars of training with prices off the tick; of all bars in a bundle of an older version."""
+        """Share of the bars of training with prices off the tick; of all bars in a bundle without reference."""
         limits = self.guard_reference.limits if self.guard_reference else {}
         return limits.get("off_tick", self.description["off_tick"])
 

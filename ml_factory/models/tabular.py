@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import FactoryError
+from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.models.base import (
     ModelBase,
     ModelFitResult,
@@ -272,7 +272,13 @@ class TabularModel(ModelBase, ABC):
         self._fitted = state["fitted"]
         offset = state.get("offset")
         self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
-        self._predictor = None if self._fitted is None else self._read(self._fitted)
+        try:
+            self._predictor = None if self._fitted is None else self._read(self._fitted)
+        except Exception as error:  # each library raises errors of its own
+            raise CheckpointError(
+                f"{self.library} cannot read this model", where=self.name, got=" ".join(str(error).split())[:200],
+                wanted=f"a model of {state['library']}", next_step="install that version, or train again",
+            ) from error  # fmt: skip
         return self
 
 

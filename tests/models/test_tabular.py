@@ -84,6 +84,9 @@ def test_booster_best_round_has_least_validation_loss(name, data):
     assert reached <= min(row["val_loss"] for row in result.history) + 1e-6
     shorter, _ = fit(name, data, **{**settings, "rounds": model.best_round - 1, "block": 5, "patience": 0})
     assert reached < loss(shorter.predict_proba(x)) + 1e-6
+    ended, _ = fit(name, data, **{**settings, "rounds": model.best_round, "block": 5, "patience": 0})
+    assert model.best_round % 5  # a block is cut there
+    np.testing.assert_allclose(model.predict_proba(x), ended.predict_proba(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
@@ -193,6 +196,14 @@ def test_booster_state_holds_blocks_in_own_format_of_library(name, rounds, data)
     shorter = build_model(name, **{**PLAIN, "rounds": rounds - 1, "row_sample": 0.7, "column_sample": 0.7})
     shorter.fit(x, y, w)
     assert np.abs(shorter.predict_proba(x) - model.predict_proba(x)).max() > 1e-4
+
+
+@pytest.mark.parametrize("fitted", [[b"another format"], {"nodes": np.zeros(3)}], ids=["bytes", "earlier version"])
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_booster_state_that_its_library_cannot_read_is_refused(name, fitted, data):
+    state = fit(name, data)[0].get_state() | {"fitted": fitted}
+    with pytest.raises(CheckpointError, match=rf"{name} cannot read this model.*wanted a model of {name} \d"):
+        build_model(name).load_state(state)
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
