@@ -1,120 +1,80 @@
-"""Boosters trained in blocks against one call, resumed against uninterrupted, and prediction against LightGBM's own.
+"""Boosters trained in blocks against their own libraries' training, and resumed against uninterrupted.
 
-    python -m benchmarks.boosters                 # 60,000 rows x 50 columns, 1,000 rounds: half an hour on one core
-    python -m benchmarks.boosters --rounds 200 --rows 20000
+    python -m benchmarks.boosters                 # 300,000 rows x 150 columns, 100 rounds: a quarter of an hour
+    python -m benchmarks.boosters --rows 20000 --columns 50
 
-Both sides of a comparison take turns of 100 rounds, so whatever else the machine does, it does to both. Seconds are of
-the processor. The straight side is the library's own training call on the same matrices, its losses counted too.
+Both sides take turns, so whatever else the machine does, it does to both; ratios are medians over the turns, of wall
+and of processor seconds. The straight side is the library's own training call with the same settings, its matrices and
+the losses of both parts included.
 """
 
 import argparse
 import hashlib
 import tempfile
-import time
-from collections.abc import Callable, Iterator
 
 import catboost
 import lightgbm as lgb
 import numpy as np
 import xgboost as xgb
 
-from benchmarks.measure import best, digits, in_turns, print_json
+from benchmarks.measure import digits, in_turns, median_ratio, print_json, seconds
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import TabularModel
-from ml_factory.models.tabular_data import check_tabular_rows
-from ml_factory.seeding import derive_seed
 from ml_factory.storage.serialization import serialize_state
 
-TURN = 100  # rounds
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def market(rows: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x with missing values, three classes with a weak interaction, weights."""
+def market(rows: int, columns: int, seed: int = 0) -> tuple[Rows, Rows]:
+    """Training and validation rows: x with missing values, three classes with a weak interaction, weights."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, columns)).astype(np.float32)
     y = np.digitize(x[:, 0] + x[:, 1] * x[:, 2] + 2 * rng.normal(size=rows), [-0.9, 0.9]) - 1
     x[rng.random(x.shape) < 0.02] = np.nan
-    return x, y, rng.uniform(0.2, 2, rows)
+    whole, cut = (x, y, rng.uniform(0.2, 2, rows)), rows * 5 // 6
+    return tuple(part[:cut] for part in whole), tuple(part[cut:] for part in whole)
 
 
-def in_blocks(model: TabularModel, train, valid, bins) -> Iterator[None]:
-    """Our training, giving way every `TURN` rounds."""
-    spec = model.settings
-    grower = model._open(spec, train, valid, bins)
-    for first in range(0, spec.rounds, spec.block):
-        grower.grow(first, first + spec.block, derive_seed(spec.seed, model.name, "block", first // spec.block))
-        if (first + spec.block) % TURN == 0:
-            yield
-    grower.close()
-
-
-def xgboost_straight(grower, bins, rounds: int) -> Iterator[None]:
-    booster, evals = xgb.Booster({**grower.params, "seed": 1}, bins), list(zip(bins, ("train", "valid"), strict=True))
-    for number in range(rounds):
-        booster.update(bins[0], number)
-        booster.eval_set(evals, number)
-        if (number + 1) % TURN == 0:
-            yield
-
-
-def lightgbm_straight(grower, bins, rounds: int) -> Iterator[None]:
-    for part in bins:
-        part.set_field("init_score", None)
-    booster = lgb.Booster({**grower.params, "bagging_seed": 1}, bins[0]).add_valid(bins[1], "valid")
-    for number in range(rounds):
-        booster.update()
-        booster.eval_train(), booster.eval_valid()
-        if (number + 1) % TURN == 0:
-            yield
-
-
-def taken(turns: Iterator[None]) -> Callable[[], float | None]:
-    """Processor seconds of the next turn, None after the last."""
-
-    def turn() -> float | None:
-        began = time.process_time()
-        more = next(turns, turns) is None
-        return time.process_time() - began if more else None
-
-    return turn
-
-
-def blockwise(name: str, rows: int, columns: int, rounds: int) -> None:
-    """Compare blocks of ten with one training of as many rounds."""
-    x, y, w = market(rows, columns)
-    cut = rows * 5 // 6
-    train, valid = check_tabular_rows(x[:cut], y[:cut], w[:cut]), check_tabular_rows(x[cut:], y[cut:], w[cut:])
-    model = build_model(name, rounds=rounds, patience=0, threads=1)
-    # Each its own matrices: a block sets scores in them.
-    ours, theirs = (model._bin(model.settings, train, valid) for _ in range(2))
-    grower = model._open(model.settings, train, valid, theirs)
-    if name == "catboost":  # it cannot be stepped: whole trainings after each other
-        blocks = sum(iter(taken(in_blocks(model, train, valid, ours)), None))
-        spent = {"blocks": [blocks], "straight": [catboost_straight(grower, theirs, rounds)]}
+def straight(name: str, settings: dict, train: Rows, valid: Rows) -> None:
+    """Train once by the library itself."""
+    model = build_model(name, **settings)
+    rounds = model.settings.rounds
+    (x, y, w), (held_x, held_y, held_w) = train, valid
+    if name == "xgboost":
+        threads = {"nthread": model.settings.thread_count}
+        bins = xgb.QuantileDMatrix(x, y + 1, weight=w, **threads)
+        held = xgb.QuantileDMatrix(held_x, held_y + 1, weight=held_w, ref=bins, **threads)
+        xgb.train(model._params(model.settings), bins, rounds, evals=[(bins, "train"), (held, "valid")], verbose_eval=0)
+    elif name == "lightgbm":
+        params = model._params(model.settings)
+        bins = lgb.Dataset(x, y + 1, weight=w, params=params)
+        held = bins.create_valid(held_x, held_y + 1, weight=held_w)
+        lgb.train(params, bins, rounds, valid_sets=[bins, held])
     else:
-        straight = {"xgboost": xgboost_straight, "lightgbm": lightgbm_straight}[name](grower, theirs, rounds)
-        sides = {"blocks": taken(in_blocks(model, train, valid, ours)), "straight": taken(straight)}
-        spent = {side: [] for side in sides}
-        for _ in range(rounds // TURN):
-            for side, turn in sides.items():
-                spent[side].append(turn())
-    grower.close()
-    blocks, straight = sum(spent["blocks"]), sum(spent["straight"])
+        with tempfile.TemporaryDirectory() as folder:
+            booster = catboost.CatBoost({
+                "loss_function": "MultiClass", "classes_count": 3, "iterations": rounds, "train_dir": folder,
+                "learning_rate": model.settings.learning_rate, "depth": model.settings.depth,
+                "bootstrap_type": "Bernoulli", "subsample": model.settings.row_sample,
+                "rsm": model.settings.column_sample, "l2_leaf_reg": model.settings.l2, "logging_level": "Silent",
+                "thread_count": model.settings.thread_count, "use_best_model": False,
+            })  # fmt: skip
+            booster.fit(catboost.Pool(x, y + 1, weight=w), eval_set=catboost.Pool(held_x, held_y + 1, weight=held_w))
+
+
+def compare(name: str, rows: int, columns: int, rounds: int, repeats: int) -> None:
+    """Print the line of training in blocks against straight training."""
+    train, valid = market(rows, columns)
+    settings = {"rounds": rounds, "patience": 0}
+    runs = in_turns({
+        "blocks": lambda: build_model(name, **settings).fit(*train, validation=valid),
+        "straight": lambda: straight(name, settings, train, valid),
+    }, repeats)  # fmt: skip
+    wall, cpu = (digits(median_ratio(runs["blocks"], runs["straight"], clock), 3) for clock in ("wall", "cpu"))
     print_json(
-        benchmark="boosters.blockwise", model=name, rows=cut, columns=columns, rounds=rounds, cpu_s=digits(blocks),
-        straight_cpu_s=digits(straight), ratio=digits(blocks / straight, 3),
-        last_turn_ratio=digits(spent["blocks"][-1] / spent["straight"][-1], 3), wanted="at most 1.15",
+        benchmark="boosters.blocks", model=name, rows=len(train[0]), columns=columns, rounds=rounds,
+        **seconds(runs["blocks"]), times_straight_wall=wall, times_straight_cpu=cpu, wanted="at most 1.05",
     )  # fmt: skip
-
-
-def catboost_straight(grower, bins, rounds: int) -> float:
-    ours = ("save_snapshot", "snapshot_file", "snapshot_interval")
-    params = {key: value for key, value in grower.params.items() if key not in ours}
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.process_time()
-        catboost.CatBoost({**params, "iterations": rounds, "train_dir": folder}).fit(bins[0], eval_set=bins[1])
-        return time.process_time() - began
 
 
 class Killed(BaseException):
@@ -123,8 +83,7 @@ class Killed(BaseException):
 
 def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -> None:
     """Killed after block `at`, gone on in a new process's place; hashes of model and probabilities."""
-    x, y, w = market(rows, columns)
-    cut = rows * 5 // 6
+    train, valid = market(rows, columns)
 
     def kill(block, metrics):
         if block == at:
@@ -132,10 +91,10 @@ def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -
 
     def hash_of(manager, *callbacks) -> tuple[str, int | None]:
         model = build_model(name, rounds=rounds, patience=0, threads=1)
-        kept = manager and manager.phase(name)
-        held = (x[cut:], y[cut:], w[cut:])
-        result = model.fit(x[:cut], y[:cut], w[:cut], validation=held, checkpoints=kept, callbacks=callbacks)
-        reported = serialize_state(model.get_state()) + model.predict_proba(x).tobytes()
+        result = model.fit(
+            *train, validation=valid, checkpoints=manager and manager.phase(name), callbacks=callbacks
+        )  # fmt: skip
+        reported = serialize_state(model.get_state()) + model.predict_proba(train[0]).tobytes()
         return hashlib.sha256(reported).hexdigest()[:16], result.resumed_from
 
     whole, _ = hash_of(None)
@@ -152,36 +111,17 @@ def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -
     )
 
 
-def prediction(rows: int, columns: int, rounds: int = 100, depth: int = 5) -> None:
-    """Compare our compiled walk with `lightgbm.Booster.predict`, each on one thread."""
-    x, y, w = market(rows, columns)
-    model = build_model("lightgbm", rounds=rounds, patience=0, depth=depth, threads=1)
-    model.fit(x, y, w)
-    own = model._own_booster()
-    model.predict_proba(x[:100])  # compiles
-    sides = {"ours": lambda: model.predict_proba(x), "lightgbm": lambda: own.predict(x, num_threads=1)}
-    runs = in_turns(sides, 5)
-    ours, theirs = best(runs["ours"]).cpu, best(runs["lightgbm"]).cpu
-    apart = np.abs(model.predict_proba(x) - own.predict(x)).max()
-    print_json(
-        benchmark="boosters.prediction", rows=rows, columns=columns, trees=3 * rounds, depth=depth,
-        rows_per_s=round(rows / ours), lightgbm_rows_per_s=round(rows / theirs), times=digits(theirs / ours, 3),
-        largest_difference=float(apart), wanted="at least 2",
-    )  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=60_000)
-    parser.add_argument("--columns", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=1_000)
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--columns", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--models", nargs="+", default=["xgboost", "lightgbm", "catboost"])
     args = parser.parse_args()
     for name in args.models:
-        blockwise(name, args.rows, args.columns, args.rounds)
-        resumed(name, args.rows // 10, args.columns)
-    for depth in (5, 8):
-        prediction(args.rows, args.columns, depth=depth)
+        compare(name, args.rows, args.columns, args.rounds, args.repeats)
+        resumed(name, min(args.rows, 10_000), args.columns)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureMatrix, build_features
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.onnx_models import OnnxModels
+from ml_factory.inference.graph_model import GraphModel
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.storage.workspace import Workspace
 
@@ -54,10 +54,10 @@ for name in sys.argv[2].split():
 )
 
 
-def as_graph(bundle: Bundle, graph: bytes) -> Bundle:
+def as_graph(bundle: Bundle, name: str, graph: bytes) -> Bundle:
     """Return the bundle predicting with this graph, as where the model's library is not installed."""
-    other = replace(bundle)
-    vars(other)["fitted"] = OnnxModels(graph, bundle.description["lookback"])
+    other = replace(bundle, graphs={name: graph})
+    vars(other)["trained"] = {name: GraphModel.of(bundle.trained[name], graph)}
     return other
 
 
@@ -114,15 +114,14 @@ def measure(workspace: Workspace, model: str, options: argparse.Namespace) -> No
     pipeline.train(workspace, "DEMO", HORIZON, model, quick=True, mirror="off", model_settings=threads)
     paths = pipeline.export(workspace, "DEMO", HORIZON, model, formats=("bundle", "onnx")).paths
     bundle = Bundle.load(paths["bundle"])
-    forms = {"native": bundle, "onnx": as_graph(bundle, bundle.onnx)}
+    forms = {"native": bundle, "onnx": as_graph(bundle, model, bundle.graphs[model])}
     if model in NETWORKS:
-        forms["int8"] = as_graph(bundle, int8(paths["onnx"]))
-    sizes = {name: len(one.fitted.graph) if name != "native" else sum(map(len, bundle.models.values()))
-             for name, one in forms.items()}  # fmt: skip
+        forms["int8"] = as_graph(bundle, model, int8(paths["onnx"]))
+    sizes = {name: len((one.graphs if name != "native" else one.models)[model]) for name, one in forms.items()}
     bars = pd.read_parquet(workspace.raw_bars("DEMO"))
     matrix = build_features(bundle.spec.check_bars(bars)[0], bundle.spec.market, bundle.spec.features)
     features = matrix.to_frame().iloc[-ROWS:]
-    facts = {"segment": matrix.segment[-ROWS:], "close": matrix.close[-ROWS:]}
+    facts = {"segment": matrix.segment[-ROWS:]}
     splits, labels = (load(workspace, "DEMO", HORIZON) for load in (pipeline.load_splits, pipeline.load_labels))
     runs = in_turns(
         {name: lambda one=one: one.fitted.predict_features(features, **facts) for name, one in forms.items()},

@@ -13,7 +13,7 @@ EXTRAS = {
     "sklearn": "train", "matplotlib": "train",
     "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
     "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",
-    "onnx": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
+    "onnx": "onnx", "onnxmltools": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
     **dict.fromkeys(("torchvision", "webdataset", "PIL"), "vision"),

@@ -16,7 +16,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import fit_environment
-from ml_factory.models.registry import find_model_spec
+from ml_factory.models.registry import BOOSTERS, find_model_spec
 from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
@@ -26,12 +26,15 @@ LIBRARIES = ("numpy", "pandas", "scipy")
 
 
 def run_machine_facts(spec: RunSettings) -> dict:
-    """Return the facts of this machine that the bits of this run depend on."""
+    """Return the facts of this machine that the bits of this run depend on; boosters do not on the processor's name."""
     networks = [name for name in spec.models if find_model_spec(name).windowed]
     used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
     settings = dict(spec.settings)
     graphics = {"gpu": _graphics()} if any(find_model_spec(name).uses_gpu(settings) for name in spec.models) else {}
-    return machine_and_library_versions(used, settings.get("threads") or cores()) | graphics
+    facts = machine_and_library_versions(used, settings.get("threads") or cores()) | graphics
+    if used <= set(BOOSTERS):
+        del facts["processor"]
+    return facts
 
 
 def machine_and_library_versions(libraries: Iterable[str], threads: int) -> dict:

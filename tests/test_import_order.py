@@ -33,6 +33,7 @@ HOMES = {
     "IPython": {"heartbeat", "notebook", "notebook_panel", "notebook_parameters"},
     "papermill": {"notebook_suite"},
     "onnx": {"inference"},
+    "onnxmltools": {"inference"},
     "onnxruntime": {"inference"},
     "fastapi": {"serving"},
     "uvicorn": {"serving"},

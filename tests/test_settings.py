@@ -158,10 +158,9 @@ def test_open_run_numbers_fresh_attempts_and_reopens_newest(tmp_path):
 @pytest.mark.parametrize(
     ("model", "settings", "reported"),
     [
-        ("xgboost", {}, True),
-        ("xgboost", {"device": "cpu"}, False),
+        ("xgboost", {}, False),
+        ("xgboost", {"device": "cuda"}, True),
         ("lightgbm", {}, False),
-        ("lightgbm", {"device": "cuda"}, True),
         ("linear", {}, False),
         ("lstm", {}, True),
     ],
@@ -169,6 +168,13 @@ def test_open_run_numbers_fresh_attempts_and_reopens_newest(tmp_path):
 def test_machine_includes_gpu_only_for_models_that_use_gpu(model, settings, reported):
     spec = make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
     assert ("gpu" in run_machine_facts(spec)) is reported
+
+
+@pytest.mark.parametrize(("model", "named"), [("xgboost", False), ("linear", True), ("lstm", True)])
+def test_machine_of_booster_has_no_processor(model, named):
+    """A booster that goes on under another model of processor is equal to the bit, and not marked."""
+    spec = make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings={})
+    assert ("processor" in run_machine_facts(spec)) is named
 
 
 @pytest.mark.parametrize("tick", [float("nan"), float("inf"), 0.0, -0.25])

@@ -2,13 +2,13 @@
 
 The file is a state (`storage.serialization`) of five values: `description` (names, numbers and texts: settings of the
 data, facts of the run, certificate, metrics, versions, hashes), its `fingerprint`, `models` (name -> the bytes of the
-registered model), `onnx` (a graph of the whole, or nothing) and `reference` (of the guard, or nothing). Loading runs no
-code of the file and imports nothing that it names.
+registered model), `graphs` (name -> the model's ONNX graph, or none) and `reference` (of the guard, or nothing).
+Loading runs no code of the file and imports nothing that it names.
 """
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -30,19 +30,20 @@ from ml_factory.inference.bundle_checks import (
     check_fitted_models,
 )
 from ml_factory.inference.bundle_parts import check_bundle_parts
+from ml_factory.inference.graph_model import GraphModel
 from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.model_card import model_card
-from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.split_times import add_prediction_splits
+from ml_factory.inference.trained_model import FORMAT as MODEL_FORMAT
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
-FORMAT, WITHOUT_REFERENCE = "ml_factory.bundle/3", "ml_factory.bundle/2"
-_PARTS = ("format", "description", "fingerprint", "models", "onnx", "reference")
+FORMAT = "ml_factory.bundle/4"
+_PARTS = ("format", "description", "fingerprint", "models", "graphs", "reference")
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -52,14 +53,14 @@ class Bundle:
 
     description : facts as JSON values, as `workflows.export` gathers them.
     models : name -> bytes of the state of a `TrainedModel`; of a stack those of its base models, in its order.
-    onnx : bytes of the ONNX graph of the whole; b"" without one.
+    graphs : name -> bytes of the model's ONNX graph, of all models or of none.
     reference : bytes of the `GuardReference`; b"" without one, then the guard checks no drift.
     where : the file it was read from.
     """
 
     description: Mapping
     models: Mapping[str, bytes]
-    onnx: bytes = b""
+    graphs: Mapping[str, bytes] = field(default_factory=dict)
     reference: bytes = b""
     where: Path | None = None
 
@@ -74,18 +75,23 @@ class Bundle:
         path = Path(path)
         state = _read(path)
         with _damaged(path):
-            bundle = cls(state["description"], state["models"], state["onnx"], state["reference"], path)
+            bundle = cls(state["description"], state["models"], state["graphs"], state["reference"], path)
             bundle._check_hashes(state["fingerprint"])
         bundle.check()
         return bundle
 
     @classmethod
     def from_parts(
-        cls, facts: Mapping, models: Mapping[str, bytes], onnx: bytes = b"", reference: bytes = b""
+        cls,
+        facts: Mapping,
+        models: Mapping[str, bytes],
+        graphs: Mapping[str, bytes] | None = None,
+        reference: bytes = b"",
     ) -> "Bundle":
         """Return the bundle of these parts; their hashes are added to the facts."""
-        description = to_json_value(dict(facts) | {"hashes": _hashes(models, onnx, reference)})
-        return cls(description, dict(models), onnx, reference)
+        graphs = dict(graphs or {})
+        description = to_json_value(dict(facts) | {"hashes": _hashes(models, graphs, reference)})
+        return cls(description, dict(models), graphs, reference)
 
     def save(self, path: str | Path) -> Path:
         """Write the bundle to one file, whole or not at all."""
@@ -95,8 +101,9 @@ class Bundle:
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         return serialize_state({
-            "format": FORMAT, "description": dict(self.description), "onnx": self.onnx, "models": dict(self.models),
-            "reference": self.reference, "fingerprint": fingerprint_json(self.description),
+            "format": FORMAT, "description": dict(self.description), "models": dict(self.models),
+            "graphs": dict(self.graphs), "reference": self.reference,
+            "fingerprint": fingerprint_json(self.description),
         })  # fmt: skip
 
     def check(self) -> None:
@@ -109,10 +116,7 @@ class Bundle:
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
             check_bundle_parts(self.description, self.spec, self.trained, self.where)
-            if isinstance(self.fitted, OnnxModels):
-                _ = self.fitted.session
-            else:
-                check_fitted_models(self.fitted, self.where)
+            check_fitted_models(self.fitted, self.where)
         _ = self.guard_reference
 
     @cached_property
@@ -129,29 +133,31 @@ class Bundle:
 
     @property
     def off_tick_share(self) -> float:
-        """Share of the bars of training with prices off the tick; of all bars in a bundle of an older version."""
+        """Share of the bars of training with prices off the tick; of all bars in a bundle without reference."""
         limits = self.guard_reference.limits if self.guard_reference else {}
         return limits.get("off_tick", self.description["off_tick"])
 
     @property
     def engine(self) -> str:
-        """ "native", or "onnx" where a library of the models is not installed and the file holds their graph."""
-        return "onnx" if self.onnx and absent_libraries(self.models) else "native"
+        """ "native", or "onnx" where a library of the models is not installed and the file holds their graphs."""
+        return "onnx" if self.graphs and absent_libraries(self.models) else "native"
 
     @cached_property
-    def fitted(self) -> FittedModels | OnnxModels:
+    def fitted(self) -> FittedModels:
         """The models, ready to predict feature rows."""
-        if self.engine == "onnx":
-            return OnnxModels(self.onnx, self.description["lookback"])
         return FittedModels(self.trained, self.description["stack"])
 
     @cached_property
     def trained(self) -> dict[str, TrainedModel]:
-        """The models as they were registered, of a stack its base models; a network's weights are bytes where the graph
-        predicts, so no library of theirs is needed.
+        """The models as they were registered, of a stack its base models; those that predict by their graph have a
+        network's weights as bytes, so no library of theirs is needed.
         """
-        native = self.engine == "native"
-        return {name: _read_model(name, data, native, self.where) for name, data in self.models.items()}
+        if self.engine == "native":
+            return {name: _read_model(name, data, True, self.where) for name, data in self.models.items()}
+        return {
+            name: GraphModel.of(_read_model(name, data, False, self.where), self.graphs[name])
+            for name, data in self.models.items()
+        }
 
     @property
     def card(self) -> str:
@@ -208,16 +214,19 @@ class Bundle:
                 "The description in this bundle was changed", where=self.where, got="another fingerprint",
                 wanted=str(fingerprint)[:12], next_step=_AGAIN,
             )  # fmt: skip
-        stored, found = self.description["hashes"], _hashes(self.models, self.onnx, self.reference)
+        stored, found = self.description["hashes"], _hashes(self.models, self.graphs, self.reference)
         if list(stored["models"]) != list(found["models"]) or not self.models:
             raise CheckpointError(
                 "This bundle has other models than it describes", where=self.where,
                 got=", ".join(self.models) or "none", wanted=", ".join(stored["models"]), next_step=_AGAIN,
             )  # fmt: skip
-        parts = {"the ONNX graph": found["onnx"], "the guard's reference": found["reference"]}
-        others = {"the ONNX graph": stored["onnx"], "the guard's reference": stored.get("reference", "")}
-        for name, one in (found["models"] | parts).items():
-            wanted = (stored["models"] | others)[name]
+        if list(stored["graphs"]) != list(found["graphs"]) or list(self.graphs) not in ([], list(self.models)):
+            raise CheckpointError(
+                "This bundle has other graphs than models", where=self.where, got=", ".join(self.graphs),
+                wanted=", ".join(stored["graphs"]) or "none", next_step=_AGAIN,
+            )  # fmt: skip
+        for name, one in _named_hashes(found).items():
+            wanted = _named_hashes(stored)[name]
             if one != wanted:
                 raise CheckpointError(
                     f"A part of this bundle was changed: {name}", where=self.where, got=one[:12] or "nothing",
@@ -240,10 +249,18 @@ def _damaged(where: object) -> AbstractContextManager:
     return refuse_damaged_content(CheckpointError, "This bundle is damaged", where=where, next_step=_AGAIN)
 
 
-def _hashes(models: Mapping[str, bytes], onnx: bytes, reference: bytes) -> dict:
-    digests = {name: sha256(data).hexdigest() for name, data in models.items()}
-    parts = {"onnx": onnx, "reference": reference}
-    return {"models": digests} | {name: sha256(data).hexdigest() if data else "" for name, data in parts.items()}
+def _hashes(models: Mapping[str, bytes], graphs: Mapping[str, bytes], reference: bytes) -> dict:
+    return {
+        "models": {name: sha256(data).hexdigest() for name, data in models.items()},
+        "graphs": {name: sha256(data).hexdigest() for name, data in graphs.items()},
+        "reference": sha256(reference).hexdigest() if reference else "",
+    }
+
+
+def _named_hashes(hashes: Mapping) -> dict[str, str]:
+    """Return part, in words -> its hash."""
+    graphs = {f"the ONNX graph of {name}": one for name, one in hashes["graphs"].items()}
+    return hashes["models"] | graphs | {"the guard's reference": hashes["reference"]}
 
 
 def _read(path: Path) -> dict:
@@ -254,18 +271,16 @@ def _read(path: Path) -> dict:
     except CheckpointError as error:
         raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
                               next_step=_AGAIN) from error  # fmt: skip
-    if state.get("format") == WITHOUT_REFERENCE:
-        state = {**state, "reference": b""}
-    elif state.get("format") != FORMAT:
-        earlier = state.get("format") == "ml_factory.bundle/1"
+    if state.get("format") != FORMAT:
+        model = state.get("format") == MODEL_FORMAT
         raise CheckpointError(
             "Not a bundle of this version", where=path, wanted=FORMAT,
-            got="a registered model, which predicts feature rows" if earlier else str(state.get("format"))[:60],
+            got="a registered model, which predicts feature rows" if model else str(state.get("format"))[:60],
             next_step="python -m ml_factory export writes one from the workspace",
         )  # fmt: skip
-    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "onnx": bytes, "reference": bytes}
+    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "graphs": dict, "reference": bytes}
     wrong = [name for name in _PARTS if not isinstance(state.get(name), kinds[name])]
-    if wrong or not all(isinstance(data, bytes) for data in state["models"].values()):
+    if wrong or not all(isinstance(data, bytes) for part in ("models", "graphs") for data in state[part].values()):
         raise CheckpointError(
             "A bundle lacks parts", where=path, got=f"no {', '.join(wrong or ['bytes of a model'])}", next_step=_AGAIN
         )

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.inference.onnx_models import OPSET
+from ml_factory.inference.graph_model import INPUT, OUTPUT
 from ml_factory.training.estimator import NeuralClassifier
 from ml_factory.training.export_state_dict import network_with_offset
 
+OPSET = 20
 _ROWS = 3  # of the example that is traced; the batch is dynamic
 
 
@@ -21,7 +22,7 @@ def network_to_onnx(model: NeuralClassifier) -> Any:
     def export() -> Any:
         return torch.onnx.export(
             model.network.eval(), (_example(model),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
-            opset_version=OPSET, input_names=["x"], output_names=["logits"], verbose=False,
+            opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT], verbose=False,
         ).model_proto  # fmt: skip
 
     return _exported(model, export)

@@ -1,201 +1,189 @@
-"""A finished model or stack as one ONNX graph: preprocessing, model, clock offset, calibration and pool.
+"""A finished model as a graph of ONNX, made by the converter of its library, and the comparison of the two.
 
-The graph reads unscaled feature rows (N, F), or windows of them (N, T, F) where a model looks back, and gives the
-calibrated probabilities, float64 (N, 3). Scaling and all that follows a model's scores are computed in float64.
+The graph reads what the model reads: preprocessed rows float32 (N, F), or windows of them (N, T, F). It gives class
+scores (N, 3), without clock offset and calibration, which are computed by the same code whatever gives the scores.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import onnx
+import onnx.parser
+import pandas as pd
+from onnx import TensorProto, helper, numpy_helper
 
-from ml_factory.datasets.feature_selection import FeatureSelection
-from ml_factory.datasets.fitted_transforms import PcaTransform
-from ml_factory.datasets.preprocessing import FittedStep, Preprocessor, preprocessing_from_dict
-from ml_factory.datasets.scaling import LinearScaler, QuantileScaler
-from ml_factory.ensemble.stacking import Stack
-from ml_factory.errors import SettingsError
-from ml_factory.evaluation.calibration import SMALLEST, Calibration
-from ml_factory.inference.onnx_graph import OnnxGraph
-from ml_factory.inference.onnx_models import INPUT, OUTPUT
-from ml_factory.inference.onnx_quantiles import add_quantile_scaling
-from ml_factory.inference.onnx_trees import ensemble_name, tree_nodes
-from ml_factory.inference.predict import FittedModels
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.inference.graph_model import INPUT, OUTPUT, GraphModel
+from ml_factory.inference.predict import predict_features
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.models.registry import find_model_spec
-from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
-from ml_factory.targets.labels import stored_label_classes
+from ml_factory.storage.scratch_folder import scratch_folder
 
-network = LazyModule("ml_factory.inference.network_graph")  # torch comes with the networks only
-
-
-def onnx_of_models(fitted: FittedModels, facts: Mapping[str, str]) -> bytes:
-    """Return the graph of a model or stack.
-
-    facts : texts stored in the file.
-    Raises SettingsError for a step that has no graph.
-    """
-    graph, models = OnnxGraph(), fitted.used
-    features = len(next(iter(models.values())).feature_names)
-    shape = ["N", fitted.lookback, features] if fitted.lookback else ["N", features]
-    x = graph.input(INPUT, shape)
-    found = {name: _probabilities(graph, x, fitted.lookback, name, model) for name, model in models.items()}
-    if fitted.stack is None:
-        (output,) = found.values()
-    else:
-        pooled = _pool(graph, found, Stack.from_dict(fitted.stack["stack"]))
-        output = _calibrated(graph, pooled, Calibration.from_model_state(fitted.stack), fitted.stack["spec"])
-    return graph.to_model(output, OUTPUT, ["N", len(CLASSES)], facts)
-
-
-def _probabilities(graph: OnnxGraph, x: str, lookback: int, name: str, model: TrainedModel) -> str:
-    """Add one model; return its calibrated probabilities.
-
-    x : unscaled rows, or windows of `lookback` rows, the longest of any model.
-    """
-    if lookback and not model.lookback:
-        x = graph.add("Gather", x, graph.constant(lookback - 1, np.int64), axis=1)
-    elif model.lookback < lookback:
-        ends = [graph.constant([value], np.int64) for value in (lookback - model.lookback, lookback, 1)]
-        x = graph.add("Slice", x, *ends)
-    scaled = add_preprocessing(graph, x, preprocessing_from_dict(model.scaler))
-    scores = _scores(graph, scaled, name, model)
-    classes = _on_classes(graph, graph.softmax(scores), model.classes)
-    classes = graph.named(classes, uncalibrated_output(name))
-    return _calibrated(graph, classes, Calibration.from_dict(model.calibration), model.spec)
+OPSETS, IR = {"": 20, "ai.onnx.ml": 3}, 10
+ROWS, LARGEST = 10_000, 1e-5
+_TREES = "TreeEnsembleClassifier"
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_LINEAR = f"""
+<ir_version: {IR}, opset_import: ["" : {OPSETS[""]}]>
+linear (float[N, F] {INPUT}) => (double[N, {len(CLASSES)}] {OUTPUT}) {{
+    exact = Cast <to = {TensorProto.DOUBLE}> ({INPUT})
+    centered = Sub (exact, mean)
+    scaled = Div (centered, deviation)
+    missing = IsNaN (scaled)
+    filled = Where (missing, zero, scaled)
+    clipped = Clip (filled, low, high)
+    product = MatMul (clipped, weights)
+    {OUTPUT} = Add (product, bias)
+}}
+"""
+# Converters and boosters come with extras; a network's needs torch.
+converters, network_graph = LazyModule("onnxmltools"), LazyModule("ml_factory.inference.network_graph")
+xgboost, lightgbm, catboost = (LazyModule(name) for name in ("xgboost", "lightgbm", "catboost"))
 
 
-def uncalibrated_output(name: str) -> str:
-    """Return the tensor of a model's probabilities before its calibration, float64 (N, 3)."""
-    return f"{name}/uncalibrated"
-
-
-def _scores(graph: OnnxGraph, x: str, name: str, model: TrainedModel) -> str:
-    """Add the model itself; return scores, float64 (N, 3), with its clock offset in them."""
-    state = model.model_state
-    stored = state.get("offset")
-    offset = None if stored is None else SessionClockOffset.from_dict(stored)
-    last = x
+def model_to_onnx(model: TrainedModel) -> bytes:
+    """Return the graph of a model. Raises SettingsError for a network that cannot be exported."""
+    name = model.model_state["model"]
     if find_model_spec(name).windowed:
-        last = graph.add("Gather", x, graph.constant(model.lookback - 1, np.int64), axis=1)
-        scores = graph.cast(graph.inline(network.network_to_onnx(model.estimator), x), "double")
-    elif not has_rounds(state):
-        scores = graph.constant(np.zeros((1, len(CLASSES))))
-    elif name == "linear":
-        scores = _linear(graph, x, state["fitted"], state["settings"]["clip"])
+        graph = network_graph.network_to_onnx(model.estimator)
     else:
-        scores = tree_nodes(name, state["fitted"]).add_to(graph, x, name=ensemble_name(name))
-        if absent := set(range(len(CLASSES))) - set(_classes_of_trees(name, state["fitted"])):
-            impossible = np.where(np.isin(np.arange(len(CLASSES)), list(absent)), -np.inf, 0.0)
-            scores = graph.add("Add", scores, graph.constant(impossible))
-    return scores if offset is None else graph.add("Add", scores, _clock_shares(graph, last, offset))
+        graph = _linear_graph(model.model_state) if name == "linear" else _booster_graph(name, model.model_state)
+    onnx.checker.check_model(graph)
+    return graph.SerializeToString(deterministic=True)
 
 
-def has_rounds(state: Mapping) -> bool:
-    """Return whether a tabular model has more than its clock offset; only then its trees or weights are exported."""
-    return state.get("offset") is None or bool(state["best_round"])
+def check_onnx_graph(graph: bytes, model: TrainedModel, features: pd.DataFrame, *, segment: np.ndarray) -> float:
+    """Return the largest difference of a probability, before calibration, on at most ROWS rows spread evenly.
 
-
-def _classes_of_trees(name: str, fitted: Mapping[str, np.ndarray]) -> list[int]:
-    """Return the positions of the classes that have trees: CatBoost's, which leaves out one without training rows."""
-    return fitted["classes"].tolist() if name == "catboost" else list(range(len(CLASSES)))
-
-
-def _linear(graph: OnnxGraph, x: str, fitted: Mapping[str, np.ndarray], clip: float) -> str:
-    """Add the linear model on scaled rows: scaled by its own mean and deviation, clipped, missing at 0."""
-    mean, deviation, weights = (np.asarray(fitted[part], np.float64) for part in ("mean", "deviation", "weights"))
-    z = _standardised(graph, x, mean, deviation, clip)
-    product = graph.add("MatMul", z, graph.constant(weights[:-1]))
-    return graph.add("Add", product, graph.constant(weights[-1]))
-
-
-# ---- preprocessing ---------------------------------------------------------------------------------------------------
-
-
-def add_preprocessing(graph: OnnxGraph, x: str, fitted: FittedStep) -> str:
-    """Add fitted steps; return float32 values. Raises SettingsError for a step that has no graph."""
-    for step in fitted.steps if isinstance(fitted, Preprocessor) else (fitted,):
-        if isinstance(step, LinearScaler):
-            x = graph.cast(_standardised(graph, x, step.center, step.scale, step.clip), "float")
-        elif isinstance(step, QuantileScaler):
-            x = add_quantile_scaling(graph, x, step)
-        elif isinstance(step, FeatureSelection):
-            x = graph.add("Gather", x, graph.constant(step.kept, np.int64), axis=-1)
-        elif isinstance(step, PcaTransform):
-            z = _standardised(graph, x, step.center, step.scale, None)
-            x = graph.cast(graph.add("MatMul", z, graph.constant(step.loadings)), "float")
-        else:
-            why = "it is not written yet"
-            raise SettingsError(
-                f"This step of the preprocessing has no ONNX graph: {why}", where="preprocess", got=step.kind,
-                wanted="robust, standard or quantile scaling, PCA, a selection of features",
-                next_step="export the bundle alone, or prepare with another step",
-            )  # fmt: skip
-    return x
-
-
-def _standardised(graph: OnnxGraph, x: str, center: np.ndarray, scale: np.ndarray, clip: float | None) -> str:
-    """Return (x - center) / scale in float64, missing values at 0, clipped to [-clip, clip] where that is given;
-    without a limit infinite values are 0 too.
+    features, segment : as of `predict.predict_features`.
+    Raises FactoryError naming the worst row where it is more than LARGEST.
     """
-    x = graph.cast(x, "double")
-    z = graph.add("Div", graph.add("Sub", x, graph.constant(center)), graph.constant(scale))
-    missing = graph.add("IsNaN", z)
-    if clip is None:
-        missing = graph.add("Or", missing, graph.add("IsInf", graph.cast(z, "float")))
-    z = graph.add("Where", missing, graph.constant(0.0), z)
-    return z if clip is None else graph.add("Clip", z, graph.constant(-clip), graph.constant(clip))
+    model = replace(model, calibration=Calibration().to_dict())
+    rows = np.arange(len(features), dtype=np.int64)
+    if model.lookback:
+        rows = rows[mask_rows_with_full_window(segment, rows, model.lookback)]
+    rows = rows[np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).astype(np.int64)]
+    by_graph = GraphModel.of(model, graph)
+    wanted = predict_features(model, features, segment=segment, rows=rows)
+    got = predict_features(by_graph, features, segment=segment, rows=rows)
+    alone = predict_features(by_graph, features, segment=segment, rows=rows[-1:])
+    return max(_difference(got, wanted), _difference(alone, wanted.iloc[-1:]))
 
 
-# ---- what follows the scores -----------------------------------------------------------------------------------------
+def _difference(got: pd.DataFrame, wanted: pd.DataFrame) -> float:
+    off_N = np.abs(got.to_numpy() - wanted.to_numpy()).max(axis=1)
+    worst = int(np.argmax(np.where(np.isnan(off_N), np.inf, off_N)))
+    if not off_N[worst] <= LARGEST:
+        raise FactoryError(
+            "The ONNX graph does not predict as the model does, and is not written",
+            where=f"row {wanted.index[worst]}", got=np.round(got.to_numpy()[worst], 7).tolist(),
+            wanted=np.round(wanted.to_numpy()[worst], 7).tolist(),
+            next_step="export the bundle alone, and report this",
+        )  # fmt: skip
+    return float(off_N[worst])
 
 
-def _clock_shares(graph: OnnxGraph, x: str, offset: SessionClockOffset) -> str:
-    """Return the log class shares of the rows' cells, float64 (N, 3), as `SessionClockOffset` computes them.
+def _linear_graph(state: dict) -> onnx.ModelProto:
+    """Return the linear model, computed in float64: its own scaling, missing values at the mean, clipped."""
+    fitted, clip = state["fitted"], state["settings"]["clip"]
+    weights = np.asarray(fitted["weights"]) * (state["best_round"] > 0)  # 0 where no round is better than the clock
+    graph = onnx.parser.parse_model(_LINEAR)
+    values = {
+        "mean": fitted["mean"], "deviation": fitted["deviation"], "zero": 0.0, "low": -clip, "high": clip,
+        "weights": weights[:-1], "bias": weights[-1],
+    }  # fmt: skip
+    graph.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value, np.float64, order="C"), name) for name, value in values.items()
+    )
+    return graph
 
-    x : float32 (N, K), the scaled rows.
+
+def _booster_graph(name: str, state: dict) -> onnx.ModelProto:
+    """Return the sum over a booster's blocks, 0 where no round is better than the clock."""
+    nodes, parts = [], []
+    for number, data in enumerate(state["fitted"], 1):
+        trees = _converted_trees(name, data, state["n_features"])
+        given = {one.name: helper.get_attribute_value(one) for one in trees.attribute}
+        # A constant that all classes share makes no difference, and would cost digits of the sum.
+        given = {key: value for key, value in given.items() if key != "base_values" or name == "catboost"}
+        parts.append(f"scores_{number}")
+        outputs = [f"likeliest_{number}", parts[-1]]
+        given["post_transform"] = "NONE"
+        nodes.append(helper.make_node(_TREES, [INPUT], outputs, domain="ai.onnx.ml", **given))
+    nodes.append(helper.make_node("Sum", parts, ["sum"]))
+    used = numpy_helper.from_array(np.array(float(state["best_round"] > 0), np.float32), "used")
+    nodes.append(helper.make_node("Mul", ["sum", used.name], [OUTPUT]))
+    rows = helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["N", state["n_features"]])
+    scores = helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["N", len(CLASSES)])
+    graph = helper.make_graph(nodes, name, [rows], [scores], [used])
+    opsets = [helper.make_opsetid(*one) for one in OPSETS.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="ml_factory")
+
+
+def _converted_trees(name: str, data: bytes, features: int) -> onnx.NodeProto:
+    """Return the node of a block's trees. Raises SettingsError where the converter cannot read the block."""
+    try:
+        (trees,) = [node for node in _CONVERTERS[name](data, features).graph.node if node.op_type == _TREES]
+    except Exception as error:  # of libraries whose next version may raise anything
+        raise SettingsError(
+            f"The converter cannot read this model of {name}", where="onnx", got=" ".join(str(error).split())[:200],
+            wanted=f"a version of {name} that onnxmltools knows", next_step="export the bundle alone",
+        ) from error  # fmt: skip
+    return trees
+
+
+def _xgboost(data: bytes, features: int) -> onnx.ModelProto:
+    return converters.convert_xgboost(xgboost.Booster(model_file=bytearray(data)), initial_types=_inputs(features))
+
+
+def _lightgbm(data: bytes, features: int) -> onnx.ModelProto:
+    booster = lightgbm.Booster(model_str=_with_float32_thresholds(data.decode()))
+    return converters.convert_lightgbm(booster, initial_types=_inputs(features), zipmap=False)
+
+
+def _with_float32_thresholds(text: str) -> str:
+    """Return a LightGBM model whose thresholds are the largest float32 not above them: ONNX compares float32 numbers.
+
+    No row of float32 takes another side. The sizes of the trees' texts, which are others, are left out.
     """
-    value = graph.cast(graph.add("Gather", x, graph.constant(offset.column, np.int64), axis=1), "double")
-    low, high = graph.constant(offset.low), graph.constant(offset.high)
-    value = graph.add("Clip", graph.add("Where", graph.add("IsNaN", value), low, value), low, high)
-    span = graph.constant((offset.high - offset.low) or 1.0)
-    share = graph.add("Mul", graph.add("Div", graph.add("Sub", value, low), span), graph.constant(PROGRESS_CELLS))
-    cell = graph.add("Min", graph.cast(share, "int64"), graph.constant(PROGRESS_CELLS - 1, np.int64))
-    if offset.step > 0:
-        steps = graph.add("Div", graph.add("Sub", high, value), graph.constant(offset.step))
-        left = graph.cast(graph.add("Round", steps), "int64")
-        ending = graph.add("Add", left, graph.constant(PROGRESS_CELLS, np.int64))
-        cell = graph.add("Where", graph.add("Less", left, graph.constant(offset.ending, np.int64)), ending, cell)
-    return graph.add("Gather", graph.constant(offset.log_shares_C3), cell, axis=0)
+
+    def floored(line: re.Match) -> str:
+        exact = np.clip(np.array(line[1].split(), np.float64), -_LARGEST_FLOAT, _LARGEST_FLOAT)
+        near = exact.astype(np.float32)
+        near = np.where(near > exact, np.nextafter(near, np.float32(-np.inf)), near)
+        return "threshold=" + " ".join(map(repr, near.astype(np.float64).tolist()))
+
+    return re.sub(r"^threshold=(.*)$", floored, re.sub(r"^tree_sizes=.*\n", "", text, flags=re.M), flags=re.M)
 
 
-def _on_classes(graph: OnnxGraph, p: str, classes: tuple[int, ...]) -> str:
-    """Return probabilities given that the outcome is one of `classes`."""
-    if set(classes) == set(CLASSES):
-        return p
-    kept = graph.add("Mul", p, graph.constant(np.isin(CLASSES, classes)))
-    return graph.add("Div", kept, graph.add("ReduceSum", kept, graph.constant([1], np.int64)))
+def _catboost(data: bytes, features: int) -> onnx.ModelProto:
+    """Convert CatBoost's model; it counts the classes of its training rows alone, and an absent one has no score."""
+    model = catboost.CatBoost().load_model(blob=data)
+    with scratch_folder("catboost-") as folder:
+        model.save_model(str(folder / "model.onnx"), format="onnx")
+        graph = onnx.load(str(folder / "model.onnx"))
+    known = np.isfinite(model.predict(np.zeros((1, features), np.float32), prediction_type="RawFormulaVal")[0])
+    if not known.all():
+        present = np.flatnonzero(known).tolist()
+        for one in graph.graph.node[0].attribute:
+            if one.name == "class_ids":
+                one.ints[:] = [present[place] for place in one.ints]
+        start = helper.make_attribute("base_values", np.where(known, 0.0, -np.inf).tolist())
+        graph.graph.node[0].attribute.append(start)
+    return graph
 
 
-def _log(graph: OnnxGraph, p: str) -> str:
-    return graph.add("Log", graph.add("Clip", p, graph.constant(SMALLEST), graph.constant(1.0)))
+def _inputs(features: int) -> list:
+    types = LazyModule("onnxmltools.convert.common.data_types")
+    return [(INPUT, types.FloatTensorType([None, features]))]
 
 
-def _calibrated(graph: OnnxGraph, p: str, calibration: Calibration, spec: Mapping) -> str:
-    """Return calibrated probabilities of the classes that the labels have."""
-    classes = stored_label_classes(spec)
-    if calibration != Calibration():
-        scores = graph.add("Div", _log(graph, p), graph.constant(calibration.temperature))
-        p = graph.softmax(graph.add("Add", scores, graph.constant(calibration.bias)))
-    return _on_classes(graph, p, classes)
-
-
-def _pool(graph: OnnxGraph, found: Mapping[str, str], stack: Stack) -> str:
-    """Return the pooled probabilities of a stack."""
-    prior = np.log(stack.prior)
-    total = graph.constant(prior + np.asarray(stack.bias))
-    for name, weight in zip(stack.names, stack.pool, strict=True):
-        evidence = graph.add("Sub", _log(graph, found[name]), graph.constant(prior))
-        total = graph.add("Add", total, graph.add("Mul", evidence, graph.constant(weight)))
-    return graph.softmax(total)
+_CONVERTERS: dict[str, Callable[..., onnx.ModelProto]] = {
+    "xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost,
+}  # fmt: skip

@@ -14,7 +14,6 @@ from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.trained_model import TrainedModel
-from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.targets.labels import stored_label_classes
 
 
@@ -109,17 +108,8 @@ def predict_scaled_rows(model: TrainedModel, scaled_NF: np.ndarray, rows: np.nda
 
     rows : positions; each has its whole window before it.
     """
-    p_N3 = model.estimator.predict_proba(_inputs(scaled_NF, rows, model.lookback))
-    calibrated = Calibration.from_dict(model.calibration).apply(condition_on_classes(p_N3, model.classes))
-    return condition_on_classes(calibrated, model.classes)
-
-
-def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int):
-    if not lookback:
-        return scaled_NF[rows]
-    # torch is loaded for networks only: a booster predicts where torch is not installed.
-    windows = import_module_or_explain("ml_factory.datasets.windows")
-    return windows.Windows(scaled_NF, rows, lookback)
+    p_N3 = condition_on_classes(model.predict_rows(scaled_NF, rows), model.classes)
+    return condition_on_classes(Calibration.from_dict(model.calibration).apply(p_N3), model.classes)
 
 
 def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

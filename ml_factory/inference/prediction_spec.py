@@ -12,7 +12,6 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import FittedModels
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.primary_rule import primary_rule_side
@@ -63,7 +62,7 @@ class PredictionSpec:
         """Format of single bars of a feed: that of the training's bars, with their length."""
         return replace(self.bars, minutes=self.market.bar_minutes)
 
-    def predict_bars(self, bars: pd.DataFrame, fitted: FittedModels | OnnxModels) -> tuple[pd.DataFrame, pd.Series]:
+    def predict_bars(self, bars: pd.DataFrame, fitted: FittedModels) -> tuple[pd.DataFrame, pd.Series]:
         """Return (probabilities, close) of checked bars; of meta-labels only the rows where the primary side bets,
         with its `side`.
         """

@@ -1,8 +1,7 @@
 """Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,16 +9,16 @@ import pandas as pd
 from ml_factory.data.bar_report import raise_on_bar_findings
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.validation import validate_bar_columns
-from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.onnx_models import OnnxModels
 from ml_factory.inference.predict import predict_scaled_rows
 from ml_factory.inference.prediction_spec import keep_bets
 from ml_factory.inference.split_times import split_by_times
+from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.primary_rule import PrimaryRuleStream
 
@@ -40,13 +39,7 @@ class PredictionStream:
         self._features = FeatureStream(spec.market, spec.features, cold=cold)
         meta = spec.labels.kind == "meta"
         self._side = PrimaryRuleStream(spec.market, spec.features, spec.labels) if meta else None
-        self._models: dict[str, _ModelRows] = {}
-        if isinstance(bundle.fitted, OnnxModels):
-            self._models["onnx"] = _ModelRows(bundle.fitted.lookback, None, bundle.fitted.predict_rows)
-        else:
-            for name, model in bundle.fitted.used.items():
-                steps = preprocessing_from_dict(model.scaler)
-                self._models[name] = _ModelRows(model.lookback, steps, partial(predict_scaled_rows, model))
+        self._models = {name: _ModelRows(model) for name, model in bundle.fitted.used.items()}
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
     @property
@@ -143,8 +136,7 @@ class PredictionStream:
         """
         known_at = pd.DatetimeIndex(rows.known_at.view("M8[ns]"), tz="UTC", name="known_at")
         found = {name: one.push(rows, known_at) for name, one in self._models.items()}
-        whole = self.bundle.fitted
-        frame = found["onnx"] if isinstance(whole, OnnxModels) else whole.combine(found)
+        frame = self.bundle.fitted.combine(found)
         frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
         self._waiting = max(self._waiting - len(rows), 0)
         if rows.side is not None:
@@ -158,32 +150,24 @@ class PredictionStream:
 
 
 class _ModelRows:
-    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window.
+    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window."""
 
-    lookback : rows of a window; 0 for single rows.
-    preprocessing : None for a graph, which reads unscaled rows.
-    predict : (rows, positions) -> probabilities.
-    """
-
-    def __init__(
-        self, lookback: int, preprocessing: FittedStep | None,
-        predict: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ):  # fmt: skip
-        self._lookback, self._preprocessing, self._predict = lookback, preprocessing, predict
-        self._kept = max(lookback - 1, 0)
+    def __init__(self, model: TrainedModel):
+        self._model, self._preprocessing = model, preprocessing_from_dict(model.scaler)
+        self._kept = max(model.lookback - 1, 0)
         self._scaled: np.ndarray | None = None
         self._segment = np.empty(0, np.int32)
 
     def push(self, rows: StreamedFeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
         """Return the probabilities of the next rows that have a whole window."""
-        scaled = rows.values if self._preprocessing is None else self._preprocessing.transform(rows.values)
+        scaled = self._preprocessing.transform(rows.values)
         before = 0 if self._scaled is None else len(self._scaled)
         scaled = scaled if self._scaled is None else np.concatenate([self._scaled, scaled])
         segment = np.concatenate([self._segment, rows.segment])
         positions = np.arange(before, len(scaled), dtype=np.int64)
-        if self._lookback:
-            positions = positions[mask_rows_with_full_window(segment, positions, self._lookback)]
-        p_N3 = self._predict(scaled, positions) if len(positions) else np.empty((0, 3))
+        if self._model.lookback:
+            positions = positions[mask_rows_with_full_window(segment, positions, self._model.lookback)]
+        p_N3 = predict_scaled_rows(self._model, scaled, positions)
         first = len(scaled) - min(self._kept, len(scaled))
         self._scaled, self._segment = scaled[first:].copy(), segment[first:].copy()
         return pd.DataFrame(p_N3, index=known_at[positions - before], columns=PROBABILITIES)

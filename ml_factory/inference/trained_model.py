@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+import numpy as np
+
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.models.base import ModelBase
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.models.base import CLASSES, ModelBase
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.targets.labels import stored_label_classes
 
-FORMAT = "ml_factory.bundle/1"
+FORMAT = "ml_factory.model/2"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 
 
@@ -65,6 +68,19 @@ class TrainedModel:
     def estimator(self) -> ModelBase:
         """The fitted model, built once. Raises CheckpointError for a damaged state."""
         return build_model_from_state(self.model_state)
+
+    def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the estimator's probabilities, float64 (len(rows), 3), of some of the preprocessed rows.
+
+        rows : positions; each has its whole window before it.
+        """
+        if not len(rows):
+            return np.empty((0, len(CLASSES)))
+        if not self.lookback:
+            return self.estimator.predict_proba(scaled_NF[rows])
+        # torch is loaded for networks only: a booster predicts where torch is not installed.
+        windows = import_module_or_explain("ml_factory.datasets.windows")
+        return self.estimator.predict_proba(windows.Windows(scaled_NF, rows, self.lookback))
 
     @property
     def classes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ml_factory.models.base import softmax
+from ml_factory.models.base import fit_environment, softmax
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel
 from ml_factory.models.tabular_data import TabularRows
 from ml_factory.models.tabular_spec import TabularSpec
@@ -43,6 +43,9 @@ class LogisticRegression(TabularModel):
     name = "linear"
     library = "numpy"
 
+    def _environment(self, spec):
+        return fit_environment(**super()._environment(spec))
+
     def _bin(self, spec, train, valid):
         with threadpool_limits(spec.thread_count):
             scale = LogisticRegressionScaler.fit_rows(train.x[train.weight > 0])
@@ -50,9 +53,6 @@ class LogisticRegression(TabularModel):
 
     def _open(self, spec, train, valid, bins):
         return _Trainer(spec, bins, [train, *([] if valid is None else [valid])])
-
-    def _grown(self, part, rounds):
-        return {"mean": part["mean"], "deviation": part["deviation"], "weights": part["path"][rounds]}
 
     def _read(self, fitted):
         arrays = {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
@@ -65,9 +65,6 @@ class LogisticRegression(TabularModel):
         return LogisticRegressionScaler(self._predictor["mean"], self._predictor["deviation"]).apply(
             x, self.settings.clip, np.float64
         )
-
-    def _predict(self, x):
-        return softmax(self._scores(x))
 
     def _scores(self, x):
         return self._scaled(x) @ self._predictor["weights"]
@@ -201,10 +198,9 @@ class _Trainer(TabularBlockTrainer):
             q = q + step * (share - float((change * q).sum() / (step * change).sum()))
         return q
 
-    def resumable_state(self):
+    def memory(self):
         empty = np.zeros((0, 2, *self.path[0].shape))
-        scale = {"mean": self.scale.mean_F, "deviation": self.scale.deviation_F}
-        return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty, **scale}
+        return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty}
 
     def restore(self, part: Mapping, rounds):
         path, pairs = (np.array(part[name], dtype=np.float64) for name in ("path", "pairs"))
@@ -215,5 +211,5 @@ class _Trainer(TabularBlockTrainer):
             raise ValueError("weights that are not finite")
         self.path, self.pairs = list(path), [(pair[0], pair[1]) for pair in pairs]
 
-    def model(self, rounds):
+    def fitted(self, rounds):
         return {"mean": self.scale.mean_F, "deviation": self.scale.deviation_F, "weights": self.path[rounds]}

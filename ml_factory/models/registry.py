@@ -26,7 +26,6 @@ class ModelSpec:
     estimator, network : dotted names "package.module:Class", or the class itself; boosters have no network.
     family : tabular, sequence or advanced.
     signature : hash of the sources of a user's network, else "".
-    graphics : True where device="auto" uses an available NVIDIA GPU.
     """
 
     name: str
@@ -34,7 +33,6 @@ class ModelSpec:
     estimator: str
     network: str | type | None
     signature: str = ""
-    graphics: bool = True
 
     @property
     def notebook(self) -> str:
@@ -43,8 +41,7 @@ class ModelSpec:
 
     def uses_gpu(self, settings: Mapping) -> bool:
         """Return True where these settings train on an NVIDIA GPU if there is one."""
-        device_choice = settings.get("device", "auto")
-        return device_choice == "cuda" or (device_choice == "auto" and self.graphics)
+        return settings.get("device", "auto" if self.windowed else "cpu") in ("auto", "cuda")
 
     @property
     def windowed(self) -> bool:
@@ -53,6 +50,7 @@ class ModelSpec:
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
+BOOSTERS = ("xgboost", "lightgbm", "catboost")
 WITH_DATA = ("offset",)  # settings that are resolved with the data
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular_spec:TabularSpec"
@@ -60,11 +58,9 @@ _SPECS = {
     spec.name: spec
     for spec in (
         ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
-        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None, graphics=False),
-        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None, graphics=False),
-        ModelSpec(
-            "linear", "tabular", "ml_factory.models.logistic_regression:LogisticRegression", None, graphics=False
-        ),
+        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None),
+        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None),
+        ModelSpec("linear", "tabular", "ml_factory.models.logistic_regression:LogisticRegression", None),
         ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
         ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
         ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),

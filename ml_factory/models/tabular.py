@@ -3,8 +3,9 @@
 A booster that samples rows and columns and is continued from its model file draws other random numbers than one that
 was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. XGBoost and LightGBM take a
 seed derived from the block's number and start from the scores that the blocks before gave each row, which a run that
-goes on computes again to the same bits. CatBoost keeps its generator in a snapshot file of its own, which travels in
-the checkpoint as bytes. The linear model draws nothing.
+goes on computes again to the same bits; their model is the list of its blocks, each in the library's own format.
+CatBoost keeps its generator in a snapshot file of its own, which travels in the checkpoint as bytes. The linear model
+draws nothing.
 """
 
 import time
@@ -16,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import FactoryError
-from ml_factory.hardware import gpu_present
+from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.models.base import (
     ModelBase,
     ModelFitResult,
@@ -26,7 +26,6 @@ from ml_factory.models.base import (
     build_model_settings,
     check_checkpoint_of_same_fit,
     describe_differences,
-    fit_environment,
     log_flat_training_loss,
     mean_log_loss,
     merge_inexact_reasons,
@@ -48,23 +47,23 @@ from ml_factory.seeding import derive_seed
 
 
 class TabularBlockTrainer(ABC):
-    """A model in training. `resumable_state` returns all it needs to resume, in bytes and arrays."""
+    """A model in training. It resumes from what `fitted` and `memory` gave after its last block."""
 
     @abstractmethod
     def grow(self, first: int, until: int, seed: int) -> tuple[list[float], list[float]]:
         """Train rounds first..until; returns the training and validation log loss after each of them."""
 
     @abstractmethod
-    def resumable_state(self) -> dict[str, Any]:
-        """Return the state that `restore` needs."""
+    def fitted(self, rounds: int) -> Any:
+        """Return the model of the first `rounds` rounds, in the library's own bytes or in arrays."""
+
+    def memory(self) -> dict[str, Any]:
+        """Return what training goes on from beside the model so far."""
+        return {}
 
     @abstractmethod
     def restore(self, part: Mapping[str, Any], rounds: int) -> None:
-        """Restore the state of `resumable_state`, taken after that many rounds."""
-
-    @abstractmethod
-    def model(self, rounds: int) -> Any:
-        """Return the finished model of that many rounds: bytes in the library's own format, or arrays."""
+        """Restore {"fitted": the model, **memory}, taken after that many rounds."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to release)
         """Release files and memory."""
@@ -74,12 +73,10 @@ class TabularModel(ModelBase, ABC):
     """Base of the tabular models; each has its own BlockTrainer and its own fitted object.
 
     library : package whose version its bits depend on.
-    gpu : True where `device="auto"` uses a GPU.
     """
 
     Spec: type[TabularSpec] = TabularBoosterSpec
     library: str
-    gpu: bool = True
 
     def __init__(self, **settings: Any):
         self.settings = build_model_settings(self.Spec, settings, where=self.name)
@@ -104,7 +101,7 @@ class TabularModel(ModelBase, ABC):
         progress = dict(saved["state"]) if saved else nothing
         check_checkpoint_of_same_fit(progress, run)
         # Nondeterminism is permanent: its reasons are stored with the run.
-        reasons = [*describe_differences(progress["environment"], here), *self._promises(spec)]
+        reasons = [*describe_differences(progress["environment"], here), *self._inexact_reasons(spec)]
         progress["inexact"] = merge_inexact_reasons(progress["inexact"], reasons)
         progress["environment"] = here
         reasons = tuple(progress["inexact"])
@@ -130,8 +127,15 @@ class TabularModel(ModelBase, ABC):
         arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
         data = training_data_checksum(train.x.shape[1], *arrays)
         run = {"model": self.name, "settings": spec.identity(), "data": data}
-        device = "cuda" if self._on_gpu(spec) else "cpu"
-        return run, fit_environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
+        return run, self._environment(spec)
+
+    def _environment(self, spec: TabularSpec) -> dict:
+        """Return the facts that the bits of a fit depend on."""
+        return {"threads": spec.thread_count, self.library: version(self.library)}
+
+    def _inexact_reasons(self, spec: TabularSpec) -> list[str]:
+        """Return reasons why an interrupted run may differ in its last bits."""
+        return []
 
     def _start_from_offset(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> float:
         """Fit the offset on the weighted training rows and add it to both parts; return its validation loss.
@@ -149,14 +153,6 @@ class TabularModel(ModelBase, ABC):
                 part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
         return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
 
-    def _on_gpu(self, spec: TabularSpec) -> bool:
-        device = getattr(spec, "device", "cpu")
-        return device == "cuda" or (device == "auto" and self.gpu and gpu_present())
-
-    def _promises(self, spec: TabularSpec) -> list[str]:
-        """Return reasons why an interrupted run may differ in its last bits."""
-        return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
-
     def _blocks(
         self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float
     ) -> None:
@@ -169,7 +165,7 @@ class TabularModel(ModelBase, ABC):
         best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
         if losses and start <= min(losses):
             best = 0  # no round is better than the clock; the first one is stored and not used
-        progress["finished"] = self._state(trainer.model(max(best, 1)), best, progress["data"]["features"])
+        progress["finished"] = self._state(trainer.fitted(max(best, 1)), best, progress["data"]["features"])
         progress.pop("part", None)
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
@@ -196,7 +192,7 @@ class TabularModel(ModelBase, ABC):
             if hasattr(spec, "learning_rate"):
                 log_flat_training_loss(progress["history"], spec.learning_rate)
             if checkpoints is not None and checkpoints.due():
-                part = trainer.resumable_state()
+                part = {"fitted": trainer.fitted(until), **trainer.memory()}
                 checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
             moved(until - first)
             for callback in callbacks:
@@ -206,18 +202,10 @@ class TabularModel(ModelBase, ABC):
         x = self._checked_input(x)
         if not len(x):
             return np.empty((0, 3))
+        scores = self._scores(x) if self.best_round else np.zeros((len(x), 3))
         if self._offset is not None:
-            return softmax(self._offset.log_class_shares(x[:, self._offset.column]) + self._learnt(x))
-        p = np.asarray(self._predict(x), dtype=np.float64)
-        return p / p.sum(axis=1, keepdims=True)
-
-    def _learnt(self, x: np.ndarray) -> np.ndarray:
-        """Return scores (N, 3) beyond the offset; 0 where no round was better than it."""
-        return np.asarray(self._scores(x), dtype=np.float64) if self.best_round else np.zeros((len(x), 3))
-
-    def tree_scores(self, x) -> np.ndarray:
-        """Return the scores of all stored rounds, float64 (N, 3), without the offset; class scores up to a constant."""
-        return np.asarray(self._scores(self._checked_input(x)), dtype=np.float64)
+            scores = scores + self._offset.log_class_shares(x[:, self._offset.column])
+        return softmax(scores)
 
     def importances(self) -> np.ndarray:
         """Return each feature's gain while training, float64 (F,), summing to 1 (to 0 where nothing was learnt)."""
@@ -236,23 +224,19 @@ class TabularModel(ModelBase, ABC):
 
     @abstractmethod
     def _bin(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> Any:
-        """Build the library's matrices of the rows. Of `spec` only the device matters."""
+        """Build the library's matrices of the rows. Of `spec` only the threads matter."""
 
     @abstractmethod
     def _open(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, bins: Any) -> TabularBlockTrainer:
-        """Return the library's BlockTrainer on these matrices."""
+        """Return the trainer on these matrices."""
 
     @abstractmethod
     def _read(self, fitted: Any) -> Any:
         """Return the predictor of a finished model."""
 
     @abstractmethod
-    def _predict(self, x: np.ndarray) -> np.ndarray:
-        """Return probabilities (N, 3)."""
-
-    @abstractmethod
     def _scores(self, x: np.ndarray) -> np.ndarray:
-        """Return scores (N, 3) whose softmax `_predict` gives."""
+        """Return class scores (N, 3) of the trees or weights, without the offset."""
 
     @abstractmethod
     def _gain(self) -> np.ndarray:
@@ -261,19 +245,15 @@ class TabularModel(ModelBase, ABC):
     def get_state(self) -> dict:
         if self._growing is not None:
             trainer, rounds, features = self._growing
-            return self._state(trainer.model(rounds), rounds, features)
+            return self._state(trainer.fitted(rounds), rounds, features)
         return self._state(self._fitted, self.best_round, self.n_features)
 
     def state_from_checkpoint(self, saved: Mapping) -> dict:
         if "finished" in saved:
             return dict(saved["finished"])
-        fitted = self._grown(saved["part"], saved["rounds"]) if saved["rounds"] else None
+        fitted = saved["part"]["fitted"] if saved["rounds"] else None
         state = self._state(fitted, saved["rounds"], saved["data"]["features"])
         return state | {"offset": saved.get("offset")}
-
-    @abstractmethod
-    def _grown(self, part: Mapping, rounds: int) -> Any:
-        """Return the model of all rounds so far from `resumable_state` of its trainer, as `model` gives it."""
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()
@@ -290,10 +270,88 @@ class TabularModel(ModelBase, ABC):
         self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = state["n_features"], state["best_round"]
         self._fitted = state["fitted"]
-        offset = state.get("offset")  # models of before 2026-11-22 have none
+        offset = state.get("offset")
         self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
-        self._predictor = None if self._fitted is None else self._read(self._fitted)
+        try:
+            self._predictor = None if self._fitted is None else self._read(self._fitted)
+        except Exception as error:  # each library raises errors of its own
+            raise CheckpointError(
+                f"{self.library} cannot read this model", where=self.name, got=" ".join(str(error).split())[:200],
+                wanted=f"a model of {state['library']}", next_step="install that version, or train again",
+            ) from error  # fmt: skip
         return self
+
+
+class BlockListBooster(TabularModel):
+    """A booster whose model is a list of blocks: each is a model of its library that starts from the scores so far.
+
+    Scores are float (N, 3); None stands for the start of the library, before the first block.
+    """
+
+    @abstractmethod
+    def _train_block(
+        self, spec: Any, bins: list, scores: list[np.ndarray | None], rounds: int, seed: int
+    ) -> tuple[Any, list[float], list[float]]:
+        """Train a block from the scores of the training and validation rows.
+
+        Returns the library's model of the block, and the training and validation log loss after each of its rounds.
+        """
+
+    @abstractmethod
+    def _add(self, scores: np.ndarray | None, block: Any, x: Any) -> np.ndarray:
+        """Return the scores of the rows x with those of a block added."""
+
+    @abstractmethod
+    def _to_bytes(self, block: Any, rounds: int | None = None) -> bytes:
+        """Return the library's own format of a block; of its first `rounds` alone where given."""
+
+    @abstractmethod
+    def _from_bytes(self, data: bytes) -> Any:
+        """Return the library's model of a block."""
+
+    def _read(self, fitted):
+        return [self._from_bytes(data) for data in fitted]
+
+    def _scores(self, x):
+        scores = None
+        for block in self._predictor:
+            scores = self._add(scores, block, x)
+        return np.asarray(scores, dtype=np.float64)
+
+
+class BlockListTrainer(TabularBlockTrainer):
+    """Training of a `BlockListBooster`.
+
+    inputs : what `_add` reads of the training and validation rows.
+    scores : what the first block starts from.
+    """
+
+    def __init__(
+        self, booster: BlockListBooster, spec: TabularBoosterSpec, bins: list, inputs: list,
+        scores: list[np.ndarray | None],
+    ):  # fmt: skip
+        self.booster, self.spec, self.bins, self.inputs, self.scores = booster, spec, bins, inputs, scores
+        self.blocks: list[bytes] = []
+
+    def grow(self, first, until, seed):
+        block, *losses = self.booster._train_block(self.spec, self.bins, self.scores, until - first, seed)
+        self._append(block, self.booster._to_bytes(block))
+        return losses
+
+    def _append(self, block: Any, data: bytes) -> None:
+        self.blocks.append(data)
+        self.scores = [self.booster._add(score, block, x) for score, x in zip(self.scores, self.inputs, strict=True)]
+
+    def fitted(self, rounds):
+        whole, more = divmod(rounds, self.spec.block)
+        if not more:
+            return self.blocks[:whole]
+        last = self.booster._from_bytes(self.blocks[whole])
+        return [*self.blocks[:whole], self.booster._to_bytes(last, more)]
+
+    def restore(self, part, rounds):
+        for data in part["fitted"]:
+            self._append(self.booster._from_bytes(data), data)
 
 
 def early_stopping_round(val: list[float], patience: int, start: float = np.inf) -> int | None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
-from ml_factory.models.catboost_trees import catboost_model_from_trees, catboost_tree_arrays
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
 from ml_factory.models.tabular_spec import TabularBoosterSpec
 from ml_factory.storage.scratch_folder import scratch_folder
@@ -34,21 +33,15 @@ class _CatBoostSpec(TabularBoosterSpec):
 
 
 class CatBoost(TabularModel):
-    """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the CPU.
+    """One symmetric tree of three outputs a round; x_NF float32, NaN missing.
 
-    A GPU needs another number of rounds for every block, which its snapshot may refuse; this is untested. Where the
-    training rows lack a class it starts without offset, with a warning: CatBoost refuses a baseline of more classes
-    than these rows hold.
+    Where the training rows lack a class it starts without offset, with a warning: CatBoost refuses a baseline of more
+    classes than these rows hold.
     """
 
     Spec = _CatBoostSpec
     name = "catboost"
     library = "catboost"
-    gpu = False
-
-    def _promises(self, spec):
-        unsampled = ["column_sample: CatBoost does not sample columns on a GPU"] if spec.column_sample < 1 else []
-        return super()._promises(spec) + (unsampled if self._on_gpu(spec) else [])
 
     def _start_from_offset(self, spec, train, valid):
         if spec.offset_column >= 0 and len(np.unique(train.target)) < len(CLASSES):
@@ -58,8 +51,6 @@ class CatBoost(TabularModel):
         return super()._start_from_offset(spec, train, valid)
 
     def _bin(self, spec, train, valid):
-        if self._on_gpu(spec):  # which bins in its own memory
-            return [_pool(part) for part in (train, valid) if part is not None]
         pools = [_pool(train)]
         pools[0].quantize()
         if valid is not None:
@@ -74,16 +65,11 @@ class CatBoost(TabularModel):
         for pool, part in zip(bins, (train, valid), strict=False):
             if part.offset is not None:
                 pool.set_baseline(part.offset)
-        return _Trainer(spec, bins, self._on_gpu(spec))
-
-    def _grown(self, part, rounds):
-        return part["model"]
+        return _Trainer(spec, bins)
 
     def _read(self, fitted):
-        return catboost_model_from_trees(fitted, self.n_features)
-
-    def _predict(self, x):
-        return self._predictor.predict(x, prediction_type="Probability", thread_count=self.settings.thread_count)
+        (data,) = fitted
+        return catboost.CatBoost().load_model(blob=data)
 
     def _scores(self, x):
         return self._predictor.predict(x, prediction_type="RawFormulaVal", thread_count=self.settings.thread_count)
@@ -108,21 +94,21 @@ class _Until:
 
 
 class _Trainer(TabularBlockTrainer):
-    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
+    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool]):
         self.resources = ExitStack()
         folder = self.resources.enter_context(scratch_folder("catboost-"))
-        self.snapshot = folder / "snapshot.cbsnapshot"
-        self.rounds, self.on_gpu = spec.rounds, on_gpu
+        self.folder, self.snapshot = folder, folder / "snapshot.cbsnapshot"
         self.params = {
             "loss_function": _METRIC,
+            "iterations": spec.rounds,
             "classes_count": 3,
             "learning_rate": spec.learning_rate,
             "depth": min(spec.depth, 16),
             "bootstrap_type": "Bernoulli" if spec.row_sample < 1 else "No",
+            "rsm": spec.column_sample,
             "l2_leaf_reg": spec.l2,
             "random_seed": spec.seed,
             "thread_count": spec.thread_count,
-            "task_type": "GPU" if on_gpu else "CPU",
             "use_best_model": False,
             "logging_level": "Silent",
             "train_dir": str(folder),
@@ -132,19 +118,15 @@ class _Trainer(TabularBlockTrainer):
         }
         if spec.row_sample < 1:
             self.params["subsample"] = spec.row_sample
-        if not on_gpu:
-            self.params["rsm"] = spec.column_sample
         self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
         self.booster: catboost.CatBoost | None = None
         self.restored = False  # the snapshot is that of a checkpoint
 
     def grow(self, first, until, seed):
         # The seed of a block is not used: the snapshot carries the generator itself.
-        # No callbacks on a GPU: there a block is a training with more rounds.
-        self.booster = catboost.CatBoost({**self.params, "iterations": until if self.on_gpu else self.rounds})
-        callbacks = None if self.on_gpu else [_Until(until)]
+        self.booster = catboost.CatBoost(self.params)
         try:
-            self.booster.fit(self.train, eval_set=self.valid, callbacks=callbacks)
+            self.booster.fit(self.train, eval_set=self.valid, callbacks=[_Until(until)])
         except catboost.CatBoostError as error:
             if "snapshot" not in str(error).lower() and not self.restored:
                 raise
@@ -156,20 +138,25 @@ class _Trainer(TabularBlockTrainer):
         losses = self.booster.get_evals_result()
         return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
 
-    def resumable_state(self):
-        # A model cannot be read from a snapshot without its rows.
-        return {"snapshot": self.snapshot.read_bytes(), "model": self.model(self.booster.tree_count_)}
-
-    def restore(self, part, rounds):
-        self.snapshot.write_bytes(part["snapshot"])
-        self.restored = True
-
-    def model(self, rounds):
+    def fitted(self, rounds):
         if self.booster is None:  # restored where nothing is left to train: at most one round more, cut off below
             self.grow(rounds, rounds, seed=0)
         if rounds < self.booster.tree_count_:
             self.booster.shrink(rounds)
-        return catboost_tree_arrays(self.booster)
+        facts = self.booster.get_metadata()
+        for name in {*facts.keys()} - {"class_params"}:  # times, folders, a random name: other bytes each time
+            del facts[name]
+        path = self.folder / "model.cbm"
+        self.booster.save_model(str(path))
+        return [path.read_bytes()]
+
+    def memory(self):
+        # A model cannot be read from a snapshot without its rows: both are kept.
+        return {"snapshot": self.snapshot.read_bytes()}
+
+    def restore(self, part, rounds):
+        self.snapshot.write_bytes(part["snapshot"])
+        self.restored = True
 
     def close(self):
         self.resources.close()

@@ -9,7 +9,6 @@ from ml_factory.hardware import cores
 from ml_factory.models.session_clock_offset import check_clock_offset_settings
 from ml_factory.models.tabular_data import check_tabular_class_weight
 
-DEVICES = ("auto", "cpu", "cuda")
 MACHINE_SETTINGS = ("threads", "device")  # a run may resume with others, and is then marked
 
 
@@ -69,12 +68,10 @@ class TabularSpec:
 
 @dataclass(frozen=True)
 class TabularBoosterSpec(TabularSpec):
-    """Settings of all three boosters.
+    """Settings of all boosters.
 
     row_sample, column_sample : share drawn for each tree.
     min_leaf : rows a leaf holds at least.
-    device : auto (a GPU where there is one), cpu or cuda. Equal to the bit after an interruption is promised on the cpu
-        alone; results of a GPU carry the mark.
     """
 
     learning_rate: float = 0.05
@@ -82,7 +79,6 @@ class TabularBoosterSpec(TabularSpec):
     row_sample: float = 0.8
     column_sample: float = 0.8
     min_leaf: float = 20.0
-    device: str = "auto"
 
     def __post_init__(self):
         super().__post_init__()
@@ -90,5 +86,3 @@ class TabularBoosterSpec(TabularSpec):
         self._number("min_leaf")
         for name in ("learning_rate", "row_sample", "column_sample"):
             self._number(name, lambda value: 0 < value <= 1, "in (0, 1]")
-        if self.device not in DEVICES:
-            raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)

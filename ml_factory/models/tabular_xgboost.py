@@ -1,65 +1,71 @@
 """XGBoost (Chen and Guestrin 2016) by histograms, in blocks."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.tabular import TabularBlockTrainer, TabularModel
+from ml_factory.errors import SettingsError
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
 from ml_factory.models.tabular_spec import TabularBoosterSpec
-from ml_factory.models.xgboost_trees import merge_xgboost_trees, xgboost_booster_from_trees, xgboost_tree_arrays
 
 _METRIC = "mlogloss"
-_BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
+_BASE = np.float32(0.5)  # a given base score keeps the first block from estimating one that later blocks would not
+_DEVICES = ("cpu", "cuda")
 
 
-class XGBoost(TabularModel):
-    """Three trees a round; x_NF float32, NaN missing."""
+@dataclass(frozen=True)
+class _XGBoostSpec(TabularBoosterSpec):
+    """Settings of XGBoost.
 
+    device : cpu or cuda. Equal to the bit after an interruption is promised on the cpu alone; results of a GPU carry
+        the mark.
+    """
+
+    device: str = "cpu"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.device not in _DEVICES:
+            raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=_DEVICES)
+
+
+class XGBoost(BlockListBooster):
+    """Three trees a round; x_NF float32, NaN missing.
+
+    Scores are float32, passed to each block as its `base_margin`: a cached score and one predicted again are the same
+    additions in the same order.
+    """
+
+    Spec = _XGBoostSpec
     name = "xgboost"
     library = "xgboost"
 
+    def _environment(self, spec):
+        return super()._environment(spec) | {"device": spec.device}
+
+    def _inexact_reasons(self, spec):
+        return ["device: xgboost on a GPU is not promised to the bit"] if spec.device == "cuda" else []
+
     def _bin(self, spec, train, valid):
-        device = {"nthread": spec.thread_count}
-        bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **device)]
+        threads = {"nthread": spec.thread_count}
+        bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **threads)]
         if valid is not None:
-            bins.append(xgb.QuantileDMatrix(valid.x, valid.target, weight=valid.weight, ref=bins[0], **device))
+            bins.append(xgb.QuantileDMatrix(valid.x, valid.target, weight=valid.weight, ref=bins[0], **threads))
         return bins
 
     def _open(self, spec, train, valid, bins):
         offsets = [part.offset for part in (train, valid) if part is not None]
-        return _Trainer(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
+        scores = [None if offset is None else offset.astype(np.float32) + _BASE for offset in offsets]
+        return BlockListTrainer(self, spec, bins, bins, scores)
 
-    def _grown(self, part, rounds):
-        return merge_xgboost_trees(part["blocks"], rounds)
-
-    def _read(self, fitted):
-        return xgboost_booster_from_trees(fitted, self.n_features, self.settings.thread_count)
-
-    def _predict(self, x):
-        return self._predictor.inplace_predict(x)
-
-    def _scores(self, x):
-        return self._predictor.inplace_predict(x, predict_type="margin")
-
-    def _gain(self):
-        scores = self._predictor.get_score(importance_type="total_gain")
-        return np.array([scores.get(f"f{column}", 0.0) for column in range(self.n_features)])
-
-
-class _Trainer(TabularBlockTrainer):
-    """XGBoost in blocks: each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
-
-    A cached score and one predicted again are the same float32 additions in the same order.
-    """
-
-    def __init__(
-        self, spec: TabularBoosterSpec, bins: list[xgb.QuantileDMatrix], device: str, offsets: list[np.ndarray | None]
-    ):
-        self.params = {
+    def _params(self, spec: _XGBoostSpec) -> dict:
+        return {
             "objective": "multi:softprob",
             "num_class": 3,
             "eval_metric": _METRIC,
             "tree_method": "hist",
-            "device": device,
+            "device": spec.device,
             "eta": spec.learning_rate,
             "max_depth": spec.depth,
             "subsample": spec.row_sample,
@@ -70,46 +76,32 @@ class _Trainer(TabularBlockTrainer):
             "base_score": _BASE,
             "nthread": spec.thread_count,
         }
-        self.evals = list(zip(bins, ("train", "valid"), strict=False))
-        self.margins = [np.full((matrix.num_row(), 3), _BASE, np.float32) for matrix in bins]
-        for margin, offset in zip(self.margins, offsets, strict=True):
-            if offset is not None:
-                margin += offset.astype(np.float32)
-        self.blocks: list[dict[str, np.ndarray]] = []
 
-    def grow(self, first, until, seed):
-        losses: dict = {}
-        self._start_from_margins()
-        booster = xgb.train(
-            {**self.params, "seed": seed},
-            self.evals[0][0],
-            until - first,
-            evals=self.evals,
-            evals_result=losses,
-            verbose_eval=False,
-        )
-        self._take_margins(booster)
-        self.blocks.append(xgboost_tree_arrays(booster))
-        return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
+    def _train_block(self, spec, bins, scores, rounds, seed):
+        for matrix, score in zip(bins, scores, strict=True):
+            if score is not None:
+                matrix.set_base_margin(score)
+        evals, losses = list(zip(bins, ("train", "valid"), strict=False)), {}
+        params = self._params(spec) | {"seed": seed}
+        block = xgb.train(params, bins[0], rounds, evals=evals, evals_result=losses, verbose_eval=False)
+        return block, losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
-    def resumable_state(self):
-        return {"blocks": list(self.blocks)}
+    def _add(self, scores, block, x):
+        if isinstance(x, np.ndarray):
+            return block.inplace_predict(x, base_margin=scores, predict_type="margin")
+        if scores is not None:
+            x.set_base_margin(scores)
+        return block.predict(x, output_margin=True)
 
-    def restore(self, part, rounds):
-        self.blocks = [dict(block) for block in part["blocks"]]
-        features = self.evals[0][0].num_col()
-        for block in self.blocks:
-            self._start_from_margins()
-            self._take_margins(
-                xgboost_booster_from_trees(block, features, self.params["nthread"], self.params["device"])
-            )
+    def _to_bytes(self, block, rounds=None):
+        return bytes(block[:rounds].save_raw("ubj"))
 
-    def _start_from_margins(self) -> None:
-        for (matrix, _), margin in zip(self.evals, self.margins, strict=True):
-            matrix.set_base_margin(margin)
+    def _from_bytes(self, data):
+        return xgb.Booster({"nthread": self.settings.thread_count}, model_file=bytearray(data))
 
-    def _take_margins(self, booster: xgb.Booster) -> None:
-        self.margins = [booster.predict(matrix, output_margin=True) for matrix, _ in self.evals]
-
-    def model(self, rounds):
-        return merge_xgboost_trees(self.blocks, rounds)
+    def _gain(self):
+        gain = np.zeros(self.n_features)
+        for block in self._predictor:
+            for column, value in block.get_score(importance_type="total_gain").items():
+                gain[int(column[1:])] += value
+        return gain

@@ -13,7 +13,7 @@ from ml_factory.inference.bundle_parts import UNCERTIFIED, warmup_bars
 from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.trained_model import installed_library_versions
+from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.registry import registered_source_hash
@@ -29,7 +29,6 @@ from ml_factory.workflows.predictions import (
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 onnx_export = LazyModule("ml_factory.inference.onnx_export")  # onnx comes with an extra
-onnx_gate = LazyModule("ml_factory.inference.onnx_gate")
 _log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
 _METRICS = (
@@ -45,9 +44,9 @@ def build_bundle(
 
     data : the prepared data it was trained on.
     file : name of the file it will be written to, for the card.
-    with_onnx : also its ONNX graph, which has passed the gate on rows of the prepared data.
+    with_onnx : also the ONNX graph of each model, which has passed the comparison on rows of the prepared data.
     Raises NotPreparedError where the prepared data is not that of the model, or other code made it; SettingsError and
-    FactoryError for a model whose graph cannot be built, or fails the gate.
+    FactoryError for a model whose graph cannot be built, or fails the comparison.
     """
     if (data.fingerprint, source_hash(DATA_PACKAGES)) != (artifact.facts["data"], _sources(workspace, artifact)):
         raise NotPreparedError(
@@ -58,21 +57,15 @@ def build_bundle(
     fitted = load_fitted_models(workspace, artifact)
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
     description = _describe(workspace, data, artifact, fitted) | {"file": file}
-    graph = _checked_graph(data, fitted, description) if with_onnx else b""
-    return Bundle.from_parts(description, models, graph, _guard_reference(workspace, data, artifact))
+    graphs = {name: _checked_graph(data, name, model) for name, model in fitted.models.items()} if with_onnx else {}
+    return Bundle.from_parts(description, models, graphs, _guard_reference(workspace, data, artifact))
 
 
-def _checked_graph(data: PreparedDataset, fitted: FittedModels, description: dict) -> bytes:
-    """Return the ONNX graph of the models after its gate."""
-    names = ("symbol", "horizon", "model", "run_id", "data", "lookback")
-    facts = {name: str(description[name]) for name in names} | {"features": ",".join(description["feature_names"])}
-    graph = onnx_export.onnx_of_models(fitted, facts)
-    found = onnx_gate.check_onnx_graph(graph, fitted, data.features, segment=data.segment)
-    _log.info(
-        "ONNX: %d rows differ by at most %.1e; equal leaves on %d rows at thresholds, which come to %d of "
-        "%d inner nodes tried, of %d",
-        found.rows, found.difference, found.threshold_rows, found.nodes_reached, found.nodes_tried, found.nodes,
-    )  # fmt: skip
+def _checked_graph(data: PreparedDataset, name: str, model: TrainedModel) -> bytes:
+    """Return the ONNX graph of a model after the comparison with it."""
+    graph = onnx_export.model_to_onnx(model)
+    difference = onnx_export.check_onnx_graph(graph, model, data.features, segment=data.segment)
+    _log.info("ONNX graph of %s: its probabilities differ by at most %.1e", name, difference)
     return graph
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ml_factory.argument_checks import check_horizon
-from ml_factory.errors import MissingPackageError, SettingsError
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
@@ -22,7 +22,7 @@ from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.results.base import Result
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
-PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "onnx": "onnx", "pt2": "pt2"}
+PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
 network_graph = LazyModule("ml_factory.inference.network_graph")
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 
@@ -60,16 +60,17 @@ def export(
 ) -> ExportResult:  # fmt: skip
     """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
-    formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", one graph from
-        unscaled feature rows to calibrated probabilities, which a bundle exported with it holds too; "pt2", a network
-        as a program of `torch.export`; "pth", its state dict for `torch.load(..., weights_only=True)`. None: bundle and
-        onnx, the bundle alone where the model has no graph or the package onnx is not installed.
+    formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", a graph from
+        preprocessed rows to class scores, of a stack one for each base model, which a bundle exported with it holds
+        too; "pt2", a network as a program of `torch.export`; "pth", its state dict for
+        `torch.load(..., weights_only=True)`. None: bundle and onnx, the bundle alone where the model has no graph or
+        the packages of the extra onnx are not installed.
     run : run id of the model; "" for the newest.
     out : folder to write to.
 
-    Nothing is written unless everything can be, and a graph passes the gate of `inference.onnx_gate`. Raises
-    SettingsError for another format or a model that does not have it, NotPreparedError where none is finished or its
-    prepared data is gone, FactoryError naming the worst row of a graph that fails the gate.
+    Nothing is written unless everything can be, and each graph predicts as its model does. Raises SettingsError for
+    another format or a model that does not have it, NotPreparedError where none is finished or its prepared data is
+    gone, FactoryError naming the worst row of a graph that predicts otherwise.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     optional = formats is None
@@ -79,21 +80,21 @@ def export(
     run_id, name = artifact.facts["run_id"], f"{symbol}-h{horizon}-{model}"
     files_of = {kind: f"{name}.{end}" for kind, end in _ENDINGS.items()} | {"pth": PTH}
     content: dict[str, bytes] = {}
-    python: list[str] = []
     no_onnx = ""
     if {"bundle", "onnx"} & set(formats):
         data = load_dataset(workspace, symbol, horizon)
         bundle, no_onnx = _build(
             partial(build_bundle, workspace, data, artifact, files_of["bundle"]), formats, optional
         )
-        formats = ("bundle",) if no_onnx else formats
-        content = {"bundle": bundle.to_bytes(), "card": bundle.card.encode(), "onnx": bundle.onnx}
-    kinds = [kind for kind in files_of if kind in formats or (kind == "card" and "bundle" in formats)]
-    paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in kinds}
+        if "bundle" in formats:
+            content |= {"bundle": bundle.to_bytes(), "card": bundle.card.encode()}
+        for base, graph in bundle.graphs.items():
+            kind, file = ("onnx", name) if base == model else (f"onnx {base}", f"{name}-{base}")
+            content[kind], files_of[kind] = graph, f"{file}.onnx"
     if {"pt2", "pth"} & set(formats):
         content |= _network_files(artifact, set(formats))
-    for kind in kinds:
-        python += _python_lines(kind, paths[kind], artifact)
+    paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in content}
+    python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
         files.write(path, content[kind])
     return ExportResult(
@@ -106,7 +107,7 @@ def _build(build: Callable[..., Bundle], formats: Sequence[str], optional: bool)
     """Return the bundle, and why it has no ONNX graph where it should, which is an error unless that is `optional`."""
     try:
         return build(with_onnx="onnx" in formats), ""
-    except (SettingsError, MissingPackageError) as error:
+    except FactoryError as error:
         if not optional:
             raise
         return build(with_onnx=False), str(error)
@@ -141,10 +142,11 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
     """Return lines of Python that use the file elsewhere."""
     if kind == "bundle":
         return ["from ml_factory import Bundle", f"frame = Bundle.load({str(path)!r}).predict(bars)"]
-    if kind == "onnx":
+    if kind.startswith("onnx"):
         return [
-            "import onnxruntime  # onnx: input: unscaled float32 rows (N, F), or windows of them (N, T, F)",
-            f"p = onnxruntime.InferenceSession({str(path)!r}).run(None, {{'features': x}})[0]",
+            f"import onnxruntime  # {kind}: input: preprocessed float32 rows (N, F), or windows of them (N, T, F); "
+            "output: class scores, without clock and calibration, which the bundle adds",
+            f"scores = onnxruntime.InferenceSession({str(path)!r}).run(None, {{'rows': x}})[0]",
         ]
     if kind == "pt2":
         return [

@@ -160,7 +160,7 @@ def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_f
         Bundle.load(registered)
     state = deserialize_state(bundle_file("linear").read_bytes())
     (tmp_path / "a").write_bytes(serialize_state({name: state[name] for name in ("format", "models")}))
-    with pytest.raises(CheckpointError, match=r"lacks parts.*description, fingerprint, onnx"):
+    with pytest.raises(CheckpointError, match=r"lacks parts.*description, fingerprint, graphs"):
         Bundle.load(tmp_path / "a")
 
 
@@ -169,11 +169,11 @@ def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_f
 
 def other_model(whole, **facts):
     state = deserialize_state(whole.models["xgboost"])
-    return Bundle.from_parts(whole.description, {"xgboost": serialize_state(state | facts)}, b"", whole.reference)
+    return Bundle.from_parts(whole.description, {"xgboost": serialize_state(state | facts)}, None, whole.reference)
 
 
 def other_facts(whole, **facts):
-    return Bundle.from_parts({**whole.description, **facts}, whole.models, b"", whole.reference)
+    return Bundle.from_parts({**whole.description, **facts}, whole.models, None, whole.reference)
 
 
 def other_spec(spec, **market):

@@ -1,32 +1,37 @@
-"""ONNX graphs: the probabilities of the model from unscaled rows, the leaves of its trees, and the gate."""
+"""ONNX graphs of finished models: the same probabilities, also at the thresholds of trees; bundles that use them."""
 
-import dataclasses
 import re
 import sys
+from dataclasses import replace
 
+import catboost
+import lightgbm as lgb
 import numpy as np
 import onnx
 import onnxruntime
 import pandas as pd
 import pytest
+import xgboost as xgb
 
 from ml_factory import Bundle, pipeline
-from ml_factory.datasets.scaling import QuantileScaler, RobustScaler
-from ml_factory.errors import FactoryError, MissingPackageError, SettingsError
-from ml_factory.evaluation.metrics import PROBABILITIES as P
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.errors import FactoryError, MissingPackageError
 from ml_factory.inference import bundle as bundle_module
-from ml_factory.inference import onnx_export, onnx_gate, onnx_trees
-from ml_factory.inference.onnx_gate import check_onnx_graph
-from ml_factory.inference.onnx_graph import OnnxGraph
-from ml_factory.inference.predict import FittedModels
+from ml_factory.inference import onnx_export
+from ml_factory.inference.graph_model import GraphModel
+from ml_factory.inference.onnx_export import check_onnx_graph, model_to_onnx
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.inference.trained_model import TrainedModel
-from ml_factory.models.registry import build_model
+from ml_factory.models.base import softmax
+from ml_factory.models.registry import available_models, build_model, find_model_spec
+from ml_factory.models.session_clock_offset import SessionClockOffset
 from tests.inference.conftest import H
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
+COLUMNS = ("a", "b", "c")
 SPEC = {"data": {"labels": {"kind": "triple_barrier"}}}
-NETWORKS = {
+SMALL = {
     "gru": {"hidden": 4, "lookback": 6, "offset_column": 1, "offset_bars": 5},
     "lstm": {"hidden": 4, "lookback": 8},
     "tcn": {"width": 4, "lookback": 6},
@@ -41,207 +46,176 @@ def rows(n=400, seed=0) -> pd.DataFrame:
     x = np.random.default_rng(seed).normal(size=(n, 3)) * [1, 100, 1e-3] + [0, 50, 0]
     x[np.random.default_rng(seed + 1).random(x.shape) < 0.02] = np.nan
     index = pd.date_range("2025-01-06", periods=n, freq="5min", tz="UTC", name="known_at")
-    return pd.DataFrame(x.astype(np.float32), index, ["a", "b", "c"])
+    return pd.DataFrame(x.astype(np.float32), index, COLUMNS)
 
 
-def fitted_model(name: str, scaler=RobustScaler, calibration=None, **settings) -> FittedModels:
-    """A small model of synthetic rows, with a calibration."""
+def trained_model(name: str, classes: int = 3, **settings) -> TrainedModel:
+    """A small model of synthetic rows, with a calibration; its blocks are of ten rounds."""
     features = rows()
-    scaled = scaler.fit(features.to_numpy())
-    x, y = scaled.transform(features.to_numpy()), np.sign(np.nan_to_num(features["a"])).astype(int)
-    y[np.random.default_rng(5).random(len(y)) < 0.3] = 0
-    model = build_model(name, **settings)
+    scaled = RobustScaler.fit(features.to_numpy())
+    x, y = scaled.transform(features.to_numpy()), np.where(np.nan_to_num(features["a"]) > 0, 1, -1)
+    if classes == 3:
+        y[np.random.default_rng(5).random(len(y)) < 0.3] = 0
+    usual = {"num_epochs": 1, "batch_size": 64} if find_model_spec(name).windowed else {"rounds": 25}
+    model = build_model(name, **{"threads": 1, **usual, **SMALL.get(name, {}), **settings})
     if model.lookback > 1:
         last = np.arange(model.lookback - 1, len(x))
         x, y = np.stack([x[i + 1 - model.lookback : i + 1] for i in last]), y[last]
     model.fit(x, y)
-    calibration = calibration or {"temperature": 1.7, "bias": [0.1, 0.2, -0.3]}
-    lookback = model.lookback if model.lookback > 1 else 0
-    kept = TrainedModel(model.get_state(), scaled.to_dict(), ("a", "b", "c"), SPEC, calibration, lookback)
-    return FittedModels({name: kept})
+    lookback, calibration = model.lookback if model.lookback > 1 else 0, {"temperature": 1.7, "bias": [0.1, 0.2, -0.3]}
+    return TrainedModel(model.get_state(), scaled.to_dict(), COLUMNS, SPEC, calibration, lookback)
 
 
-def gate(fitted: FittedModels, graph: bytes | None = None, **given):
-    features = given.get("features", rows(seed=9))
-    graph = onnx_export.onnx_of_models(fitted, {}) if graph is None else graph
-    segment = np.arange(len(features)) // 100
-    return check_onnx_graph(graph, fitted, features, segment=segment)
+def difference(model: TrainedModel, graph: bytes | None = None) -> float:
+    features = rows(seed=9)
+    graph = graph or model_to_onnx(model)
+    return check_onnx_graph(graph, model, features, segment=np.arange(len(features)) // 100)
 
 
-@pytest.mark.parametrize("offset", [{}, {"offset_column": 1, "offset_bars": 5}])
-@pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
-def test_onnx_of_tabular_model_passes_gate_with_missing_values_and_offset(name, offset):
-    found = gate(fitted_model(name, rounds=25, threads=1, **offset))
-    assert found.rows == 400 and found.difference < 1e-6
-    assert (found.threshold_rows > 100) == (name in BOOSTERS)
+@pytest.mark.parametrize("offset", [{}, {"offset_column": 1, "offset_bars": 5}], ids=["", "offset"])
+@pytest.mark.parametrize("name", [name for name in available_models() if not find_model_spec(name).windowed])
+def test_graph_of_tabular_model_equals_model(name, offset):
+    model = trained_model(name, **offset)
+    assert difference(model) < 1e-6
+    assert model_to_onnx(model) == model_to_onnx(model)
 
 
 @pytest.mark.soak_except("gru")
-@pytest.mark.parametrize("name", NETWORKS)
-def test_onnx_of_network_passes_gate(name):
-    fitted = fitted_model(name, num_epochs=1, batch_size=64, threads=1, **NETWORKS[name])
-    assert gate(fitted).difference < 1e-6
-
-
-def test_onnx_of_trained_model_or_stack_equals_predictions_and_travels_in_bundle(
-    trained, raw_bars, tmp_path, monkeypatch
-):
-    for model, lookback in (("xgboost", 0), ("stack", 8)):
-        paths = pipeline.export(trained, "DEMO", H, model, formats=("bundle", "onnx"), out=tmp_path).paths
-        wanted = pipeline.predict(trained, "DEMO", H, model, all_rows=True).frame
-        features = pipeline.load_features(trained, "DEMO")
-        place = features.index.get_indexer(wanted.index)
-        place = place[:, None] + np.arange(1 - lookback, 1) if lookback else place
-        session = onnxruntime.InferenceSession(paths["onnx"])
-        p = session.run(None, {"features": features.to_numpy(np.float32)[place]})[0]
-        np.testing.assert_allclose(p, wanted[P], rtol=0, atol=1e-6)
-        assert {one.domain: one.version for one in onnx.load(paths["onnx"]).opset_import} == {"": 20, "ai.onnx.ml": 5}
-        with monkeypatch.context() as patch:
-            patch.setattr(bundle_module, "absent_libraries", lambda names: ["torch"])
-            bundle = Bundle.load(paths["bundle"])
-            assert bundle.engine == "onnx"
-            got = bundle.predict(raw_bars, all_rows=True)
-            pd.testing.assert_frame_equal(got, wanted, check_exact=False, rtol=0, atol=1e-6)
-            stream = PredictionStream(bundle)
-            pushed = pd.concat([stream.push(raw_bars.iloc[:-30]), stream.push(raw_bars.iloc[-30:])])
-            pd.testing.assert_frame_equal(pushed, got[: len(pushed)], check_freq=False, rtol=0, atol=1e-9)
-        assert Bundle.load(paths["bundle"]).engine == "native"
-
-
-# ---- the gate --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", SMALL)
+def test_graph_of_network_equals_network(name):
+    assert difference(trained_model(name)) < 1e-6
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
-def test_onnx_gate_with_comparison_off_by_one_value_raises_with_threshold(name, monkeypatch):
-    fitted = fitted_model(name, rounds=5, threads=1)
-    monkeypatch.setattr(onnx_trees, "LESS", 0)
-    monkeypatch.setattr(onnx_trees, "LESS_OR_EQUAL", 1)
-    with pytest.raises(
-        FactoryError, match=rf"trees of {name} take other leaves.*tree \d+ of 15, input \d of 3 at .*threshold.*leaf \d"
-    ):
-        gate(fitted)
+def test_graph_of_booster_of_two_classes_or_leaves_alone_equals_booster(name):
+    two = trained_model(name, classes=2, rounds=5)
+    assert difference(two) < 1e-6
+    p = GraphModel.of(two, model_to_onnx(two)).predict_rows(np.zeros((1, 3), np.float32), np.array([0]))
+    assert p[0, 1] < 0.3 and (p[0, 1] == 0) == (name == "catboost")
+    assert difference(trained_model(name, min_leaf=1e6)) < 1e-6
 
 
-def test_onnx_gate_with_leaves_swapped_that_have_equal_values_raises(monkeypatch):
-    """Sums of leaves are blind to it: the leaves themselves are compared."""
-    fitted = fitted_model("xgboost", rounds=5, threads=1)
-    nodes = onnx_trees.tree_nodes("xgboost", fitted.models["xgboost"].model_state["fitted"])
-    one_value = np.where(nodes.left < 0, 0.25, 0.0)
-    stored = fitted.models["xgboost"].model_state["fitted"]
-    stored["split_conditions"][nodes.left < 0] = 0.25
-    turned = dataclasses.replace(nodes, value=one_value, left=nodes.right, right=nodes.left)
-    for module in (onnx_export, onnx_gate):
-        monkeypatch.setattr(module, "tree_nodes", lambda *given: turned)
-    with pytest.raises(FactoryError, match=r"trees of xgboost take other leaves"):
-        gate(fitted)
+@pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
+def test_graph_of_model_that_is_no_better_than_the_clock_gives_no_scores(name):
+    model = trained_model(name, offset_column=1, offset_bars=5)
+    clock = replace(model, model_state=model.model_state | {"best_round": 0})
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    assert difference(clock) < 1e-12
+    assert np.abs(clock.predict_rows(x, np.arange(9)) - model.predict_rows(x, np.arange(9))).max() > 1e-3
 
 
-def test_onnx_gate_looks_behind_a_calibration_that_leaves_the_prior_alone(monkeypatch):
-    flat = {"temperature": 1e6, "bias": [0.1, 0.2, -0.3]}
-    fitted, graph_of = fitted_model("linear", rounds=5, calibration=flat), onnx_export.onnx_of_models
-    assert gate(fitted).difference < 1e-9
-    linear = onnx_export._linear
-    with monkeypatch.context() as patch:
-        patch.setattr(onnx_export, "_linear", lambda graph, *x: graph.add("Neg", linear(graph, *x)))
-        written = graph_of(fitted, {})
-    with pytest.raises(FactoryError, match="does not predict as the model does"):  # a fresh graph would be right
-        gate(fitted, written)
+def thresholds(name: str, blocks: list[bytes]) -> list[tuple[int, float]]:
+    """Column and threshold of every split."""
+    if name == "xgboost":
+        tables = [
+            xgb.Booster(model_file=bytearray(data)).trees_to_dataframe().dropna(subset="Split") for data in blocks
+        ]
+        splits = pd.concat(tables)
+        return [(int(column[1:]), split) for column, split in zip(splits.Feature, splits.Split, strict=True)]
+    if name == "lightgbm":
+        splits = pd.concat([lgb.Booster(model_str=data.decode()).trees_to_dataframe() for data in blocks])
+        splits = splits.dropna(subset="threshold")
+        columns = splits.split_feature.str.removeprefix("Column_").astype(int)
+        return list(zip(columns, splits.threshold, strict=True))
+    borders = catboost.CatBoost().load_model(blob=blocks[0]).get_borders()
+    return [(column, split) for column, values in borders.items() for split in values]
 
 
-def test_onnx_gate_compares_10000_rows_spread_over_all_of_them(monkeypatch):
-    fitted = fitted_model("linear", rounds=5)
-    seen = []
-    predict = FittedModels.predict_features
-    monkeypatch.setattr(
-        FittedModels,
-        "predict_features",
-        lambda self, *x, rows, **y: seen.append(rows) or predict(self, *x, rows=rows, **y),
-    )
-    assert gate(fitted, features=rows(12_000)).rows == 10_000
-    assert (seen[0][0], seen[0][-1]) == (0, 11_999) and np.diff(seen[0]).max() == 2 and len(set(seen[0])) == 10_000
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_graph_of_booster_takes_its_side_at_every_threshold(name):
+    """Rows on, just above and just below each threshold; the exact ones of LightGBM are no float32 numbers.
+
+    Its thresholds of 1e-35 stand for 0, and so do all smaller numbers.
+    """
+    model = trained_model(name, rounds=60, depth=5, min_leaf=2.0)
+    graph, generator = GraphModel.of(model, model_to_onnx(model)), np.random.default_rng(3)
+    splits = thresholds(name, model.model_state["fitted"])
+    base = preprocessing_from_dict(model.scaler).transform(rows(seed=9).to_numpy())
+    x = base[generator.integers(len(base), size=3 * len(splits))]
+    for number, (column, split) in enumerate(splits):
+        near, far = np.float32(split if abs(split) > 1e-30 else 0), np.float32(np.inf)
+        x[3 * number : 3 * number + 3, column] = near, np.nextafter(near, far), np.nextafter(near, -far)
+    every = np.arange(len(x))
+    assert len(x) > 500
+    np.testing.assert_allclose(graph.predict_rows(x, every), model.predict_rows(x, every), rtol=0, atol=1e-6)
 
 
-def test_onnx_of_catboost_trained_on_two_classes_passes_gate():
-    features = rows()
-    x = RobustScaler.fit(features.to_numpy())
-    model = build_model("catboost", rounds=5, threads=1)
-    model.fit(x.transform(features.to_numpy()), np.where(np.nan_to_num(features["a"]) > 0, 1, -1))
-    kept = TrainedModel(
-        model.get_state(), x.to_dict(), ("a", "b", "c"), SPEC, {"temperature": 1.7, "bias": [0.1, 0, 0]}
-    )
-    assert gate(FittedModels({"catboost": kept})).difference < 1e-6
-
-
-def test_onnx_gate_with_other_probabilities_raises_with_worst_row():
-    fitted = fitted_model("linear", rounds=5)
-    other = fitted_model("linear", rounds=5, calibration={"temperature": 1.75, "bias": [0.1, 0.2, -0.3]})
+def test_graph_of_other_model_is_refused_with_worst_row():
+    model, other = (trained_model("linear", l2=l2) for l2 in (1.0, 100.0))
     with pytest.raises(FactoryError, match=r"does not predict as the model does.*row 2025-01-0\d.*got \[0\..*wanted"):
-        gate(fitted, onnx_export.onnx_of_models(other, {}))
-    swapped = fitted_model("linear", rounds=5, calibration={"temperature": 1.7, "bias": [0.100001, 0.2, -0.300001]})
-    assert 0 < gate(fitted, onnx_export.onnx_of_models(swapped, {})).difference < 1e-5
+        difference(model, model_to_onnx(other))
+    calibrated_flat = replace(model, calibration={"temperature": 1e6, "bias": [0.1, 0.2, -0.3]})
+    with pytest.raises(FactoryError, match=r"does not predict as the model does"):
+        difference(calibrated_flat, model_to_onnx(other))
 
 
-def test_export_onnx_that_fails_gate_leaves_nothing(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_gate, "LARGEST", -1.0)
+def test_booster_that_the_converter_cannot_read_is_refused():
+    model = trained_model("lightgbm", rounds=5)
+    broken = replace(model, model_state=model.model_state | {"fitted": [b"another format"]})
+    with pytest.raises(FactoryError, match=r"converter cannot read this model of lightgbm"):
+        model_to_onnx(broken)
+
+
+# ---- exported ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["xgboost", "stack"])
+def test_bundle_with_graphs_predicts_without_libraries(trained, raw_bars, tmp_path, monkeypatch, model):
+    exported = pipeline.export(trained, "DEMO", H, model, out=tmp_path)
+    names = {"xgboost": {"onnx"}, "stack": {"onnx xgboost", "onnx lstm"}}[model]
+    assert exported.paths.keys() == {"bundle", "card", *names} and not exported.no_onnx
+    native = Bundle.load(exported.paths["bundle"])
+    assert native.engine == "native"
+    assert {exported.paths[name].read_bytes() for name in names} == {*native.graphs.values()}
+    wanted = pipeline.predict(trained, "DEMO", H, model, all_rows=True).frame
+    monkeypatch.setattr(bundle_module, "absent_libraries", lambda names: ["torch"])
+    bundle = Bundle.load(exported.paths["bundle"])
+    assert bundle.engine == "onnx"
+    got = bundle.predict(raw_bars, all_rows=True)
+    pd.testing.assert_frame_equal(got, wanted, check_exact=False, rtol=0, atol=1e-6)
+    stream = PredictionStream(bundle)
+    pushed = pd.concat([stream.push(raw_bars.iloc[:-30]), stream.push(raw_bars.iloc[-30:])])
+    pd.testing.assert_frame_equal(pushed, got[: len(pushed)], check_freq=False, rtol=0, atol=1e-9)
+
+
+def test_exported_graph_gives_class_scores_of_preprocessed_rows(trained, tmp_path):
+    path = pipeline.export(trained, "DEMO", H, "xgboost", formats=("onnx",), out=tmp_path).paths["onnx"]
+    assert [one.name for one in tmp_path.iterdir()] == ["DEMO-h5-xgboost.onnx"] and onnx.load(path).ir_version == 10
+    model = TrainedModel.load(next(trained.models.glob("DEMO/model-xgboost-*/state.safetensors")))
+    offset = SessionClockOffset.from_dict(model.model_state["offset"])
+    x = np.random.default_rng(0).normal(size=(9, len(model.feature_names))).astype(np.float32)
+    (scores,) = onnxruntime.InferenceSession(path).run(None, {"rows": x})
+    p = softmax(scores + offset.log_class_shares(x[:, offset.column]))
+    np.testing.assert_allclose(p, model.estimator.predict_proba(x), atol=1e-6)
+
+
+def test_export_of_graph_that_predicts_otherwise_leaves_nothing(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "LARGEST", -1.0)
     with pytest.raises(FactoryError, match="does not predict as the model does, and is not written"):
         pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "out")
+    assert set(exported.paths) == {"bundle", "card"} and "does not predict" in exported.no_onnx
 
 
-def test_export_by_default_writes_bundle_and_graph(trained, tmp_path):
-    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path)
-    assert set(exported.paths) == {"bundle", "card", "onnx"} and not exported.no_onnx
-    assert Bundle.load(exported.paths["bundle"]).onnx == exported.paths["onnx"].read_bytes()
-
-
-@pytest.mark.parametrize("absent", ["package", "graph"])
-def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for(
-    trained, tmp_path, monkeypatch, absent
-):
-    if absent == "package":
-        for name in [name for name in sys.modules if name.startswith("ml_factory.inference.onnx_")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "onnx", None)
-        words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
-    else:
-        monkeypatch.setattr(onnx_export, "LinearScaler", QuantileScaler)
-        words = r"step of the preprocessing has no ONNX graph"
+def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for(trained, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ml_factory.inference.onnx_export")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
     exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "default")
     assert set(exported.paths) == {"bundle", "card"} and re.search(words, exported.no_onnx)
     (line,) = [line for line in exported.summary().splitlines() if "no onnx" in line]
-    assert exported.no_onnx in line and not Bundle.load(exported.paths["bundle"]).onnx
-    with pytest.raises((SettingsError, MissingPackageError), match=words):
+    assert exported.no_onnx in line and not Bundle.load(exported.paths["bundle"]).graphs
+    with pytest.raises(MissingPackageError, match=words):
         pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
 
 
-@pytest.mark.parametrize("shape", ["normal", "uniform"])
-def test_onnx_of_quantile_scaling_equals_scaler_on_knots_between_and_beyond_them(shape):
-    generator = np.random.default_rng(3)
-    x = generator.normal(size=(3000, 3)).astype(np.float32) * [1, 100, 1]
-    x[:, 2] = np.round(x[:, 2] * 2)  # whole numbers: equal knots
-    x = np.column_stack([x, np.full(3000, 7.0)]).astype(np.float32)  # and one value alone
-    scaler = QuantileScaler.fit(x, shape=shape, knots=33)
-    at_knots = scaler.knots.T.astype(np.float32)
-    around = [np.nextafter(at_knots, np.float32(side)) for side in (-np.inf, np.inf)]
-    odd = np.array([[np.nan] * 4, [np.inf] * 4, [-np.inf] * 4, [0.0] * 4, [-0.0] * 4, [3e38] * 4, [1e-40] * 4])
-    rows_N4 = np.concatenate([x, at_knots, *around, odd.astype(np.float32)])[: 3104 // 4 * 4]
-    for shaped in (rows_N4, rows_N4.reshape(-1, 4, 4)):
-        graph = OnnxGraph()
-        scaled = onnx_export.add_preprocessing(graph, graph.input("features", ["N", *shaped.shape[1:]]), scaler)
-        data = graph.to_model(graph.cast(scaled, "double"), "scaled", ["N", *shaped.shape[1:]], {})
-        (got,) = onnxruntime.InferenceSession(data).run(None, {"features": shaped})
-        wanted = scaler.transform(rows_N4).reshape(shaped.shape)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
-        assert (got.astype(np.float32) == wanted).mean() > 0.999
-
-
-@pytest.mark.parametrize("name", ["xgboost", "linear", "gru"])
-def test_onnx_of_model_on_quantile_scaling_passes_gate(name):
-    settings = {"num_epochs": 1, "batch_size": 64, **NETWORKS[name]} if name in NETWORKS else {"rounds": 5}
-    assert gate(fitted_model(name, QuantileScaler, threads=1, **settings)).difference < 1e-6
-
-
-def test_onnx_graph_of_model_is_the_same_bytes_again():
-    fitted = fitted_model("lightgbm", rounds=5, threads=1)
-    assert onnx_export.onnx_of_models(fitted, {"a": "b"}) == onnx_export.onnx_of_models(fitted, {"a": "b"})
+def test_bundle_with_another_graph_is_refused(trained, tmp_path):
+    whole = Bundle.load(pipeline.export(trained, "DEMO", H, "linear", out=tmp_path).paths["bundle"])
+    replace(whole, graphs={"linear": whole.graphs["linear"] + b" "}).save(tmp_path / "b")
+    with pytest.raises(FactoryError, match="was changed: the ONNX graph of linear"):
+        Bundle.load(tmp_path / "b")
+    replace(whole, graphs={}).save(tmp_path / "b")
+    with pytest.raises(FactoryError, match="other graphs than models"):
+        Bundle.load(tmp_path / "b")

@@ -49,10 +49,10 @@ def test_trained_model_check_features_with_same_columns_passes():
 
 
 def test_trained_model_of_other_format_or_missing_parts_raises():
-    with pytest.raises(CheckpointError, match=r"bundle/99.*wanted ml_factory.bundle/1"):
-        TrainedModel.from_state({"format": "ml_factory.bundle/99"})
+    with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/2"):
+        TrainedModel.from_state({"format": "ml_factory.model/99"})
     with pytest.raises(CheckpointError, match=r"lacks parts.*model_state"):
-        TrainedModel.from_state({"format": "ml_factory.bundle/1", "scaler": {}})
+        TrainedModel.from_state({"format": "ml_factory.model/2", "scaler": {}})
 
 
 def test_trained_model_with_empty_or_duplicate_feature_names_raises():

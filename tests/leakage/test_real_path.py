@@ -18,7 +18,7 @@ from ml_factory.features.rolling import HISTORY
 from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
 from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.proof_spec import ProofSpec
-from ml_factory.models import tabular_xgboost
+from ml_factory.models import tabular
 from ml_factory.targets import label_table, labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -287,7 +287,7 @@ def learns_from_test_rows(patch):
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    training_data, begin, seen = train_module.build_fit_inputs, tabular_xgboost._Trainer.__init__, {}
+    training_data, begin, seen = train_module.build_fit_inputs, tabular.BlockListTrainer.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
@@ -295,10 +295,10 @@ def starts_at_the_prior_of_all(patch):
 
     def spoilt(grower, *given):
         begin(grower, *given)
-        grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
+        grower.scores = [scores + seen["prior"].astype(np.float32) for scores in grower.scores]
 
     patch.setattr(train_module, "build_fit_inputs", watched)
-    patch.setattr(tabular_xgboost._Trainer, "__init__", spoilt)
+    patch.setattr(tabular.BlockListTrainer, "__init__", spoilt)
 
 
 def prior_of_all(patch):

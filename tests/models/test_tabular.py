@@ -9,13 +9,12 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.hardware import gpu_present
-from ml_factory.models import tabular, tabular_catboost
-from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.models import tabular_catboost
+from ml_factory.models.base import softmax
+from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import early_stopping_round
 from ml_factory.models.tabular_data import TabularRows, apply_tabular_class_weights
 from ml_factory.models.tabular_spec import TabularBoosterSpec
-from ml_factory.models.xgboost_trees import xgboost_booster_from_trees
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -65,9 +64,7 @@ def test_catboost_blocks_with_sampling_equal_one_run_bitwise(data, tmp_path):
     params |= {"bootstrap_type": "Bernoulli", "subsample": 0.7, "rsm": 0.7, "random_seed": 4, "thread_count": 1}
     plain = catboost.CatBoost({**params, "iterations": model.best_round, "train_dir": str(tmp_path)})
     plain.fit(catboost.Pool(x[:450], y[:450] + 1, weight=w[:450]), silent=True)
-    np.testing.assert_array_equal(
-        model.predict_proba(x), (p := plain.predict(x, prediction_type="Probability")) / p.sum(axis=1, keepdims=True)
-    )
+    np.testing.assert_array_equal(model.predict_proba(x), softmax(plain.predict(x, prediction_type="RawFormulaVal")))
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
@@ -87,6 +84,9 @@ def test_booster_best_round_has_least_validation_loss(name, data):
     assert reached <= min(row["val_loss"] for row in result.history) + 1e-6
     shorter, _ = fit(name, data, **{**settings, "rounds": model.best_round - 1, "block": 5, "patience": 0})
     assert reached < loss(shorter.predict_proba(x)) + 1e-6
+    ended, _ = fit(name, data, **{**settings, "rounds": model.best_round, "block": 5, "patience": 0})
+    assert model.best_round % 5  # a block is cut there
+    np.testing.assert_allclose(model.predict_proba(x), ended.predict_proba(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
@@ -151,7 +151,7 @@ def test_catboost_restore_from_snapshot_trains_only_remaining_rounds(data, monke
 
     first = grower(TabularRows(x, y + 1, w))
     first.grow(0, 12, seed=0)
-    part = first.resumable_state()
+    part = {"fitted": first.fitted(12), **first.memory()}
     first.close()
     trained.clear()
     second = grower(TabularRows(x, y + 1, w))
@@ -172,28 +172,38 @@ def test_catboost_210_rounds_train_in_blocks_without_snapshot_error(data):
     assert len(result.history) == 21
 
 
-@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
-def test_booster_block_scores_equal_whole_model_scores_bitwise(name, data):
-    """What blocks start from, what a restored grower starts from, and what the finished model says of the rows."""
-    x, y, w = data
-    model = build_model(name, **{**PLAIN, "row_sample": 0.7, "column_sample": 0.7, "learning_rate": 0.3})
-    rows = [TabularRows(x[:450], y[:450] + 1, w[:450]), TabularRows(x[450:], y[450:] + 1, w[450:])]
-
-    def grower():
-        return model._open(model.settings, *rows, model._bin(model.settings, *rows))
-
-    first, again = grower(), grower()
-    for block in range(4):
-        first.grow(10 * block, 10 * block + 10, seed=block)
-    again.restore(first.resumable_state(), 40)
-    kept = [getattr(one, {"xgboost": "margins", "lightgbm": "scores"}[name]) for one in (first, again)]
-    for one, other in zip(*kept, strict=True):
-        np.testing.assert_array_equal(one, other)
+def _scores_of_blocks(name: str, blocks: list[bytes], x: np.ndarray) -> np.ndarray:
+    """Class scores by the library alone: the sum over its models."""
     if name == "xgboost":
-        printed = xgboost_booster_from_trees(first.model(40), x.shape[1], 1).predict(xgb.DMatrix(x), output_margin=True)
-    else:
-        printed = lgb.Booster(model_str=first.model(40).decode()).predict(x, raw_score=True)
-    np.testing.assert_array_equal(np.concatenate(kept[0]), printed)
+        margins = [xgb.Booster(model_file=bytearray(data)).inplace_predict(x, predict_type="margin") for data in blocks]
+        return np.sum(margins, axis=0)
+    if name == "lightgbm":
+        return sum(lgb.Booster(model_str=data.decode()).predict(x, raw_score=True) for data in blocks)
+    (model,) = blocks
+    return catboost.CatBoost().load_model(blob=model).predict(x, prediction_type="RawFormulaVal")
+
+
+@pytest.mark.parametrize("rounds", [30, 24])
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_booster_state_holds_blocks_in_own_format_of_library(name, rounds, data):
+    """Whatever reads the library's format reads the model, also where its last block was cut."""
+    x, y, w = data
+    model = build_model(name, **{**PLAIN, "rounds": rounds, "row_sample": 0.7, "column_sample": 0.7})
+    model.fit(x, y, w)
+    blocks = model.get_state()["fitted"]
+    assert len(blocks) == (1 if name == "catboost" else 3)
+    np.testing.assert_allclose(softmax(_scores_of_blocks(name, blocks, x)), model.predict_proba(x), atol=1e-6)
+    shorter = build_model(name, **{**PLAIN, "rounds": rounds - 1, "row_sample": 0.7, "column_sample": 0.7})
+    shorter.fit(x, y, w)
+    assert np.abs(shorter.predict_proba(x) - model.predict_proba(x)).max() > 1e-4
+
+
+@pytest.mark.parametrize("fitted", [[b"another format"], {"nodes": np.zeros(3)}], ids=["bytes", "earlier version"])
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_booster_state_that_its_library_cannot_read_is_refused(name, fitted, data):
+    state = fit(name, data)[0].get_state() | {"fitted": fitted}
+    with pytest.raises(CheckpointError, match=rf"{name} cannot read this model.*wanted a model of {name} \d"):
+        build_model(name).load_state(state)
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
@@ -245,51 +255,13 @@ def test_class_weight_balanced_equals_sample_weights(name, data):
         build_model(name, class_weight="even")
 
 
-def test_booster_with_gpu_present_uses_gpu_for_xgboost_only(monkeypatch):
-    models = {name: build_model(name) for name in BOOSTERS}
-    monkeypatch.setattr(tabular, "gpu_present", lambda: False)
-    assert not any(model._on_gpu(model.settings) for model in models.values())
-    monkeypatch.setattr(tabular, "gpu_present", lambda: True)
-    assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost"]
-    assert [name for name in models if find_model_spec(name).uses_gpu({})] == ["xgboost"]
-    assert models["xgboost"]._promises(models["xgboost"].settings) == [
-        "device: xgboost on a GPU is not promised to the bit"
-    ]
-    assert "does not sample columns" in models["catboost"]._promises(TabularBoosterSpec(device="cuda"))[1]
-    assert not models["xgboost"]._on_gpu(TabularBoosterSpec(device="cpu"))
-    with pytest.raises(SettingsError, match=r"\[device\]"):
-        TabularBoosterSpec(device="tpu")
-
-
-def test_gpu_present_needs_device_file_and_visible_devices(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "nvidiactl").touch()  # a driver without a card
-    assert not gpu_present(tmp_path)
-    (tmp_path / "nvidia0").touch()
-    assert gpu_present(tmp_path)
-    for hidden in ("", "-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert not gpu_present(tmp_path)
-
-
-@pytest.mark.parametrize("name", BOOSTERS)
-def test_booster_default_device_without_gpu_equals_cpu_bitwise(name, data, monkeypatch):
-    x, y, w = data
-    monkeypatch.setattr(tabular, "gpu_present", lambda: False)
-    saved, states = [], []
-    for device in ({}, {"device": "cpu"}):
-        model = build_model(name, rounds=12, threads=1, **device)
-        assert model.fit(x, y, w, validation=(x, y, w)).exact
-        saved.append(model.predict_proba(x))
-        states.append(model.get_state()["fitted"])
-    np.testing.assert_array_equal(*saved)
-    np.testing.assert_equal(states[0], states[1])
-
-
-def test_booster_cuda_without_gpu_error_suggests_cpu(data):
-    x, y, w = data
-    with pytest.raises(FactoryError, match="device='cpu'"):
-        build_model("lightgbm", device="cuda", threads=1).fit(x, y, w)
+def test_booster_trains_on_cpu_and_only_xgboost_elsewhere():
+    assert build_model("xgboost").settings.device == "cpu"
+    with pytest.raises(SettingsError, match=r"\[device\].*got 'tpu'"):
+        build_model("xgboost", device="tpu")
+    for name in ("lightgbm", "catboost"):
+        with pytest.raises(SettingsError, match="Unknown setting"):
+            build_model(name, device="cuda")
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
