@@ -47,6 +47,7 @@ from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.training import device, sampler, state
 from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
+from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 CALENDARS = tuple(TRADING_HOURS)
 SETTINGS = (FeatureSpec, LabelSpec, SplitSpec, SyntheticSpec, WeightSpec)
