@@ -5,7 +5,7 @@
 
 losses: a surrogate is trained on the training rows by cross-entropy alone, then builtin:tiny with each loss, on one
 thread. Nats a token of the held-out rows; intervals of the difference to cross-entropy by Student over seeds.
-speed: one model and a surrogate of three times its weights; steps of both kinds in turns.
+speed: builtin:small with builtin:medium as surrogate; steps of both kinds in turns.
 """
 
 import argparse
@@ -17,11 +17,9 @@ import numpy as np
 import torch
 
 from benchmarks.measure import best, digits, in_turns, print_json
-from ml_factory.recipes.language.causal_lm import SmallCausalModel, SmallCausalSpec
+from ml_factory.recipes.language.causal_lm import load_causal_model
 from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens
-from ml_factory.recipes.language.text_sources import open_text
-from ml_factory.recipes.language.token_rows import pack_tokens
-from ml_factory.recipes.language.tokenizers import ByteTokenizer
+from ml_factory.recipes.language.text import open_text, pack_tokens
 from ml_factory.recipes.language.vocabularies import join_vocabularies
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss
 from ml_factory.recipes.sdce_run import run_sdce
@@ -78,22 +76,22 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
 def speed(text: str, steps: int = 4) -> None:
     """Print tokens/s of training steps that compute the surrogate's tokens, and of those that read them from disk."""
     spec = TrainSpec(batch=16, precision="fp32", threads=1)
-    device, tokenizer = pick_device(spec), ByteTokenizer()
-    sizes = {
-        "model": SmallCausalSpec(128, 4, 4, positions=LENGTH),
-        "surrogate": SmallCausalSpec(128, 12, 4, positions=LENGTH),
-    }
+    device = pick_device(spec)
+    names = {"model": "builtin:small", "surrogate": "builtin:medium"}
+    models = {name: load_causal_model(size, LENGTH) for name, size in names.items()}
+    tokenizer = models["model"].tokenizer
     with tempfile.TemporaryDirectory() as folder, deterministic_device(device):
-        rows, _ = pack_tokens(open_text(text), tokenizer, LENGTH, f"{folder}/tokens", most=16 * LENGTH * 8)
-        network = SmallCausalModel(sizes["surrogate"])
-        top_tokens = SurrogateTopTokens(network, join_vocabularies(tokenizer, tokenizer), 30, tokenizer.end, device, 1)
-        cached = [one.whole() for one in cache_top_tokens(rows, top_tokens, Path(folder) / "cache")]
+        rows = pack_tokens(open_text(text), tokenizer, LENGTH, f"{folder}/tokens", most=16 * LENGTH * 8)
+        join = join_vocabularies(tokenizer, tokenizer)
+        top_tokens = SurrogateTopTokens(models["surrogate"].network, join, 30, tokenizer.end, device, 1)
+        cached = [np.array(one) for one in cache_top_tokens(rows, top_tokens, Path(folder) / "cache")]
         weights = np.ones(len(rows), np.float32)
         sides, trained = {}, {}
         for name, parts, online in (("online", [], top_tokens), ("cached", cached, None)):
-            torch.manual_seed(0)
-            feed = BatchLoader(device, [rows.whole(), *parts, weights])
-            run = TrainingState(SmallCausalModel(sizes["model"]), len(rows), spec, device, {"model": "sdce"})
+            feed = BatchLoader(device, [np.array(rows), *parts, weights])
+            run = TrainingState(
+                load_causal_model(names["model"], LENGTH).network, len(rows), spec, device, {"model": "sdce"}
+            )
             loss = SurrogateLoss(threshold=0.001, top_tokens=online)
             sides[name] = lambda run=run, feed=feed, loss=loss: [
                 take_training_step(run, feed, loss) for _ in range(steps)
@@ -104,7 +102,7 @@ def speed(text: str, steps: int = 4) -> None:
             torch.equal(one, trained["cached"].network.state_dict()[name])
             for name, one in trained["online"].network.state_dict().items()
         )
-    counts = {name: sum(one.numel() for one in SmallCausalModel(size).parameters()) for name, size in sizes.items()}
+    counts = {name: sum(one.numel() for one in model.network.parameters()) for name, model in models.items()}
     rates = {name: round(steps * 16 * LENGTH / best(runs).wall) for name, runs in taken.items()}
     print_json(measurement="sdce cache", weights=counts, tokens_per_s=rates, equal_bits=equal,
                 times_wall=digits(best(taken["online"]).wall / best(taken["cached"]).wall),

@@ -16,8 +16,7 @@ from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
 from ml_factory.recipes.language.causal_lm import LanguageModel, load_causal_model
 from ml_factory.recipes.language.ngram import NgramModel
 from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens, weights_fingerprint
-from ml_factory.recipes.language.text_sources import open_text
-from ml_factory.recipes.language.token_rows import PartedRows, pack_tokens
+from ml_factory.recipes.language.text import open_text, pack_tokens
 from ml_factory.recipes.language.vocabularies import VocabularyJoin, join_vocabularies
 from ml_factory.recipes.recipe_run import (
     agree_on_run,
@@ -51,8 +50,8 @@ Status = Callable[[str], object]
 class _Rows:
     """Sequences of the training and those held out, and a hash of what they are."""
 
-    train: PartedRows
-    held_out: PartedRows
+    train: np.ndarray
+    held_out: np.ndarray
     fingerprint: str
 
 
@@ -65,7 +64,7 @@ class _Surrogate:
     """
 
     online: SurrogateTopTokens | None
-    cached: tuple[PartedRows, ...]
+    cached: tuple[np.ndarray, ...]
     facts: dict[str, Any]
     share: float = 0.0
 
@@ -139,14 +138,14 @@ def _pack(settings: SdceSettings, base: LanguageModel, say: Status) -> _Rows:
     made_of = [source.fingerprint, base.tokenizer.fingerprint, data.max_seq_length, data.max_tokens]
     fingerprint = fingerprint_json(made_of)[:16]
     folder = _cache_folder(settings) / f"tokens-{fingerprint}"
-    rows, _ = pack_tokens(source, base.tokenizer, data.max_seq_length, folder, most=data.max_tokens)
+    rows = pack_tokens(source, base.tokenizer, data.max_seq_length, folder, most=data.max_tokens)
     held_out = max(round(len(rows) * data.validation_share), 1)
     if len(rows) <= held_out:
         raise SettingsError("Too little text to hold some out", where="data", got=f"{len(rows)} sequences",
                             wanted="at least 2", next_step="more text, or a smaller max_seq_length")  # fmt: skip
     say(f"text: {len(rows):,} sequences of {data.max_seq_length} tokens, the last {held_out:,} held out")
     cut = len(rows) - held_out
-    return _Rows(rows.between(0, cut), rows.between(cut, len(rows)), fingerprint)
+    return _Rows(rows[:cut], rows[cut:], fingerprint)
 
 
 def _cache_folder(settings: SdceSettings) -> Path:
@@ -180,9 +179,9 @@ def _load_surrogate(
     return _Surrogate(None, cached, facts, share)
 
 
-def _share_with_token(top_tokens: SurrogateTopTokens, rows: PartedRows, threshold: float, say: Status) -> float:
+def _share_with_token(top_tokens: SurrogateTopTokens, rows: np.ndarray, threshold: float, say: Status) -> float:
     """Say and return the share of the positions of the first sequences that have a token above the threshold."""
-    tokens_BT = torch.from_numpy(rows[np.arange(min(len(rows), top_tokens.rows_at_once))].astype(np.int64))
+    tokens_BT = torch.from_numpy(rows[: top_tokens.rows_at_once].astype(np.int64))
     ids_BTK, logprobs_BTK = (part.cpu() for part in top_tokens(top_tokens.device.to_device(tokens_BT)))
     share = float(((ids_BTK >= 0) & (logprobs_BTK.exp() >= threshold)).any(dim=-1).float().mean())
     line = (
@@ -193,15 +192,15 @@ def _share_with_token(top_tokens: SurrogateTopTokens, rows: PartedRows, threshol
     return share
 
 
-def _share_of_text(join: VocabularyJoin, rows: PartedRows) -> float:
-    return join.share_of_text(rows[np.arange(min(len(rows), 1000))])
+def _share_of_text(join: VocabularyJoin, rows: np.ndarray) -> float:
+    return join.share_of_text(rows[:1000])
 
 
-def _feed(device: Device, parts: list[PartedRows]) -> BatchLoader:
+def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
     """Return the loader of these rows, in memory where they are few, with a weight of 1 for each."""
     few = sum(part.nbytes for part in parts) <= IN_MEMORY
     weights = np.ones(len(parts[0]), np.float32)
-    return BatchLoader(device, [*(part.whole() if few else part for part in parts), weights], None if few else False)
+    return BatchLoader(device, [*(np.array(part) if few else part for part in parts), weights], None if few else False)
 
 
 # ---------------------------------------------------------------------- the training
@@ -258,10 +257,8 @@ def _result(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the facts of the finished training; losses are mean nats a token of the held-out sequences."""
     length = settings.data.max_seq_length
-    counted = rows.train[np.arange(min(len(rows.train), max(NGRAM_TOKENS // length, 1)))]
-    losses = NgramModel(counted, base.vocabulary, ORDER).mean_losses(
-        rows.held_out[np.arange(min(len(rows.held_out), max(NGRAM_TOKENS // length, 1)))]
-    )
+    most = max(NGRAM_TOKENS // length, 1)
+    losses = NgramModel(rows.train[:most], base.vocabulary, ORDER).mean_losses(rows.held_out[:most])
     order = int(np.argmin(losses))
     return {
         "loss_type": settings.training.loss_type, "loss": after, "perplexity": math.exp(min(after, 700.0)),

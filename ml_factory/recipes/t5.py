@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.lazy_module import LazyModule
-from ml_factory.recipes.language.causal_lm import BUILTIN, drawn_from
-from ml_factory.recipes.language.tokenizers import hub_errors
+from ml_factory.recipes.language.causal_lm import BUILTIN, drawn_from, hub_errors
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
@@ -181,5 +180,5 @@ def score_labels(truth: list[str], predicted: list[str]) -> dict[str, Any]:
 
 def save_t5(network: T5Network, tokenizer: Any, folder: Path) -> None:
     """Write network and tokenizer as transformers reads them."""
-    network.model.save_pretrained(str(folder), safe_serialization=True)
+    network.model.cpu().save_pretrained(str(folder), safe_serialization=True)
     tokenizer.save_pretrained(str(folder))

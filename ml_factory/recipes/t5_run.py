@@ -11,7 +11,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation.class_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
-from ml_factory.recipes.language.causal_lm import BUILTIN
+from ml_factory.recipes.language.causal_lm import BUILTIN, hub_errors
 from ml_factory.recipes.language.labelled_text import (
     PARTS,
     LabelledTexts,
@@ -24,7 +24,6 @@ from ml_factory.recipes.language.labelled_text import (
     unseen_rows,
 )
 from ml_factory.recipes.language.text_baselines import baseline_accuracies
-from ml_factory.recipes.language.tokenizers import hub_errors
 from ml_factory.recipes.language.trained_tokenizer import train_tokenizer
 from ml_factory.recipes.recipe_run import agree_on_run, is_writing_process, open_run_of_process, write_folder
 from ml_factory.recipes.t5 import (

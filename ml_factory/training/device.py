@@ -194,6 +194,18 @@ class XlaDevice(Device):
     Operations are recorded, and executed at `mark_step`.
     """
 
+    def to_device(self, value):
+        if not isinstance(value, nn.Module):
+            return super().to_device(value)
+        # A move to XLA copies a weight once for each of its names; one that layers share must stay one.
+        first: dict[int, str] = {}
+        names = {name: first.setdefault(id(one), name) for name, one in value.named_parameters(remove_duplicate=False)}
+        moved = super().to_device(value)
+        for name, shared in names.items():
+            module, _, own = name.rpartition(".")
+            setattr(moved.get_submodule(module), own, moved.get_parameter(shared))
+        return moved
+
     def shard(self, batch):
         if self.chips == 1:
             return batch

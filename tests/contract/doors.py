@@ -31,7 +31,7 @@ from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, fea
 from ml_factory.features.custom import feature
 from ml_factory.features.stream import FeatureStream
 from ml_factory.inference.bundle import Bundle
-from ml_factory.lazy_module import EXTRAS, import_module_or_explain
+from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.notebook import NOTEBOOKS
@@ -44,11 +44,11 @@ from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, t
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
 from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
-from ml_factory.training import device, sampler, state
 from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
+device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))
 CALENDARS = tuple(TRADING_HOURS)
 SETTINGS = (FeatureSpec, LabelSpec, SplitSpec, SyntheticSpec, WeightSpec)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from ml_factory.errors import SettingsError
 from ml_factory.recipes import sdce, sdce_run
 from ml_factory.recipes.language import vocabularies
 from ml_factory.recipes.sdce_run import run_sdce
 from ml_factory.recipes.sdce_settings import SdceSettings
-from ml_factory.storage.serialization import read_state_file
 from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,9 +83,7 @@ def trained(settings: SdceSettings, **more) -> dict:
 
 
 def weights(result: dict) -> dict[str, np.ndarray]:
-    return {
-        name: value.numpy() for name, value in read_state_file(Path(result["model"]) / "model.state")["weights"].items()
-    }
+    return load_file(Path(result["model"]) / "model.safetensors")
 
 
 def die_at(call: int, monkeypatch):

@@ -54,7 +54,6 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
 
 
 def test_recipe_t5_on_xla_compiles_one_program_and_has_the_losses_of_the_cpu(tmp_path):
-    pytest.importorskip("transformers", reason="not among the packages of this environment")
     from tests.recipes.test_t5 import settings_of as t5_settings_of
     from tests.recipes.test_t5 import trained as t5_trained
 

@@ -1,97 +1,82 @@
-"""Causal language models: a small one that is built in, and any of Hugging Face by name or path.
+"""Causal language models of transformers with their tokenizers: small ones that are built in, and any by name or path.
 
-B sequences, T positions, D width, V tokens of the vocabulary.
+B sequences, T positions, V tokens of the vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
-from ml_factory.recipes.language.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, hub_errors
 from ml_factory.seeding import derive_seed
-from ml_factory.storage.files import files
-from ml_factory.storage.serialization import read_state_file, write_state_file
 
-transformers = LazyModule("transformers")
+transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
 
 BUILTIN = "builtin:"
-STATE_FILE = "model.state"
+END_OF_TEXT = "<|endoftext|>"
+SIZES = {"tiny": (64, 2, 2), "small": (128, 4, 4), "medium": (256, 6, 8)}  # width, layers, heads of a GPT-2
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class SmallCausalSpec:
-    """Sizes of the built-in model. vocabulary : number of tokens. positions : longest sequence."""
+class Tokenizer:
+    """A tokenizer of transformers.
 
-    width: int = 128
-    layers: int = 4
-    heads: int = 4
-    vocabulary: int = 257
-    positions: int = 1024
+    vocabulary : token string -> id.
+    specials : token strings that stand for no text, such as the end of a text.
+    end : id of the end of a text.
+    fingerprint : hash of what decides the ids.
+    """
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if type(value) is not int or not 1 <= value <= 1 << 20:
-                raise SettingsError("Cannot build the language model", where=name, got=repr(value), wanted="1 or more")
-        if self.width % self.heads:
-            raise SettingsError("Cannot build the language model", where="heads", got=self.heads,
-                                wanted=f"a divisor of {self.width}")  # fmt: skip
+    def __init__(self, inner: Any, name: str):
+        if inner.eos_token_id is None:
+            raise SettingsError("The tokenizer has no token for the end of a text", where=name,
+                                next_step="use a tokenizer with an eos_token")  # fmt: skip
+        self._inner, self.end = inner, int(inner.eos_token_id)
+        self.vocabulary, self.specials = dict(inner.get_vocab()), frozenset(inner.all_special_tokens)
+        backend = getattr(inner, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else json.dumps(self.vocabulary, sort_keys=True)
+        self.fingerprint = hashlib.sha256(rules.encode()).hexdigest()[:16]
 
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return int32 ids of each text, without special tokens."""
+        # The tokenizer's own limit on lengths does not matter: texts are cut into sequences afterwards.
+        ids = self._inner(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [np.asarray(one, np.int32) for one in ids["input_ids"]]
 
-SIZES = {
-    "tiny": SmallCausalSpec(64, 2, 2),
-    "small": SmallCausalSpec(128, 4, 4),
-    "medium": SmallCausalSpec(256, 6, 8),
-}
-
-
-class _Block(nn.Module):
-    """Attention to earlier positions, and a feed-forward part, each after a norm and added to its input."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm, self.norm_inner = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        parts = self.read(self.norm(x_BTD)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        x_BTD = x_BTD + self.write(mixed.transpose(1, 2).flatten(2))
-        return x_BTD + self.inner(self.norm_inner(x_BTD))
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into the folder."""
+        self._inner.save_pretrained(str(folder))
 
 
-class SmallCausalModel(nn.Module):
-    """A decoder-only transformer in the manner of GPT-2: learned positions, output tied to the embedding."""
-
-    def __init__(self, spec: SmallCausalSpec):
-        super().__init__()
-        self.spec = spec
-        self.embed, self.position = nn.Embedding(spec.vocabulary, spec.width), nn.Embedding(spec.positions, spec.width)
-        self.blocks = nn.ModuleList(_Block(spec.width, spec.heads) for _ in range(spec.layers))
-        self.norm = nn.LayerNorm(spec.width)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTD = self.embed(tokens_BT) + self.position.weight[: tokens_BT.shape[1]]
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        return F.linear(self.norm(x_BTD), self.embed.weight)
+def byte_characters() -> list[str]:
+    """Return the printable character that stands for each byte 0 .. 255 in byte-level vocabularies (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    table, extra = [], 0
+    for byte in range(256):
+        table.append(chr(byte if byte in printable else 256 + extra))
+        extra += byte not in printable
+    return table
 
 
-class HuggingFaceModel(nn.Module):
-    """A causal model of transformers that returns its logits alone."""
+def byte_tokenizer() -> Tokenizer:
+    """Return the built-in tokenizer: a token for each byte of UTF-8, spelt as in GPT-2, and the end of a text."""
+    byte_level, tokens = tokenizers.pre_tokenizers.ByteLevel, [*byte_characters(), END_OF_TEXT]
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, []))
+    inner.pre_tokenizer, inner.decoder = byte_level(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    return Tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END_OF_TEXT), "bytes")
+
+
+class LogitsOf(nn.Module):
+    """A causal model of transformers as a function from tokens_BT to logits_BTV."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -108,15 +93,18 @@ class LanguageModel:
     network : function from tokens_BT int64 to logits_BTV.
     vocabulary : columns of the logits.
     positions : longest sequence that it reads; 0 for any.
-    write : writes the model into a folder, in its own format.
     """
 
     name: str
-    network: nn.Module
+    network: LogitsOf
     tokenizer: Tokenizer
     vocabulary: int
     positions: int
-    write: Callable[[Path], None]
+
+    def write(self, folder: Path) -> None:
+        """Write model and tokenizer into a folder that transformers reads."""
+        self.network.model.cpu().save_pretrained(str(folder), safe_serialization=True)
+        self.tokenizer.save(folder)
 
     def check(self, length: int) -> "LanguageModel":
         """Return self after a forward pass on the host. Raises SettingsError where model and tokenizer do not fit."""
@@ -141,70 +129,58 @@ class LanguageModel:
 def load_causal_model(
     name: str, length: int, *, seed: int = 0, from_scratch: bool = False, dtype: str = "float32"
 ) -> LanguageModel:
-    """Load a causal model: builtin:tiny, small or medium; a folder that this recipe wrote; else of Hugging Face.
+    """Load a causal model: builtin:tiny, small or medium; else a folder or a name at the Hugging Face hub.
 
-    length : longest sequence, of a built-in model that is not stored yet.
+    length : longest sequence of a built-in model.
     seed : of the first weights, where they are random: always for a built-in one, else with `from_scratch`.
     dtype : of the weights.
     """
-    if name.startswith(BUILTIN):
-        return _built_in(name, _spec_of(name, length), seed, dtype)
-    if files.is_file(Path(name) / STATE_FILE):
-        return _stored(name, dtype, None if not from_scratch else seed)
     transformers.logging.disable_progress_bar()  # one for each loaded file
-    with hub_errors("The model", name):
-        kind, given = transformers.AutoModelForCausalLM, {"dtype": DTYPES[dtype]}
-        if from_scratch:
+    kind, given = transformers.AutoModelForCausalLM, {"dtype": DTYPES[dtype]}
+    if name.startswith(BUILTIN):
+        tokenizer, config = byte_tokenizer(), _built_in_config(name, length)
+    else:
+        with hub_errors("The model", name):
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with hub_errors("The tokenizer", name):
+            inner = transformers.AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+            tokenizer = Tokenizer(inner, name)
+    with hub_errors("The model", name):
+        if from_scratch or name.startswith(BUILTIN):
             with drawn_from(seed, name):
                 model = kind.from_config(config, **given)
         else:
             model = kind.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **given)
-    tokenizer = HuggingFaceTokenizer(name)
-
-    def write(folder: Path) -> None:
-        model.save_pretrained(str(folder), safe_serialization=True)
-        tokenizer.save(folder)
-
-    positions = int(getattr(model.config, "max_position_embeddings", 0) or 0)
-    return LanguageModel(name, HuggingFaceModel(model), tokenizer, int(model.config.vocab_size), positions, write)
+    positions = int(getattr(config, "max_position_embeddings", 0) or 0)
+    return LanguageModel(name, LogitsOf(model), tokenizer, int(config.vocab_size), positions)
 
 
-def _spec_of(name: str, length: int) -> SmallCausalSpec:
-    """Return the sizes behind builtin:SIZE."""
+def _built_in_config(name: str, length: int) -> Any:
+    """Return the configuration behind builtin:SIZE: a GPT-2 without dropout that reads bytes."""
     size = name.removeprefix(BUILTIN)
     if size not in SIZES:
         raise SettingsError("There is no such built-in model", where=name, got=size, wanted=", ".join(SIZES),
                             next_step=did_you_mean(size, SIZES))  # fmt: skip
-    return SmallCausalSpec(**{**asdict(SIZES[size]), "positions": length})
+    width, layers, heads = SIZES[size]
+    return transformers.GPT2Config(
+        vocab_size=257, n_positions=length, n_embd=width, n_layer=layers, n_head=heads, bos_token_id=256,
+        eos_token_id=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
 
 
-def _built_in(name: str, spec: SmallCausalSpec, seed: int | None, dtype: str) -> LanguageModel:
-    with drawn_from(seed or 0, "small causal model"):
-        network = SmallCausalModel(spec).to(DTYPES[dtype])
-
-    def write(folder: Path) -> None:
-        state = {"kind": "small causal model", "spec": asdict(spec)}
-        weights = {name: value.detach().float().cpu() for name, value in network.state_dict().items()}
-        write_state_file(folder / STATE_FILE, {**state, "weights": weights})
-
-    return LanguageModel(name, network, ByteTokenizer(), spec.vocabulary, spec.positions, write)
-
-
-def _stored(name: str, dtype: str, seed: int | None) -> LanguageModel:
-    """Load a built-in model from a folder; with a seed only its sizes."""
-    path = Path(name) / STATE_FILE
-    state: dict[str, Any] = read_state_file(path)
+@contextmanager
+def hub_errors(what: str, name: str) -> Iterator[None]:
+    """Inside the block, errors of transformers become one line that names the model. what : what is loaded."""
     try:
-        if state["kind"] != "small causal model":
-            raise ValueError(state["kind"])
-        model = _built_in(name, SmallCausalSpec(**state["spec"]), seed, dtype)
-        if seed is None:
-            model.network.load_state_dict(state["weights"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise SettingsError("This is no model of recipe sdce", where=path, got=repr(error)[:200],
-                            next_step="give the folder `model` that recipe sdce wrote") from error  # fmt: skip
-    return model
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, FactoryError):
+            raise
+        raise SettingsError(
+            f"{what} cannot be loaded", where=name, got=" ".join(str(error).split())[:200],
+            wanted="a name at the Hugging Face hub that this machine reaches or has cached, or a folder with "
+            "safetensors", next_step="check the name; without a network give a folder, or builtin:small",
+        ) from error  # fmt: skip
 
 
 @contextmanager

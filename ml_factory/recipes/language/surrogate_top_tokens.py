@@ -5,21 +5,23 @@ N rows, B rows of a batch, T positions, K tokens, V tokens of the surrogate's vo
 
 import hashlib
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import FileError, SettingsError
+from ml_factory.errors import SettingsError
 from ml_factory.progress import progress_phase
-from ml_factory.recipes.language.token_rows import PART_BYTES, PartedRows, open_array, write_array
+from ml_factory.recipes.language.text import damaged_rows, open_rows, write_header
 from ml_factory.recipes.language.vocabularies import VocabularyJoin
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.training.device import Device
 
-CACHE_DTYPES = ("float32", "float16")
+PIECE_BYTES = 1 << 24
+DONE = "done.json"
 
 
 class SurrogateTopTokens:
@@ -78,33 +80,41 @@ def weights_fingerprint(network: nn.Module) -> str:
 
 
 def cache_top_tokens(
-    rows: PartedRows, top_tokens: SurrogateTopTokens, folder: str | os.PathLike, dtype: str = "float32",
-    part_rows: int = 0,
-) -> tuple[PartedRows, PartedRows]:  # fmt: skip
-    """Return (ids, logprobs) of all rows, (N, T, K) each, computed once and kept in `folder`; a part a file.
+    rows: np.ndarray, top_tokens: SurrogateTopTokens, folder: str | os.PathLike, dtype: str = "float32"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (ids, logprobs) of all rows, (N, T, K) each on disk, computed once and kept in `folder`.
 
-    Parts that are there are not computed again: a process that is killed loses at most one. Several processes that ask
-    for the same wait for the first.
+    A process that is killed goes on at the last piece of 16 MB that it wrote whole. Several processes that ask for the
+    same wait for the first.
 
     dtype : of the log-probabilities; float32 equals what a step computes to the bit.
-    part_rows : rows of a part; 0 for parts of about 16 MB.
     """
-    folder, (count, length) = Path(folder), rows.shape
-    part_rows = part_rows or max(PART_BYTES // (length * top_tokens.k * 4), 1)
-    starts = range(0, count, part_rows)
-    paths = [[folder / f"{name}-{number:05d}.npy" for number in range(len(starts))] for name in ("ids", "logprobs")]
-    size = top_tokens.rows_at_once
-    with file_lock(folder / "lock"), progress_phase("surrogate", count) as moved:
-        for number, start in enumerate(starts):
-            inside = np.arange(start, min(start + part_rows, count))
-            shape = len(inside), length, top_tokens.k
-            if not all(_is_whole(path[number], shape) for path in paths):
-                parts = [_to_host(top_tokens, rows[inside[at : at + size]]) for at in range(0, len(inside), size)]
-                ids, logprobs = (np.concatenate(one) for one in zip(*parts, strict=True))
-                write_array(paths[0][number], ids)
-                write_array(paths[1][number], logprobs.astype(dtype))
+    folder, shape, size = Path(folder), (*rows.shape, top_tokens.k), top_tokens.rows_at_once
+    kinds = {folder / "ids.npy": np.int32, folder / "logprobs.npy": np.dtype(dtype)}
+    piece = -(-max(PIECE_BYTES // (4 * shape[1] * shape[2]), 1) // size) * size
+    with file_lock(folder / "lock"), progress_phase("surrogate", len(rows)) as moved, ExitStack() as opened:
+        begun = all(files.is_file(path) for path in (folder / DONE, *kinds))
+        done = files.read_json(folder / DONE)["rows"] if begun else 0
+        moved(done)
+        outputs = [opened.enter_context(open(path, "r+b" if done else "w+b")) for path in kinds]
+        for output, kind in zip(outputs, kinds.values(), strict=True):
+            size_before = os.fstat(output.fileno()).st_size
+            write_header(output, kind, shape)
+            end = output.seek(done * shape[1] * shape[2] * np.dtype(kind).itemsize, os.SEEK_CUR)
+            if done and size_before < end:
+                raise damaged_rows(Path(output.name), f"{size_before} bytes where {end} were written")
+            output.truncate()
+        for start in range(done, len(rows), piece):
+            inside = rows[start : start + piece]
+            parts = [_to_host(top_tokens, inside[at : at + size]) for at in range(0, len(inside), size)]
+            for output, kind, values in zip(outputs, kinds.values(), zip(*parts, strict=True), strict=True):
+                output.write(np.concatenate(values).astype(kind).tobytes())
+                output.flush()
+                os.fsync(output.fileno())
+            files.write_json(folder / DONE, {"rows": start + len(inside)})
             moved(len(inside))
-    return PartedRows(paths[0], part_rows), PartedRows(paths[1], part_rows)
+    ids, logprobs = map(open_rows, kinds)
+    return ids, logprobs
 
 
 def _to_host(top_tokens: SurrogateTopTokens, tokens_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,14 +125,3 @@ def _to_host(top_tokens: SurrogateTopTokens, tokens_BT: np.ndarray) -> tuple[np.
     device.mark_step("surrogate")
     ids, logprobs = (one.cpu().numpy()[: len(tokens_BT)] for one in out)
     return ids, logprobs
-
-
-def _is_whole(path: Path, shape: tuple[int, ...]) -> bool:
-    """Return True for a file with an array of this shape. Raises FileError for another array."""
-    if not files.is_file(path):
-        return False
-    found = open_array(path).shape
-    if found != shape:
-        raise FileError("This part of the cache is of other rows", where=path, got=found, wanted=shape,
-                        next_step=f"delete {path.parent}: it is made again")  # fmt: skip
-    return True

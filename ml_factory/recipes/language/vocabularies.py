@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.errors import SettingsError
-from ml_factory.recipes.language.tokenizers import Tokenizer, byte_characters
+from ml_factory.recipes.language.causal_lm import Tokenizer, byte_characters
 
 LEAST_SHARE = 0.5  # of the base vocabulary that must have a token of the surrogate
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -1,5 +1,6 @@
 """The surrogate's tokens: by a slow reference, the same from the cache and in the step, resumed after a kill."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,6 @@ from ml_factory.errors import FileError, SettingsError
 from ml_factory.recipes.language import surrogate_top_tokens
 from ml_factory.recipes.language.causal_lm import load_causal_model
 from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens, weights_fingerprint
-from ml_factory.recipes.language.token_rows import PartedRows, write_array
 from ml_factory.recipes.language.vocabularies import VocabularyJoin, join_vocabularies
 from ml_factory.training.device import Device
 
@@ -29,10 +29,10 @@ def model():
 
 
 @pytest.fixture
-def rows(tmp_path):
-    tokens = np.random.default_rng(0).integers(0, 257, (ROWS, LENGTH)).astype(np.int32)
-    write_array(tmp_path / "tokens.npy", tokens)
-    return PartedRows([tmp_path / "tokens.npy"], ROWS)
+def rows(monkeypatch):
+    """Tokens; the cache is written in pieces of four or eight rows."""
+    monkeypatch.setattr(surrogate_top_tokens, "PIECE_BYTES", 4 * 4 * LENGTH * K)
+    return np.random.default_rng(0).integers(0, 257, (ROWS, LENGTH)).astype(np.int32)
 
 
 def top_of(model, rows_at_once: int = 1, join: VocabularyJoin | None = None) -> SurrogateTopTokens:
@@ -66,7 +66,7 @@ def test_top_tokens_equal_slow_reference_with_other_vocabulary(model):
 @pytest.mark.parametrize("rows_at_once", [1, 4])
 def test_float32_cache_equals_what_the_step_computes_to_the_bit(model, rows, tmp_path, rows_at_once):
     top_tokens = top_of(model, rows_at_once)
-    ids, logprobs = cache_top_tokens(rows, top_tokens, tmp_path / "cache", "float32", part_rows=7)
+    ids, logprobs = cache_top_tokens(rows, top_tokens, tmp_path / "cache", "float32")
     assert ids.dtype == np.int32 and ids.shape == logprobs.shape == (ROWS, LENGTH, K)
     positions = np.random.default_rng(2).permutation(ROWS)
     for batch in (positions[:6], positions[6:11], positions[20:]):
@@ -82,43 +82,47 @@ def test_top_tokens_do_not_follow_the_number_format_of_the_step(model, rows):
     assert all(torch.equal(one, other) for one, other in zip(plain, inside, strict=True))
 
 
-def test_cache_killed_in_any_part_computes_only_what_is_missing(model, rows, tmp_path, monkeypatch):
-    whole = [one.whole() for one in cache_top_tokens(rows, top_of(model), tmp_path / "whole", part_rows=7)]
-    writes = []
+def test_cache_killed_goes_on_at_the_last_whole_piece(model, rows, tmp_path):
+    whole = cache_top_tokens(rows, top_of(model), tmp_path / "whole")
 
-    def dying(path, values):
-        writes.append(path.name)
-        if len(writes) == 4:
-            raise KeyboardInterrupt
-        write_array(path, values)
+    class Dying:
+        """The surrogate's tokens; it ends at its nth pass, as a machine that vanishes."""
 
-    with monkeypatch.context() as patch:
-        patch.setattr(surrogate_top_tokens, "write_array", dying)
-        with pytest.raises(KeyboardInterrupt):
-            cache_top_tokens(rows, top_of(model), tmp_path / "killed", part_rows=7)
-    top_tokens, passes = top_of(model), []
-    kept = top_tokens._of_rows
-    monkeypatch.setattr(top_tokens, "_of_rows", lambda tokens: passes.append(len(tokens)) or kept(tokens))
-    resumed = cache_top_tokens(rows, top_tokens, tmp_path / "killed", part_rows=7)
-    assert len(passes) == ROWS - 7  # the first part of seven rows was whole
-    assert all(np.array_equal(one.whole(), other) for one, other in zip(resumed, whole, strict=True))
+        def __init__(self, fatal=0):
+            self.inner, self.calls, self.fatal = top_of(model), 0, fatal
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def __call__(self, tokens):
+            self.calls += 1
+            if self.calls == self.fatal:
+                raise KeyboardInterrupt
+            return self.inner(tokens)
+
+    with pytest.raises(KeyboardInterrupt):
+        cache_top_tokens(rows, Dying(11), tmp_path / "killed")
+    with open(tmp_path / "killed" / "ids.npy", "ab") as file:
+        file.write(b"torn")  # a write of which the kill left a part
+    resumed = cache_top_tokens(rows, again := Dying(), tmp_path / "killed")
+    assert again.calls == ROWS - 8  # two pieces of four rows were whole
+    assert all(np.array_equal(one, other) for one, other in zip(resumed, whole, strict=True))
 
 
 def test_float16_cache_is_half_as_large_and_close(model, rows, tmp_path):
     exact = cache_top_tokens(rows, top_of(model), tmp_path / "a", "float32")[1]
     half = cache_top_tokens(rows, top_of(model), tmp_path / "b", "float16")[1]
     assert half.nbytes * 2 == exact.nbytes
-    assert np.allclose(half.whole().astype(np.float32), exact.whole(), rtol=1e-3)
+    assert np.allclose(half.astype(np.float32), exact, rtol=1e-3)
 
 
-def test_cache_of_other_rows_or_damaged_file_is_refused(model, rows, tmp_path):
-    cache_top_tokens(rows, top_of(model), tmp_path / "cache", part_rows=7)
-    with pytest.raises(FileError, match=r"of other rows.*delete"):
-        cache_top_tokens(rows.between(0, 20), top_of(model), tmp_path / "cache", part_rows=5)
-    path = tmp_path / "cache" / "ids-00000.npy"
-    path.write_bytes(path.read_bytes()[:40])
+@pytest.mark.parametrize("size", [40, 200, -4])
+def test_cache_with_damaged_file_is_refused(model, rows, tmp_path, size):
+    cache_top_tokens(rows, top_of(model), tmp_path / "cache")
+    path = tmp_path / "cache" / "ids.npy"
+    path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(FileError, match=r"damaged.*made again"):
-        cache_top_tokens(rows, top_of(model), tmp_path / "cache", part_rows=7)
+        cache_top_tokens(rows, top_of(model), tmp_path / "cache")
 
 
 def test_top_tokens_more_than_vocabulary_and_fingerprint_of_weights(model):
@@ -135,4 +139,4 @@ def test_model_check_names_wrong_vocabulary_and_length(model):
         model.check(LENGTH + 1)
     small = SimpleNamespace(**vars(model.tokenizer) | {"vocabulary": {"a": 300}})
     with pytest.raises(SettingsError, match="tokens that the model lacks"):
-        type(model)(model.name, model.network, small, model.vocabulary, 0, model.write).check(LENGTH)
+        replace(model, tokenizer=small).check(LENGTH)
