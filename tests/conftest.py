@@ -40,13 +40,14 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def prepared_template(tmp_path_factory) -> Path:
-    """The root of a workspace with a week of the made-up market, prepared for 5 bars ahead. Never written to."""
+    """The root of a workspace with a week of the made-up market, prepared in few columns. Never written to."""
     from ml_factory import pipeline  # here, since most tests never need it and it takes seconds
     from ml_factory.data.synthetic import ensure_synthetic_demo_market
+    from tests.small_data import SMALL_DATA
 
     place = Workspace(tmp_path_factory.mktemp("prepared") / "workspace")
     ensure_synthetic_demo_market(place, "DEMO", days=8)
-    pipeline.prepare(place, "DEMO", (5,))
+    pipeline.prepare(place, "DEMO", (5,), settings=SMALL_DATA)
     return place.root
 
 

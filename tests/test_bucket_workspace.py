@@ -17,6 +17,7 @@ from ml_factory.errors import CheckpointError
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
+from tests.small_data import SMALL_DATA
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -45,7 +46,7 @@ def test_bucket_workspace_on_empty_machine_resumes_killed_training_bit_exact(mac
     place = machine("one")
     bars = tmp_path / "bars.parquet"
     synthetic_bars(days=8, seed=1).reset_index().to_parquet(bars)
-    pipeline.prepare(place, "MES", horizons=(5,), data=bars)
+    pipeline.prepare(place, "MES", horizons=(5,), data=bars, settings=SMALL_DATA)
     features = pipeline.load_features(place, "MES")
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
@@ -77,14 +78,14 @@ def test_bucket_workspace_on_empty_machine_resumes_killed_training_bit_exact(mac
     whole = pipeline.load_predictions(place, "MES", 5, "xgboost")
 
     straight = tmp_path / "folder"
-    pipeline.prepare(straight, "MES", horizons=(5,), data=bars)
+    pipeline.prepare(straight, "MES", horizons=(5,), data=bars, settings=SMALL_DATA)
     assert train(straight).artifact_hash == went_on.artifact_hash
     assert np.array_equal(pipeline.load_predictions(straight, "MES", 5, "xgboost")["p_long"], whole["p_long"])
 
 
 def test_bucket_workspace_prepared_files_are_downloaded_once(machine, tmp_path):
     place = machine("one")
-    pipeline.prepare(place, "DEMO", horizons=(5,))
+    pipeline.prepare(place, "DEMO", horizons=(5,), settings=SMALL_DATA)
     machine("two")
     workspace = Workspace(place)
     folder = workspace.processed("DEMO")
@@ -93,7 +94,7 @@ def test_bucket_workspace_prepared_files_are_downloaded_once(machine, tmp_path):
     again = Workspace(place)
     assert again.processed("DEMO") == folder and again == workspace
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == stamps
-    assert pipeline.prepare(place, "DEMO", horizons=(5,)).reused
+    assert pipeline.prepare(place, "DEMO", horizons=(5,), settings=SMALL_DATA).reused
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from ml_factory.checkpoints import save_writer
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.data.io import write_bars
-from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
@@ -29,13 +29,17 @@ from ml_factory.tracking.log_upload import SUMMARY
 from ml_factory.workflows import load_prepared as load
 from ml_factory.workflows import prepare, prepared_dataset
 from ml_factory.workflows.cross_validation import folds
+from tests.small_data import FEW_COLUMNS, SMALL_DATA
 from tests.tracking.metrics_table import read_log
 
+pytestmark = pytest.mark.slow  # so that it begins first
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
 NETWORK = {"epochs": 3, "hidden": 4, "lookback": 8, "batch": 128}
 SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "lstm": NETWORK}
 P = ["p_short", "p_neutral", "p_long"]
+OTHER_LABELS = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=2.0))
+NO_SHORT = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_down=60.0))
 
 
 class Killed(BaseException):
@@ -82,7 +86,7 @@ def finished(prepared_template, tmp_path_factory) -> Workspace:
 def test_prepare_second_call_reuses_prepared_files(prepared, monkeypatch):
     before = stamps(prepared.processed("DEMO"))
     monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
-    result = pipeline.prepare(prepared, "DEMO", (H,))
+    result = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
     assert result.reused and "found as prepared before" in result.summary()
     assert re.search(r"test rows span 1\.0 weeks, a verdict needs 8", result.summary())
     after = stamps(prepared.processed("DEMO"))
@@ -100,36 +104,34 @@ def test_train_registers_calibrated_validation_metrics(finished, model):
 
 
 def test_prepare_with_other_settings_adds_data_set_and_keeps_first(prepared):
-    first = pipeline.prepare(prepared, "DEMO", (H,))
+    first = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
     kept = content(first.folder)
-    second = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_up=2.0)))
+    second = pipeline.prepare(prepared, "DEMO", (H,), settings=OTHER_LABELS)
     assert second.folder != first.folder and not second.reused
     assert content(first.folder) == kept
-    assert pipeline.prepare(prepared, "DEMO", (H,)).reused
+    assert pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).reused
 
 
 def test_prepare_with_added_horizon_adds_files_and_keeps_existing(prepared):
-    folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
+    folder = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).folder
     parts, times = content(folder), stamps(folder)
-    result = pipeline.prepare(prepared, "DEMO", (H, 9))
+    result = pipeline.prepare(prepared, "DEMO", (H, 9), settings=SMALL_DATA)
     assert result.folder == folder and not result.reused and result.horizons == [H, 9]
     later = content(folder)
     assert set(later) - set(parts) == {"labels_h9.parquet", "splits_h9.json", "scaler_h9.json"}
     changed = {name for name in parts if parts[name] != later[name]}
     assert changed == {"manifest.json"}
     assert all(stamps(folder)[path] == time for path, time in times.items() if path.name != "manifest.json")
-    assert pipeline.prepare(prepared, "DEMO", (9,)).reused
+    assert pipeline.prepare(prepared, "DEMO", (9,), settings=SMALL_DATA).reused
     near, far = (pipeline.load_labels(prepared, "DEMO", horizon) for horizon in (H, 9))
     assert (far["label_end"] - far.index).max() > (near["label_end"] - near.index).max()
 
 
-@pytest.mark.parametrize("replacement", ["shortened", "another"])
-def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(replacement, prepared):
+def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(prepared):
     raw = prepared.raw_bars("DEMO")
-    old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,))
+    old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
     kept = content(first.folder)
-    bars = synthetic_bars(days=8, seed=1) if replacement == "another" else pd.read_parquet(raw).iloc[:-2000]
-    write_bars(raw, bars if replacement == "another" else bars.set_index("timestamp"))
+    write_bars(raw, pd.read_parquet(raw).iloc[:-2000].set_index("timestamp"))
     for attempt in (
         lambda: train(prepared),
         lambda: pipeline.cross_validate(prepared, "DEMO", H, "xgboost"),
@@ -139,15 +141,15 @@ def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(replacement, 
         with pytest.raises(NotPreparedError, match=r"replaced since the last prepare.*DEMO_1m\.parquet.*Next: run"):
             attempt()
     assert not list(prepared.models.iterdir()) and not list(prepared.checkpoints.iterdir())
-    second = pipeline.prepare(prepared, "DEMO", (H,))
+    second = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
     assert not second.reused and second.folder != first.folder and content(first.folder) == kept
     train(prepared)
     raw.write_bytes(old)
-    assert pipeline.prepare(prepared, "DEMO", (H,)).folder == first.folder
+    assert pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).folder == first.folder
 
 
 def test_prepare_rebuilds_damaged_part_with_same_bytes(prepared):
-    folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
+    folder = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).folder
     whole = content(folder)
     file = folder / "features.npy"
     data = bytearray(file.read_bytes())
@@ -155,7 +157,7 @@ def test_prepare_rebuilds_damaged_part_with_same_bytes(prepared):
     file.write_bytes(data)
     with pytest.raises(WorkspaceError, match="damaged"):
         train(prepared)
-    assert not pipeline.prepare(prepared, "DEMO", (H,)).reused
+    assert not pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).reused
     assert content(folder) == whole
 
 
@@ -168,7 +170,7 @@ def test_train_on_features_of_changed_code_raises_not_prepared(prepared, monkeyp
 @pytest.mark.parametrize(("horizons", "message"), [((), "No horizon"), ((0,), "HORIZON"), ((5, True), "HORIZON")])
 def test_prepare_invalid_horizons_raise_settings_error(horizons, message, prepared):
     with pytest.raises(SettingsError, match=message):
-        pipeline.prepare(prepared, "DEMO", horizons)
+        pipeline.prepare(prepared, "DEMO", horizons, settings=SMALL_DATA)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +184,9 @@ def test_prepare_infeasible_labels_raise_and_keep_prepared_data(horizons, labels
     processed, raw = prepared.processed("DEMO"), content(prepared.raw)
     current = (processed / CURRENT).read_bytes()
     with pytest.raises(FactoryError, match=words):
-        pipeline.prepare(prepared, "DEMO", horizons, settings=DataSpec(labels=labels))
+        pipeline.prepare(prepared, "DEMO", horizons, settings=DataSpec(features=FEW_COLUMNS, labels=labels))
     assert content(prepared.raw) == raw and (processed / CURRENT).read_bytes() == current
-    assert not list(processed.rglob("labels_h5000*")) and train(prepared).verdict is not None
+    assert not list(processed.rglob("labels_h5000*")) and len(pipeline.load_labels(prepared, "DEMO", H))
 
 
 # ---- train: the same bits again ------------------------------------------------------------------------------------
@@ -227,12 +229,8 @@ def test_save_checkpoint_in_callback_keeps_state_despite_later_array_changes(pre
     assert state["epoch"] == 3 and (state["array"] == 3).all() and len(state["losses"]) == 1
 
 
-@pytest.mark.soak_except("xgboost", "lstm")
-@pytest.mark.parametrize("model", ["xgboost", "catboost", "lstm"])
-@pytest.mark.parametrize("minutes", ["0", ""])
-def test_train_interrupted_and_resumed_equals_uninterrupted(
-    model, minutes, finished, prepared, prepared_template, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("model", "minutes"), [("xgboost", ""), ("lstm", "0")])
+def test_train_interrupted_and_resumed_equals_uninterrupted(model, minutes, finished, prepared, monkeypatch):
     """With the usual timer only the first epoch was saved when the second was interrupted."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", minutes)
     with pytest.raises(Killed):
@@ -245,9 +243,6 @@ def test_train_interrupted_and_resumed_equals_uninterrupted(
     went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
     assert f"resumed after {went_on}," in again.summary()
     assert again.origin().loc["resumed from", "value"] == went_on
-    if model == "catboost":
-        shutil.copytree(prepared_template, tmp_path / "whole")
-        finished = Workspace(tmp_path / "whole")
     whole = train(finished, model)
     assert (again.artifact_hash, again.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
     log = read_log(prepared.results / "DEMO" / again.run_id / "log")
@@ -345,12 +340,14 @@ def test_load_predictions_rows_match_labels_and_splits(model, finished):
 
 
 def test_load_predictions_columns_are_short_neutral_long(prepared):
-    """A booster that may overfit gives most training rows their own label; a column mistaken for another, few."""
-    eager = {"rounds": 60, "depth": 5, "min_leaf": 0.0, "learning_rate": 0.3, "l2": 0.0, "patience": 0}
+    """A booster that may overfit gives most training rows their own label; columns in another order, few."""
+    eager = {"rounds": 150, "depth": 6, "min_leaf": 0.0, "learning_rate": 0.3, "l2": 0.0, "patience": 0}
     train(prepared, model_settings=eager)
     printed = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")
     learnt = printed[printed["split"] == "train"]
-    assert (learnt[P].to_numpy().argmax(axis=1) - 1 == learnt["label"]).mean() > 0.7
+    hits = {order: (learnt[list(order)].to_numpy().argmax(axis=1) - 1 == learnt["label"]).mean()
+            for order in permutations(P)}  # fmt: skip
+    assert hits.pop(tuple(P)) > 0.6 and max(hits.values()) < 0.45
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
@@ -378,19 +375,6 @@ def test_predict_with_csv_of_same_bars_matches_workspace_predictions(finished, t
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "p.parquet"), whole, rtol=0, atol=1e-9, check_freq=False)
     with pytest.raises(FactoryError, match="No such file"):
         pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "latter.csv")
-
-
-def test_predict_with_bars_stamped_at_end_matches_workspace_predictions(finished, tmp_path):
-    from ml_factory.data.validation import RawBarSpec
-
-    bars = pd.read_parquet(finished.raw_bars("DEMO"))
-    bars["timestamp"] = (bars["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
-    bars["timestamp"] = bars["timestamp"].dt.tz_localize(None)
-    bars.to_csv(tmp_path / "vendor.csv", index=False)
-    spec = RawBarSpec(stamp="end", zone="America/Chicago")
-    result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "vendor.csv", bars=spec)
-    whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
-    pd.testing.assert_frame_equal(result.frame, whole, rtol=0, atol=1e-9, check_freq=False)
 
 
 def test_predict_default_writes_only_test_and_new_rows(finished):
@@ -512,7 +496,7 @@ def test_report_is_self_contained_and_lists_all_models(finished):
 def test_train_without_one_class_gives_finite_predictions_and_no_verdict(model, prepared, monkeypatch):
     """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
     monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
-    result = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_down=60.0)))
+    result = pipeline.prepare(prepared, "DEMO", (H,), settings=NO_SHORT)
     assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
     trained = train(prepared, model)
     printed = pipeline.load_predictions(prepared, "DEMO", H, model)[P]
@@ -529,7 +513,7 @@ def test_train_without_one_class_gives_finite_predictions_and_no_verdict(model, 
 
 def test_train_on_single_class_raises_and_registers_no_model(prepared, monkeypatch):
     monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
-    only_neutral = DataSpec(labels=LabelSpec(k_up=60.0, k_down=60.0))
+    only_neutral = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=60.0, k_down=60.0))
     pipeline.prepare(prepared, "DEMO", (H,), settings=only_neutral)
     with pytest.raises(FactoryError, match=r"fewer than two classes.*Next: "):
         train(prepared)
@@ -589,7 +573,7 @@ def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
         with pytest.MonkeyPatch.context() as patch:
             FullDisk(patch, name, good)
             try:
-                pipeline.prepare(prepared, "DEMO", (H, 9), settings=DataSpec(labels=LabelSpec(k_up=2.0)))
+                pipeline.prepare(prepared, "DEMO", (H, 9), settings=OTHER_LABELS)
                 break
             except WorkspaceError as error:
                 assert "No space left" in str(error) and "bytes free" in str(error) and "Next: free some" in str(error)

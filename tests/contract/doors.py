@@ -46,6 +46,7 @@ from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
+from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))
 CALENDARS = tuple(TRADING_HOURS)

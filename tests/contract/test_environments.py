@@ -98,36 +98,31 @@ def test_base_installation_prepares_bars(prepared, tmp_path):
     assert code == 0, printed
 
 
-def test_base_installation_refuses_training_before_it_writes_anything(prepared, tmp_path):
+# What is absent -> a verb that needs it.
+LACKING = {
+    "sklearn": ["train", "--model", "linear"],
+    "xgboost": ["train", "--model", "xgboost"],
+    "torch": ["train", "--model", "lstm"],
+    "catboost": ["cross-validate", "--model", "catboost"],
+    "papermill": ["run", "00"],
+    "adbc_driver_postgresql": ["export-data", "--source", "postgresql://user@host/db", "--output", "a.csv"],
+    "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
+}
+
+
+def test_base_installation_names_extra_in_one_line_and_writes_nothing_and_doctor_finds_no_fault(prepared, tmp_path):
+    data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--quick"]
+    calls = [words + data * (words[0] in ("train", "cross-validate")) for words in LACKING.values()]
     before = sorted(prepared.results.rglob("*"))
-    where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--quick", "--model", "linear"]
-    for code, printed in without_extras(*([verb, *where] for verb in ("train", "cross-validate")), folder=tmp_path):
-        assert code == 1 and "The package sklearn is not installed" in printed and "ml_factory[train]" in printed
-    assert sorted(prepared.results.rglob("*")) == before
-
-
-def test_cli_verb_with_absent_package_names_extra_in_one_line(prepared, tmp_path):
-    data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5"]
-    lacking = {
-        "xgboost": ["train", "--model", "xgboost", *data],
-        "torch": ["train", "--model", "lstm", *data],
-        "catboost": ["cross-validate", "--model", "catboost", *data],
-        "papermill": ["run", "00"],
-        "adbc_driver_postgresql": ["export-data", "--source", "postgresql://user@host/db", "--output", "a.csv"],
-        "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
-    }
-    answers = without_extras(*lacking.values(), folder=tmp_path)
-    for (package, words), (code, printed) in zip(lacking.items(), answers, strict=True):
+    *answers, doctor = without_extras(*calls, ["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
+    for package, (code, printed) in zip(LACKING, answers, strict=True):
         (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
-        assert code == 1 and f"The package {package} is not installed" in line, (words, printed)
+        assert code == 1 and f"The package {package} is not installed" in line, (package, printed)
         assert f"pip install 'ml_factory[{EXTRAS[package]}]'" in line
-
-
-def test_cli_doctor_without_extras_advises_extras_and_reports_no_fault(prepared, tmp_path):
-    ((code, printed),) = without_extras(["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
-    assert code == 0 and "ml_factory[train]" in printed and "ml_factory[track]" in printed and "!!" not in printed, (
-        printed
-    )
+    assert sorted(prepared.results.rglob("*")) == before and not list(tmp_path.glob("a.csv"))
+    code, printed = doctor
+    assert code == 0 and "ml_factory[train]" in printed and "ml_factory[track]" in printed, printed
+    assert "!!" not in printed, printed
 
 
 def test_import_of_scipy_in_an_image_without_it_says_what_to_install(monkeypatch):

@@ -181,9 +181,14 @@ def test_train_with_changed_test_rows_gives_same_predictions_before_test(model, 
     assert not np.array_equal(printed[0].loc[moment:, columns][-50:], printed[1].loc[moment:, columns][-50:])
 
 
+@pytest.fixture(scope="module")
+def ten_days(tmp_path_factory) -> Workspace:
+    return prepared(tmp_path_factory.mktemp("ten"), synthetic_bars(days=10, seed=9), "DEMO")
+
+
 @pytest.mark.parametrize("horizon", HORIZONS)
-def test_splits_label_spans_of_train_validation_test_never_overlap(horizon, tmp_path):
-    workspace = prepared(tmp_path, synthetic_bars(days=10, seed=9), "DEMO", (horizon,))
+def test_splits_label_spans_of_train_validation_test_never_overlap(horizon, ten_days):
+    workspace = ten_days
     labels, splits = pipeline.load_labels(workspace, "DEMO", horizon), pipeline.load_splits(workspace, "DEMO", horizon)
     known, ends = labels.index, labels["label_end"]
     assert (ends > known).all()

@@ -126,7 +126,7 @@ def test_seed_of_a_fold_that_is_wrong_after_resume_shows(tmp_path, monkeypatch):
     """Killed between two folds; the folds after that have the seed of the next one."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     doors.ensure_synthetic_demo_market(doors.Workspace(tmp_path), "DEMO", days=10)
-    pipeline.prepare(tmp_path, "DEMO", (6,))
+    pipeline.prepare(tmp_path, "DEMO", (6,), settings=doors.SMALL_DATA)
 
     def folds(fresh: bool = True):
         given = {"rounds": 8, "block": 4, "threads": 1}

@@ -25,6 +25,7 @@ from ml_factory.storage.workspace import Workspace
 from tests.contract import doors
 from tests.contract.profiles import examples
 
+pytestmark = pytest.mark.slow  # so that it begins first
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("--symbol", "DEMO", "--horizon", "6", "--json")
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
@@ -44,14 +45,14 @@ def train(model: str) -> list[str]:
 
 # unit -> (words of the command line, whether the workspace is prepared before, models trained before)
 UNITS = {
-    "prepare": (["prepare", *DATA], False, ()),
+    "prepare": (["prepare", *DATA, *doors.SMALL_DATA_WORDS], False, ()),
     **{model: (train(model), True, ()) for model in available_models()},
     "cross-validate": (["cross-validate", *DATA, "--model", "linear", "--folds", "3"], True, ()),
     "stack": (["stack", *DATA, "--base-model", "linear", "--base-model", "xgboost", "--folds", "2", "--quick"], True,
               ("linear", "xgboost")),
 }  # fmt: skip
 FACTS = ("artifact_hash", "predictions_hash", "fingerprint", "metrics", "fold_table", "weights", "label_balance")
-IN_EVERY_TEST_RUN = ("prepare", "xgboost", "lstm", "stack")
+IN_EVERY_TEST_RUN = ("prepare", "lstm", "stack")  # a booster is killed in test_resume.py and its folds in "stack"
 
 
 def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> subprocess.CompletedProcess:
@@ -107,7 +108,7 @@ def templates(tmp_path_factory):
             place = Workspace(folder / unit / "start")
             ensure_synthetic_demo_market(place, "DEMO", days=10)
             if is_prepared:
-                pipeline.prepare(place, "DEMO", (6,))
+                pipeline.prepare(place, "DEMO", (6,), settings=doors.SMALL_DATA)
             for model in models:
                 pipeline.train(place, "DEMO", 6, model, quick=True, mirror="off")
             whole = Path(shutil.copytree(place.root, folder / unit / "whole"))

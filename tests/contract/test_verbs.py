@@ -16,7 +16,7 @@ SMALL = ("--symbol", "DEMO", "--horizon", 5)
 # verb -> words with which it runs on a workspace of eight days; `--json` is added
 RUNS = {
     "doctor": (),
-    "prepare": SMALL,
+    "prepare": (*SMALL, *doors.SMALL_DATA_WORDS),
     "audit": (*SMALL, "--cuts", 1, "--model", "linear"),
     "plan": (*SMALL, "--model", "linear", "--model", "xgboost"),
     "train": (*SMALL, "--model", "xgboost", "--quick"),
@@ -50,7 +50,7 @@ def root(tmp_path_factory) -> Path:
     """A workspace with eight days prepared, and a linear model trained."""
     made = Workspace(tmp_path_factory.mktemp("verbs") / "workspace")
     ensure_synthetic_demo_market(made, "DEMO", days=8)
-    pipeline.prepare(made, "DEMO", (5,))
+    pipeline.prepare(made, "DEMO", (5,), settings=doors.SMALL_DATA)
     pipeline.train(made, "DEMO", 5, "linear", quick=True, mirror="off")
     return made.root
 

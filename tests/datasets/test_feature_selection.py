@@ -7,7 +7,6 @@ from sklearn.ensemble import RandomForestClassifier
 
 from ml_factory.datasets import feature_selection
 from ml_factory.datasets.feature_selection import (
-    FeatureSelection,
     select_by_clusters,
     select_by_mda,
     select_by_mdi,
@@ -97,13 +96,6 @@ def test_by_mda_scores_on_purged_folds_of_training_rows(training, monkeypatch):
     select_by_mda(training, folds=3, embargo=7, trees=2, depth=2)
     (labels, folds, embargo) = reported[0]
     assert (folds, embargo) == (3, 7) and labels.index.isin(training.targets.index).all()
-
-
-@pytest.mark.parametrize("choose", [select_by_variance, select_by_clusters, select_by_mdi, select_by_mda])
-def test_selection_repeated_or_from_json_gives_same_columns(choose, training):
-    settings = {"trees": 5} if choose in (select_by_mdi, select_by_mda) else {}
-    one, two = choose(training, **settings), choose(training, **settings)
-    assert one.to_dict() == two.to_dict() == FeatureSelection.from_dict(one.to_dict()).to_dict()
 
 
 def test_by_mdi_and_by_mda_without_two_label_classes_raise_settings_error(training):

@@ -30,16 +30,6 @@ def test_pca_components_equal_scikit_learn():
     np.testing.assert_allclose(made, z @ fitted.loadings, atol=1e-5)
 
 
-def test_pca_of_prefix_equals_whole_bitwise():
-    given = sample()
-    fitted = PcaTransform.fit(given)
-    again = PcaTransform.from_dict(fitted.to_dict())
-    whole = fitted.transform(given.x_NF)
-    for stop in (1, 300, 4001):
-        np.testing.assert_array_equal(again.transform(given.x_NF[:stop]), whole[:stop])
-    assert whole.dtype == np.float32 and whole.shape[1] == len(fitted.names_out(given.names))
-
-
 def test_fitted_transforms_invalid_input_raises_settings_error():
     given = sample()
     with pytest.raises(SettingsError, match="share"):

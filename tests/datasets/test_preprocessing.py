@@ -7,7 +7,6 @@ import pytest
 
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
-    STEPS,
     Preprocessor,
     check_preprocessing_steps,
     fit_preprocessing_steps,
@@ -21,11 +20,6 @@ from tests.datasets.test_feature_selection import targets_of
 N = 1600
 # A fold in the middle judges; its neighbours on both sides teach.
 TRAIN = np.r_[100:700, 1000:1500]
-SETTINGS = {
-    "mdi": {"trees": 5},
-    "mda": {"trees": 5},
-    "quantile": {"knots": 17},
-}
 CHAIN = (
     "variance", "clusters", {"step": "mda", "trees": 5}, {"step": "pca", "share": 0.99}, "robust",
 )  # fmt: skip
@@ -48,15 +42,12 @@ def disturbed(sample: TransformFitSample) -> TransformFitSample:
     return TransformFitSample(x, sample.names, sample.rows, sample.targets)
 
 
-@pytest.mark.parametrize("step", [*STEPS, "all of them"])
-def test_fit_steps_changes_outside_training_rows_keep_fitted_state(step):
-    steps = CHAIN if step == "all of them" else ({"step": step, **SETTINGS.get(step, {})},)
+def test_fit_steps_changes_outside_training_rows_keep_state_of_chain():
     sample = given()
-    clean, other = fit_preprocessing_steps(steps, sample), fit_preprocessing_steps(steps, disturbed(sample))
+    clean, other = fit_preprocessing_steps(CHAIN, sample), fit_preprocessing_steps(CHAIN, disturbed(sample))
     assert clean.to_dict() == other.to_dict()
     # And it does know them: other training rows, other numbers.
-    moved = fit_preprocessing_steps(steps, given(TRAIN + 90))
-    assert moved.to_dict() != clean.to_dict() or step in ("clusters", "variance")
+    assert fit_preprocessing_steps(CHAIN, given(TRAIN + 90)).to_dict() != clean.to_dict()
 
 
 def test_fit_steps_transform_equals_steps_applied_in_order():

@@ -4,17 +4,12 @@ import io
 import re
 from functools import cache
 from html.parser import HTMLParser
-from itertools import combinations
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PathCollection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 
 from ml_factory.data.resample import ResampledBars
 from ml_factory.evaluation import attention_plots, data_plots, plots
@@ -246,16 +241,6 @@ def test_write_report_same_input_gives_same_bytes(tmp_path):
     assert b"<p>one</p><p>two</p>" in first
 
 
-def test_html_report_summary_card_rows_never_hold_single_card():
-    for summary_cards in range(1, 13):
-        columns = int(
-            re.search(r"--columns:(\d+)", render_html_report("t", [], facts={str(i): i for i in range(summary_cards)}))[
-                1
-            ]
-        )
-        assert columns <= 5 and (summary_cards % columns != 1 or columns == 1 or summary_cards <= 5)
-
-
 def test_outline_of_long_series_keeps_extremes_and_ends():
     values = RNG.normal(size=100_000)
     keep = downsample_line(values, 1500)
@@ -270,51 +255,11 @@ def test_alignment_figure_shows_joined_bar_and_bar_age():
     assert "55 min old" in text and "this row" in text and "60 min" in text
 
 
-@pytest.mark.parametrize("best", [1.0725, 1.0795, 1.0865, 1.11])
-def test_learning_curves_text_labels_do_not_overlap(best):
-    history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0435, 0.987], "val_loss": [best + 0.005, best]})
-    figure = plots.plot_learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
-    FigureCanvasAgg(figure).draw()
-    (ax,) = figure.axes
-    boxes = [text.get_window_extent() for text in (*ax.texts, *ax.get_legend().get_texts(), figure._suptitle)]
-    assert not [(one, two) for one, two in combinations(boxes, 2) if one.overlaps(two)]
-    assert {"train", "validation", "class prior 1.0802"} == {text.get_text() for text in ax.get_legend().get_texts()}
-    assert ax.get_ylabel() == "weighted log loss (nats)"  # the table of metrics counts each row once
-
-
-def test_attention_plots_legend_names_mean_range_and_equal_share():
-    shares, attention = attention_plots.plot_variable_shares(SHARES), attention_plots.plot_attention(ATTENTION)
-    for figure, alike in ((shares, "equal shares"), (attention, "equal attention")):
-        named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
-        assert named == {"mean over rows", "middle 80 % of rows", alike}
-
-
-@pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning", "months"])
-def test_figure_text_stays_inside_figure(name):
-    figure = all_figures()[name] if name != "metrics" else plots.plot_metrics(
-        compute_forecast_metrics({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y,
-        best="clock_volatility")
-    )  # fmt: skip
-    FigureCanvasAgg(figure).draw()
-    words = [figure._suptitle, *(label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label, ax.title))]
-    for text in words:
-        box = text.get_window_extent()
-        assert not text.get_text() or (box.x0 >= -1 and box.x1 <= figure.bbox.width + 1), text.get_text()
-
-
 def test_importance_bars_are_sorted_largest_first():
     table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
     (ax,) = plots.plot_importances(table).axes
     assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
     assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
-
-
-def test_metrics_bar_each_baseline_has_distinct_colour():
-    printed = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
-    (ax,) = plots.plot_metrics(compute_forecast_metrics(printed, Y, reference="prior", best="clock")).axes
-    drawn = [to_hex(points.get_facecolor()[0]) for points in ax.collections if isinstance(points, PathCollection)]
-    assert len(set(drawn)) == len(drawn) == 4 and ax.lines[0].get_color() == COLOURS["clock"][0]
-    assert {COLOURS[name][0] for name in ("prior", "last_move", "clock_volatility", "accent")} == set(drawn)
 
 
 def test_html_report_summary_card_shows_interval_below_value():

@@ -38,10 +38,13 @@ def assert_same(rows, matrix):
 
 
 @pytest.mark.parametrize(
-    ("symbol", "base", "sizes"),
-    [("ES", 5, (1, 1, 2, 7, 60, 800)), ("XAUUSD", 1, (1, 3, 500, 5000)), ("SPY", 5, (390, 391, 4096 * 5 + 1))],
+    ("symbol", "base", "sizes", "full"),
+    [
+        ("ES", 5, (1, 1, 2, 7, 60, 800), False),
+        ("XAUUSD", 1, (1, 3, 500, 5000), True),
+        ("SPY", 5, (390, 391, 4096 * 5 + 1), False),
+    ],
 )
-@pytest.mark.parametrize("full", [False, True])
 def test_feature_stream_random_chunks_equal_whole_file_bitwise(real_bars, symbol, base, sizes, full):
     bars, market = real_bars(symbol)
     if symbol == "ES":  # both sides of the clock change of 9 March 2025, holes and weekends among them
@@ -53,14 +56,6 @@ def test_feature_stream_random_chunks_equal_whole_file_bitwise(real_bars, symbol
     rows, _ = feed(FeatureStream(market, spec), bars, sizes, restore=100)
     assert all(one.exact for one in rows)
     assert_same(rows, matrix)
-
-
-def test_feature_stream_single_bar_chunks_equal_whole_file(real_bars):
-    bars, market = real_bars("ES")
-    bars = bars.loc["2025-03-03":"2025-03-11"]
-    spec = FeatureSpec(5, (15,))
-    rows, _ = feed(FeatureStream(market, spec), bars, (1,), restore=20)
-    assert_same(rows, build_features(bars, market, spec))
 
 
 def test_feature_stream_row_is_emitted_exactly_at_known_at(real_bars):

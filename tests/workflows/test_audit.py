@@ -15,7 +15,6 @@ from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.leakage.progress_file import ProofProgressFile
@@ -26,6 +25,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import describe_proof_of_store
+from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
@@ -44,7 +44,7 @@ def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5)
 @pytest.mark.soak
 def test_prepare_writes_quick_certificate_and_train_report_shows_form(prepared):
     assert certificate_of(prepared).describe() == "quick, 10 cuts"
-    assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
+    assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA).summary()
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL, mirror="off")
     assert "quick, 10 cuts" in trained.report_path.read_text()
 
@@ -60,7 +60,8 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
         pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", mirror="off", uncertified=True, **asked)
     assert "none: uncertified" in trained.report_path.read_text()
-    assert pipeline.prepare(prepared, "DEMO", (5,)).proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+    again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
+    assert again.reused and again.proof == "quick, 10 cuts"  # prepare proves what lacks a proof
 
 
 def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, capsys):
@@ -106,9 +107,9 @@ def test_prepare_with_appended_bars_proves_only_appended_rows(tmp_path):
     bars = synthetic_bars(days=22, seed=4)
     workspace, kept = Workspace(tmp_path), len(bars) - 3_000
     bars.iloc[:kept].reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
-    pipeline.prepare(workspace, "MES", (5,))
+    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
     bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
-    pipeline.prepare(workspace, "MES", (5,))
+    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
     found = certificate_of(workspace, "MES")
     assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
     assert len(found.cuts) == 2 and found.describe() == "quick, 12 cuts"
@@ -189,9 +190,8 @@ def test_audit_after_kill_resumes_behind_finished_trainings_and_fits(prepared, m
     assert trained == 5 * ["linear", "xgboost"]
 
 
-@pytest.mark.parametrize("model", ["linear", "tcn"])
-def test_leaks_of_training_of_honest_model_is_empty(prepared, model):
-    assert audit.audit_leaks_of_model(load_dataset(prepared, "DEMO", 5), model) == []
+def test_leaks_of_training_of_honest_network_is_empty(prepared):
+    assert audit.audit_leaks_of_model(load_dataset(prepared, "DEMO", 5), "tcn") == []
 
 
 def with_steps(data, *steps):
@@ -249,7 +249,7 @@ def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared
     with monkeypatch.context() as blind:
         blind.setattr(custom, "prove_custom_feature", lambda *given: None)  # else it would not be registered at all
         custom.feature(leaky, memory=64)
-    settings = DataSpec(features=FeatureSpec(custom=(leaky.__name__,)))
+    settings = DataSpec(features=replace(FEW_COLUMNS, custom=(leaky.__name__,)))
     pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
     assert not certificate_of(prepared).passed
     shutil.rmtree(prepared.processed("DEMO") / "certificates")

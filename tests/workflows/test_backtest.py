@@ -15,6 +15,7 @@ from ml_factory.evaluation.backtest import CostSpec, TradingRule
 from ml_factory.settings import DataSpec
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
+from tests.small_data import FEW_COLUMNS
 
 STRATEGIES = ["linear", "always_long", "flat", "last_move", "clock", "random"]
 
@@ -102,7 +103,7 @@ def test_backtest_trades_in_sessions_of_prepared_calendar_and_ends_before_missin
     bars = pd.read_parquet(place.raw_bars("MES"))
     clock = pd.DatetimeIndex(bars["timestamp"]).tz_convert("America/New_York")
     bars[~((clock.day % 2 == 1) & (clock.hour == 15) & (clock.minute > 20))].to_parquet(place.raw_bars("MES"))
-    pipeline.prepare(place, "MES", (5,), settings=DataSpec(calendar="us_equity"))
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=FEW_COLUMNS, calendar="us_equity"))
     pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True)
     found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=15, barriers=False))
     assert found.contract["calendar"] == "us_equity"
@@ -120,7 +121,7 @@ def test_backtest_over_rolls_trades_at_traded_prices_and_leaves_before_each(tmp_
     names, prices = ("MESH4", "MESM4", "MESU4"), ["open", "high", "low", "close"]
     parts = [near.assign(contract=name, **{one: near[one] * 1.1**k for one in prices}) for k, name in enumerate(names)]
     table = pd.concat(parts).sort_index(kind="stable")
-    spec = DataSpec(calendar="cme", tick=0.01)
+    spec = DataSpec(features=FEW_COLUMNS, calendar="cme", tick=0.01)
     pipeline.prepare(
         place, "MES", (5,), data=table.reset_index(), roll=RollSpec(first="MESH4", forced=rolls), settings=spec
     )

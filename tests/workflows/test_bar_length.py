@@ -25,6 +25,7 @@ from ml_factory.notebook_parameters import check_parameters, read_notebook_param
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
+from tests.small_data import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
@@ -39,7 +40,7 @@ def places(tmp_path_factory) -> dict[int, Workspace]:
     for minutes, bars in ((5, FIVE), (1, MINUTES)):
         path = made[minutes].root / "file.parquet"
         bars.reset_index().to_parquet(path, index=False)
-        pipeline.prepare(made[minutes], "MES", (5, 20), data=path)
+        pipeline.prepare(made[minutes], "MES", (5, 20), data=path, settings=SMALL_DATA)
     return made
 
 
@@ -50,7 +51,7 @@ def test_prepare_five_minute_bars_features_equal_features_of_minute_bars(places)
     assert store.facts["settings"]["bars"]["minutes"] == 5 and store.facts["raw"]["rows"] == len(FIVE)
     own, wanted = (pipeline.load_features(place, "MES") for place in (places[5], places[1]))
     pd.testing.assert_frame_equal(own, wanted, check_exact=True)
-    again = pipeline.prepare(places[5], "MES", (5, 20))
+    again = pipeline.prepare(places[5], "MES", (5, 20), settings=SMALL_DATA)
     assert again.reused and again.fingerprint == store.fingerprint
 
 
@@ -132,7 +133,7 @@ def test_prepare_with_other_bar_length_raises_and_keeps_prepared_data(places, tm
     with pytest.raises(SettingsError, match=r"A frame cannot be made of these bars.*got 12"):
         pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(frames=(12,))))
     kept = DatasetStore.current(places[5].processed("MES"))
-    assert kept.facts["settings"]["features"]["frames"] == [15, 30, 60]  # what was prepared before stays
+    assert kept.facts["settings"]["features"]["frames"] == [60]  # what was prepared before stays
 
 
 def test_prepare_ten_minute_bars_needs_frames_of_whole_multiples(tmp_path):

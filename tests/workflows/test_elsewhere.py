@@ -9,6 +9,7 @@ from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import compare_models
 from ml_factory.workflows.cross_validation import folds
+from tests.small_data import SMALL_DATA
 
 SMALL = {"rounds": 10, "depth": 3}
 
@@ -17,7 +18,7 @@ SMALL = {"rounds": 10, "depth": 3}
 def workspace(tmp_path_factory) -> Workspace:
     made = Workspace(tmp_path_factory.mktemp("elsewhere"))
     import_bars(synthetic_bars(days=14, seed=6).reset_index(), made, "MES")
-    pipeline.prepare(made, "MES", (10,))
+    pipeline.prepare(made, "MES", (10,), settings=SMALL_DATA)
     return made
 
 

@@ -16,6 +16,7 @@ from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.fixed_horizon import fixed_horizon_labels
 from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.trend_scanning import trend_scanning_labels
+from tests.small_data import SMALL_DATA_WORDS
 
 BY_HAND = {
     "direction": lambda base, spec, market: fixed_horizon_labels(base, spec, market),
@@ -26,7 +27,7 @@ BY_HAND = {
 @pytest.mark.parametrize("kind", sorted(BY_HAND))
 def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind):
     before = pipeline.load_labels(prepared, "DEMO", 5)
-    words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, "--json")
+    words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, *SMALL_DATA_WORDS, "--json")
     code, out, err = call("prepare", *words)
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err

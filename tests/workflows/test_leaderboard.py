@@ -9,12 +9,13 @@ from ml_factory import pipeline
 from ml_factory.errors import NotPreparedError
 from ml_factory.settings import DataSpec
 from ml_factory.targets.labels import LabelSpec
+from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 
 def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_path):
     with pytest.raises(NotPreparedError, match="No model is finished"):
         pipeline.leaderboard(prepared)
-    pipeline.prepare(prepared, "DEMO", (5, 10))
+    pipeline.prepare(prepared, "DEMO", (5, 10), settings=SMALL_DATA)
     for model in ("linear", "lightgbm"):
         pipeline.train(prepared, "DEMO", 5, model, quick=True, uncertified=True)
     compared = pipeline.evaluate(prepared, "DEMO", 5)
@@ -60,7 +61,7 @@ def test_leaderboard_keeps_full_run_counts_trials_and_lists_models_of_other_data
     assert table.loc["linear", "net"] == own["net"] and f"{own['net']:,.0f}" in found.summary()
     # A cross-validation is one more trial; models of data that is no longer the prepared one keep a line.
     pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=2, quick=True, uncertified=True)
-    pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(labels=LabelSpec(k_up=0.9)))
+    pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=0.9)))
     pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True, uncertified=True)
     found, table = board()
     assert found.trials == {"DEMO": 5} and list(table.index) == ["lightgbm", "linear"]

@@ -22,9 +22,10 @@ from ml_factory.targets import make_labels, primary_rule
 from ml_factory.targets.labels import LabelSpec, label_classes
 from ml_factory.targets.meta_labels import meta_labels
 from ml_factory.targets.splits import SplitSpec
+from tests.small_data import FEW_COLUMNS, SMALL_DATA_WORDS
 
 COLUMN = "macd_12_26"
-ASKED = ("prepare", "--target", "meta", "--horizon", 5)
+ASKED = ("prepare", "--target", "meta", "--horizon", 5, *SMALL_DATA_WORDS)
 TINY = {
     "xgboost": {"rounds": 10, "depth": 2, "threads": 1},
     "lstm": {"epochs": 1, "lookback": 8, "hidden": 8, "threads": 1},
@@ -83,7 +84,8 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
 def test_prepare_meta_labels_with_threshold_and_against_flips_side(prepared: Workspace):
     features = pipeline.load_features(prepared, "DEMO", columns=[COLUMN])[COLUMN]
     least = float(features.abs().median())
-    settings = DataSpec(labels=LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True))
+    asked = LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True)
+    settings = DataSpec(features=FEW_COLUMNS, labels=asked)
     pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     seen = features.loc[labels.index]

@@ -18,12 +18,13 @@ from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import predictions, prepared_dataset, stack
+from ml_factory.workflows import predictions, stack
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.cross_validation import fold_schemes, folds
 from ml_factory.workflows.dataset_evaluation import dataset_metrics_with_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
+from tests.small_data import SMALL_DATA
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}
@@ -33,7 +34,7 @@ SMALL = {"rounds": 20, "depth": 3, "threads": 1}
 def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     workspace = Workspace(tmp_path_factory.mktemp("clean"))
     import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (HORIZON,))
+    pipeline.prepare(workspace, "MES", (HORIZON,), settings=SMALL_DATA)
     return workspace, load_dataset(workspace, "MES", HORIZON)
 
 
@@ -64,13 +65,6 @@ def fitted(data: PreparedDataset, root: Path, model: str = "lightgbm", **setting
     )
     run = open_run_folder(workspace.results, data.symbol, spec, False)
     return workspace, train_module.train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
-
-
-def test_train_with_changed_test_rows_gives_same_artifact_hash(data, tmp_path):
-    """Weights, scaler, best round and calibration are one state, and its hash does not move."""
-    _, clean = fitted(data, tmp_path / "clean")
-    _, other = fitted(disturbed(data, data.splits["test"], inputs=True), tmp_path / "other")
-    assert other.hash == clean.hash and other.facts["best_epoch"] == clean.facts["best_epoch"]
 
 
 def test_train_with_changed_validation_labels_changes_only_stop_and_calibration(data, tmp_path):
@@ -121,17 +115,6 @@ def test_prepared_scaler_equals_scaler_fitted_on_training_rows(data):
     wanted = RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
     assert data.scaler.to_dict() == wanted.to_dict()
     assert data.scaler.to_dict() != RobustScaler.fit(data.x_NF).to_dict()
-
-
-def test_load_or_predict_assigns_rows_to_matching_split(data, tmp_path):
-    """Purged rows belong to no part, neither trained on nor judged, and are left out."""
-    workspace, artifact = fitted(data, tmp_path)
-    printed = predictions.load_or_make_predictions(workspace, data, artifact)
-    inside = np.sort(np.concatenate(list(data.splits.values())))
-    assert (printed["label"].to_numpy() == data.y[inside]).all() and printed.index.equals(data.labels.index[inside])
-    for name, rows in data.splits.items():
-        assert printed.index[printed["split"] == name].equals(data.labels.index[rows])
-    assert len(data.labels) > len(inside) == printed["split"].isin(prepared_dataset.SPLITS).sum()
 
 
 def out_of_fold(data: PreparedDataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:

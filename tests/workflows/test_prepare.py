@@ -27,6 +27,7 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import inspect_data, prepare, prove
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
+from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,12 @@ def workspace(tmp_path_factory) -> Workspace:
 
 def test_prepare_keeps_given_calendar_and_tick_until_changed(workspace):
     with pytest.raises(BarsError, match="--calendar, --tick"):  # all 12 sessions decided what was inferred
-        pipeline.prepare(workspace, "ODD", (10,))
-    given = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="24h", tick=0.5))
-    again = pipeline.prepare(workspace, "ODD", (10,))
+        pipeline.prepare(workspace, "ODD", (10,), settings=SMALL_DATA)
+    given = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(features=FEW_COLUMNS, calendar="24h", tick=0.5))
+    again = pipeline.prepare(workspace, "ODD", (10,), settings=SMALL_DATA)
     assert (again.fingerprint, again.reused) == (given.fingerprint, True)
     assert (again.market["calendar"], again.market["tick"]) == ("24h", 0.5)
-    other = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme"))
+    other = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(features=FEW_COLUMNS, calendar="cme"))
     assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
 
 
@@ -79,7 +80,7 @@ def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
     manifest["facts"]["settings"]["searched"] = [{"version": 2}]  # of an older release, which nobody asks for
     del manifest["hash"]
     files.write_json(folder / "manifest.json", manifest | {"hash": fingerprint_json(manifest)})
-    assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
+    assert pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA).fingerprint.startswith(folder.name)
 
 
 def test_frame_alignment_shows_newest_known_frame_per_row(workspace, monkeypatch):
@@ -114,15 +115,15 @@ def place(tmp_path, monkeypatch) -> Workspace:
 @pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
 def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place, tmp_path):
     raw(place, BARS[:9000])
-    pipeline.prepare(place, "MES", (5,))
-    bars, settings = BARS.copy(), DataSpec()
+    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
+    bars, settings = BARS.copy(), SMALL_DATA
     if what in ("a price", "a volume"):
         name = {"a price": "high", "a volume": "volume"}[what]
         bars.iloc[4000, bars.columns.get_loc(name)] += 1.0
     elif what == "a bar":
         bars = bars.drop(bars.index[4000])
     elif what == "settings":
-        settings = DataSpec(tick=0.5)
+        settings = DataSpec(features=FEW_COLUMNS, tick=0.5)
     else:
         part = DatasetStore.current(place.processed("MES")).folder / "features.npy"
         part.write_bytes(part.read_bytes()[:-4] + b"oops")
@@ -137,21 +138,21 @@ def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place, tmp_path
 
 def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
     raw(place, BARS)
-    first = pipeline.prepare(place, "MES", (5, 20))
+    first = pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
     hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
     monkeypatch.setattr(memmap, "npy_content_hash", hashed.append)
     monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
-    again = pipeline.prepare(place, "MES", (20,))
+    again = pipeline.prepare(place, "MES", (20,), settings=SMALL_DATA)
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
-    pipeline.prepare(place, "MES", (5,))
+    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
     monkeypatch.setattr(prepare, "build_features", None)
-    assert pipeline.prepare(place, "MES", (7,)).horizons == [7]
+    assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
     store, whole = DatasetStore.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
     assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
@@ -159,7 +160,7 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
 
 def test_load_dataset_maps_features_read_only(place):
     raw(place, BARS)
-    pipeline.prepare(place, "MES", (5,))
+    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
     data = pipeline.load_dataset(place, "MES", 5)
     assert np.shares_memory(data.x_NF, data.features.to_numpy()) and not data.x_NF.flags.owndata
     assert not data.x_NF.flags.writeable
@@ -168,7 +169,7 @@ def test_load_dataset_maps_features_read_only(place):
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
     steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
-    pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=FEW_COLUMNS, preprocess=steps))
     data = pipeline.load_dataset(place, "MES", 5)
     assert [step.kind for step in data.scaler.steps] == ["variance", "clusters", "standard"]
     assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
@@ -205,6 +206,7 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
 from ml_factory.leakage.progress_file import ProofProgressFile
+from tests.small_data import SMALL_DATA
 
 def save(self, told, real=ProofProgressFile.save):
     real(self, told)
@@ -212,7 +214,7 @@ def save(self, told, real=ProofProgressFile.save):
         os.kill(os.getpid(), signal.SIGKILL)
 
 ProofProgressFile.save = save
-pipeline.prepare(sys.argv[1], "MES", (5, 20))
+pipeline.prepare(sys.argv[1], "MES", (5, 20), settings=SMALL_DATA)
 """
 
 
@@ -231,9 +233,9 @@ def test_prepare_killed_in_proof_resumes_and_writes_same_certificates(place, tmp
     for one in (place, elsewhere):
         if grown:
             raw(one, BARS[:10_000])
-            pipeline.prepare(one, "MES", (5, 20))
+            pipeline.prepare(one, "MES", (5, 20), settings=SMALL_DATA)
         raw(one, BARS)
-    pipeline.prepare(elsewhere, "MES", (5, 20))
+    pipeline.prepare(elsewhere, "MES", (5, 20), settings=SMALL_DATA)
     root = Path(__file__).resolve().parents[2]
     died = subprocess.run([sys.executable, "-c", KILLED, place.root, str(steps)], cwd=root, timeout=300)
     assert died.returncode == -signal.SIGKILL
@@ -251,11 +253,11 @@ def test_prepare_killed_in_proof_resumes_and_writes_same_certificates(place, tmp
     )
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(prove, "write_certificate", die_after_one)
-        pipeline.prepare(place, "MES", (5, 20))
+        pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     every = ["facts", *(f"window {number}" for number in range(4 if grown else 10)), "feed", "labels"]
     every += [f"{step} {horizon}" for horizon in ("h5", "h20") for step in ("rule", "parts", "fitted")]
     assert [name.removesuffix(" 0") if "fitted" in name else name for name in steps_now] == every[steps:]
-    pipeline.prepare(place, "MES", (5, 20))
+    pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     assert certificates(place) == certificates(elsewhere)
     assert sorted(certificates(place)) == ["h20.json", "h5.json"]
     found = [json.loads(text) for text in certificates(place).values()]
@@ -280,27 +282,6 @@ def test_bytes_needed_estimate_matches_stored_bytes(prepared):
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
     needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
     assert 0.8 * taken < needed < 1.5 * taken
-
-
-def test_prepare_killed_between_two_horizons_writes_same_certificates(place, tmp_path, monkeypatch):
-    elsewhere = Workspace(tmp_path / "there")
-    for one in (place, elsewhere):
-        raw(one, BARS)
-    pipeline.prepare(elsewhere, "MES", (5, 20))
-
-    class Died(BaseException):
-        pass
-
-    def die_at_second(store, *given, real=prepare._write_horizon):
-        if store.horizons:
-            raise Died
-        return real(store, *given)
-
-    with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(prepare, "_write_horizon", die_at_second)
-        pipeline.prepare(place, "MES", (5, 20))
-    pipeline.prepare(place, "MES", (5, 20))
-    assert certificates(place) == certificates(elsewhere)
 
 
 def test_prepare_that_finds_a_leak_proves_once_and_names_it_once(tmp_path, monkeypatch, caplog):

@@ -11,7 +11,7 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import compute_forecast_metrics
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
-from ml_factory.workflows import report, run_report_sections
+from ml_factory.workflows import report
 from ml_factory.workflows.dataset_evaluation import dataset_gain_over_forecast
 
 ROWS = 600
@@ -83,11 +83,6 @@ def test_summary_cards_show_chosen_model_with_interval_and_rounded_effective_row
         ROWS,
         "worth about 910 without overlap",
     )
-
-
-def test_report_period_names_test_days_and_row_counts():
-    words = report.report_test_period(data_of(evaluated(1)), evaluated(1))
-    assert "2024-01-02 to 2024-03-02" in words and "labels 1 bar of 5 minutes ahead" in words
 
 
 def test_report_returns_lists_deciles_of_chosen_model():
@@ -175,9 +170,3 @@ def test_left_out_sentence_separates_purged_and_inferred_rows():
     assert "8 rows whose labels" in both and both.endswith(
         "5,520 rows of the sessions that calendar or tick were inferred from."
     )
-
-
-def test_report_runs_table_shows_seconds_with_one_decimal():
-    facts = {"run_id": "train-lstm", "seconds": 1.94}
-    section = run_report_sections.compared_runs_section({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
-    assert section.tables[0][1].loc["lstm"].tolist() == ["train-lstm", "0123456789ab", "1.9"]

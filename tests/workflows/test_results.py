@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, verdict_gains_of_rows
-from ml_factory.workflows.results.models import EvaluateResult, TrainResult
-from ml_factory.workflows.results.summaries import summary_verdict_lines, wrap_summary_line
+from ml_factory.workflows.results.models import TrainResult
+from ml_factory.workflows.results.summaries import summary_verdict_lines
 
 RNG = np.random.default_rng(1)
 
@@ -63,33 +62,7 @@ def test_verdict_lines_of_meta_labels_omit_directional_gain():
     assert summary_verdict_lines(None) == [] and trained(None).summary().splitlines()[-3].startswith("  report ")
 
 
-def test_train_result_summary_shows_calibration_error_and_class_shares():
-    error, shares = trained(verdict_of()).summary().splitlines()[-7:-5]
-    assert error == "  calibration error            0.0321"
-    assert shares == "  predicted/observed  short 0.301/0.292, neutral 0.378/0.447, long 0.321/0.261"
-    assert len(shares) <= 80
-
-
 def test_train_result_str_fits_80_columns_except_paths():
     result = trained(verdict_of())
     assert all(len(line) <= 80 or "/" in line for line in str(result).splitlines())
     assert str(result).split() == result.summary().split()  # nothing is lost
-
-
-@pytest.mark.parametrize("indent", ["", "  "])
-def test_wrap_line_keeps_indent_and_whole_words(indent):
-    lines = wrap_summary_line(indent + "word " * 30 + "a-hyphenated-word" * 6).splitlines()
-    assert max(map(len, lines[:-1])) <= 80 and lines[-1].strip() == "a-hyphenated-word" * 6
-    assert all(line.startswith(f"{indent}  ") for line in lines[1:]) and lines[0].startswith(f"{indent}word")
-
-
-def test_evaluate_result_summary_ends_with_model_chosen_on_validation():
-    verdicts = {name: verdict_of(name) for name in ("linear", "lstm")}
-    result = EvaluateResult(
-        symbol="MES", horizon=20, metrics=METRICS, report_path=Path("r"), verdicts=verdicts,
-        chosen="lstm", seconds=1.0, calibration=BY_CLASS,
-    )  # fmt: skip
-    lines = result.summary().splitlines()
-    assert lines[-5] == verdicts["lstm"].sentence and "chosen on validation rows: lstm" in lines[-8]
-    assert lines[-7].endswith("0.0654") and "short 0.200/0.500" in lines[-6]
-    assert lines[2].strip() == verdicts["linear"].sentence

@@ -25,6 +25,7 @@ from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import found_barriers, search_barriers
 from ml_factory.workflows.results.data import PrepareResult, SearchBarriersResult
 from ml_factory.workflows.runs.stored_runs import count_trials
+from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 from tests.targets.markets import gappy
 
 SPEC = BarrierSearchSpec(k=(0.6, 0.9, 1.2), neutral=(0.05, 0.6), lean=0.3)
@@ -46,7 +47,7 @@ def test_search_barriers_leaves_prepared_data_and_default_spec_unchanged(prepare
     assert (
         DatasetStore.current(prepared.processed("DEMO")).fingerprint == before.fingerprint
     )  # a search changes no data
-    again = pipeline.prepare(prepared, "DEMO", (5,))
+    again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
     assert (again.fingerprint, again.reused) == (before.fingerprint, True)
     assert "searched" not in before.facts["settings"]
 
@@ -63,7 +64,7 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     given = pipeline.load_splits(prepared, "DEMO", 5), pipeline.load_labels(prepared, "DEMO", 5)
     rows = given[1].index[given[0]["train"]]
     assert found.seen_rows.first == rows[0].isoformat() and abs(found.seen_rows.count - len(rows)) <= 5
-    made = pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
+    made = pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1", settings=SMALL_DATA)
     store = DatasetStore.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = bars_of(prepared)
@@ -77,7 +78,7 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     )
     # by file and as it is: the same data; nothing is prepared twice, and the proof holds for it
     for named in (result.path, found):
-        again = pipeline.prepare(prepared, "DEMO", (5,), searched=[named])
+        again = pipeline.prepare(prepared, "DEMO", (5,), searched=[named], settings=SMALL_DATA)
         assert (again.fingerprint, again.reused) == (made.fingerprint, True)
     assert made.proof.startswith("quick")
     assert pipeline.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
@@ -208,7 +209,9 @@ def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepa
 
 def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, capsys, monkeypatch):
     def call(*words: str) -> dict:
-        monkeypatch.setattr(sys, "argv", ["ml_factory", "prepare", "--workspace", str(prepared.root), *words])
+        monkeypatch.setattr(
+            sys, "argv", ["ml_factory", "prepare", "--workspace", str(prepared.root), *SMALL_DATA_WORDS, *words]
+        )
         with pytest.raises(SystemExit) as left:
             __main__.main()
         printed = capsys.readouterr()

@@ -14,6 +14,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
 from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.workspace import Workspace
+from tests.small_data import SMALL_DATA
 
 SPEC = RunSettings("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
 
@@ -22,7 +23,7 @@ SPEC = RunSettings("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds
 def prepared(tmp_path_factory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("stale"))
     import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (5,))
+    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
     return workspace
 
 
@@ -61,24 +62,16 @@ def _spec(task: str, model: str) -> RunSettings:
     return replace(SPEC, task=task, model=model, settings=bases)
 
 
-@pytest.mark.parametrize(("run", "source"), [(run, source) for run, files in USED.items() for source in files])
-def test_run_spec_run_id_changes_with_used_source(copied, run, source):
-    spec = _spec(*run)
-    before = spec.run_id
-    with open(copied / source, "a") as file:
-        file.write("CHANGED = 1\n")
-    assert spec.run_id != before and changed_code_files(spec.sources, {}) == sorted(spec.sources)
-    assert source in spec.sources
-
-
-@pytest.mark.parametrize("run", list(UNUSED))
-def test_run_spec_run_id_ignores_changes_in_unused_sources(copied, run):
-    spec = _spec(*run)
-    before = spec.run_id
-    for source in UNUSED[run]:
-        with open(copied / source, "a") as file:
-            file.write("CHANGED = 1\n")
-    assert spec.run_id == before
+def test_run_id_changes_with_each_used_source_and_with_no_other(copied):
+    for run in USED:
+        spec = _spec(*run)
+        for source in UNUSED.get(run, ()) + USED[run]:
+            before, text = spec.run_id, (copied / source).read_text()
+            (copied / source).write_text(f"{text}CHANGED = 1\n")
+            assert (spec.run_id != before) == (source in USED[run]), (run, source)
+            if source in USED[run]:
+                assert changed_code_files(spec.sources, {}) == sorted(spec.sources) and source in spec.sources
+            (copied / source).write_text(text)
 
 
 def test_run_spec_run_id_ignores_comments_and_docstrings(copied):

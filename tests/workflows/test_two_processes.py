@@ -13,6 +13,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.workspace import Workspace
+from tests.small_data import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"mirror": "off", "model_settings": {"rounds": 20, "depth": 2, "threads": 1}}
@@ -58,7 +59,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def market(tmp_path_factory) -> Workspace:
     workspace = Workspace(tmp_path_factory.mktemp("two") / "workspace")
     import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (5,))
+    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
     return workspace
 
 

@@ -17,6 +17,7 @@ from ml_factory.workflows import load_prepared, prepare
 from ml_factory.workflows.audits import audit_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import ProofOutcome
+from tests.small_data import SMALL_DATA
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_prepare_with_scaler_fitted_on_all_rows_reports_leak_to_proof(prepared, 
 
     monkeypatch.setattr(prepare, "fit_preprocessing_steps", of_all)
     monkeypatch.setattr(prepare, "prove_store", proof)
-    pipeline.prepare(prepared, "DEMO", (7,))
+    pipeline.prepare(prepared, "DEMO", (7,), settings=SMALL_DATA)
     assert reported and reported[0].startswith("scaler h7: scaler['center']")
 
 

@@ -31,6 +31,7 @@ from ml_factory.workflows.dataset_evaluation import dataset_best_baseline
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_sample_weights
 from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress
+from tests.small_data import SMALL_DATA
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
@@ -41,7 +42,7 @@ SCHEMES = tuple(argument_checks.SCHEMES)
 def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     workspace = Workspace(tmp_path_factory.mktemp("folds"))
     import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (HORIZON,))
+    pipeline.prepare(workspace, "MES", (HORIZON,), settings=SMALL_DATA)
     return workspace, load_dataset(workspace, "MES", HORIZON)
 
 
