@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import CLASSES, ModelBase
 from ml_factory.models.registry import build_model_from_state
+from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.labels import stored_label_classes
 
 FORMAT = "ml_factory.model/2"
@@ -88,7 +90,7 @@ class TrainedModel:
         return stored_label_classes(self.spec)
 
     def to_state(self) -> dict:
-        """Return the model as plain values, for the artifact registry or a bundle."""
+        """Return the model as plain values, for `save` or the artifact registry."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
         return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
 
@@ -113,6 +115,16 @@ class TrainedModel:
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise CheckpointError("A model's feature names are damaged", where=where, got=repr(names)[:60])
         return cls(**{item.name: state[item.name] for item in fields(cls)})
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model to one file, whole or not at all."""
+        write_state_file(path, self.to_state())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "TrainedModel":
+        """Read the file of `save`. Raises CheckpointError as `from_state` does."""
+        return cls.from_state(read_state_file(path), where=path)
 
     def check_features(self, columns: Iterable[str]) -> None:
         """Raise SettingsError for features other than those of training, or in another order, naming the first
@@ -139,6 +151,15 @@ class TrainedModel:
             wanted=repr(self.feature_names[place]) if place < len(self.feature_names) else "nothing",
             next_step=next_step,
         )
+
+    def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
+        """Return one line per library whose version differs from that of training."""
+        now = installed_library_versions() if now is None else now
+        return [
+            f"{name} {was} when trained, {now.get(name, 'absent')} now"
+            for name, was in self.versions.items()
+            if now.get(name) != was
+        ]
 
 
 def _some(names: list[str], most: int = 5) -> str:

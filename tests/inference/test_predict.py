@@ -35,11 +35,11 @@ def fitted():
     return features, model, scaler, bundle
 
 
-def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitted):
+def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitted, tmp_path):
     _, model, scaler, bundle = fitted
     fresh = feature_rows(seed=1)
     fresh.iloc[3, 1] = np.nan
-    got = predict_features(TrainedModel.from_state(bundle.to_state()), fresh)
+    got = predict_features(TrainedModel.load(bundle.save(tmp_path / "bundle")), fresh)
     wanted = Calibration(2.0, (0.1, 0.2, -0.3)).apply(model.predict_proba(scaler.transform(fresh.to_numpy())))
     np.testing.assert_array_equal(got.to_numpy(), wanted)
     assert list(got.columns) == ["p_short", "p_neutral", "p_long"] and got.index.equals(fresh.index)
