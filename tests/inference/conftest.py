@@ -1,12 +1,12 @@
 """A workspace with small models of every kind, for bundles."""
 
-import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.storage.workspace import Workspace
 
 H = 5
@@ -18,11 +18,11 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="session")
-def trained(prepared_template, tmp_path_factory) -> Workspace:
-    """Five models and a stack of a booster and a network, each a second's training; tests only read it."""
-    root = tmp_path_factory.mktemp("trained") / "workspace"
-    shutil.copytree(prepared_template, root)
-    workspace = Workspace(root)
+def trained(tmp_path_factory) -> Workspace:
+    """Five models and a stack of a booster and a network on all columns, a second's training each; only read."""
+    workspace = Workspace(tmp_path_factory.mktemp("trained") / "workspace")
+    ensure_synthetic_demo_market(workspace, "DEMO", days=8)
+    pipeline.prepare(workspace, "DEMO", (H,))
     for model, settings in SETTINGS.items():
         pipeline.train(workspace, "DEMO", H, model, mirror="off", model_settings=settings)
     stacked = {name: SETTINGS[name] for name in ("xgboost", "lstm")}
