@@ -29,7 +29,6 @@ from ml_factory.inference.bundle_checks import (
     check_bundle_market,
     check_fitted_models,
 )
-from ml_factory.inference.bundle_parts import check_bundle_parts
 from ml_factory.inference.graph_model import GraphModel
 from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.model_card import model_card
@@ -115,7 +114,6 @@ class Bundle:
                 check_bundle_libraries(self.description, self.where)
             check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
-            check_bundle_parts(self.description, self.spec, self.trained, self.where)
             check_fitted_models(self.fitted, self.where)
         _ = self.guard_reference
 

@@ -9,7 +9,6 @@ from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, NotPreparedError
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
-from ml_factory.inference.bundle_parts import UNCERTIFIED, warmup_bars
 from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
@@ -98,13 +97,13 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
         "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
         "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
         "feature_files": feature_file_hashes(),
-        "lookback": fitted.lookback, "warmup_bars": warmup_bars(spec, fitted.models),
+        "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
         "custom": custom_feature_modules(spec), "networks": networks,
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
         "off_tick": off_tick / max(report["rows"], 1),
         "certificate": certificate and certificate.to_dict(),
-        "certified": certificate.describe() if certificate else UNCERTIFIED,
+        "certified": certificate.describe() if certificate else "none: uncertified",
         "metrics": metrics[[name for name in _METRICS if name in metrics]].to_dict("records"),
         "verdict": evaluation.verdict.sentence,
         "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},
