@@ -230,7 +230,8 @@ def _sabotages(name: str) -> tuple[object, str, Callable]:
             sampler.BatchSampler, "positions", lambda order, step: take(order, step + 1),
         ),
         "learning rate": lambda: (
-            state, "warmup_cosine_learning_rate", lambda step, *rest: rate(max(step - 1, 0), *rest),
+            import_module_or_explain(state.__name__), "warmup_cosine_learning_rate",
+            lambda step, *rest: rate(max(step - 1, 0), *rest),
         ),
         "random numbers of the device": lambda: (
             device.Device, "seed_step", lambda one, number: seed(one, number + 1),

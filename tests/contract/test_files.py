@@ -129,7 +129,7 @@ NOT_READ = (
 def root(tmp_path_factory) -> Path:
     made = Workspace(tmp_path_factory.mktemp("files") / "workspace")
     ensure_synthetic_demo_market(made, "DEMO", days=8)
-    pipeline.prepare(made, "DEMO", (5,))
+    pipeline.prepare(made, "DEMO", (5,), settings=doors.SMALL_DATA)
     pipeline.train(made, "DEMO", 5, "linear", quick=True, mirror="off")
     pipeline.export(made, "DEMO", 5, "linear", formats=("bundle", "onnx"))
     with CheckpointManager(made.checkpoints, run="mine") as manager:

@@ -93,6 +93,11 @@ def unpurged(patch):
     patch.setattr(splits, "purge_keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
 
 
+def without_embargo(patch):
+    honest = splits.purge_keep_mask
+    patch.setattr(splits, "purge_keep_mask", lambda *given: honest(*given[:4], 0))
+
+
 def scaler_of_all(patch):
     honest = scaling.RobustScaler.fit
     spoilt = classmethod(lambda cls, x_NF, rows=None, **options: honest(x_NF, None, **options))
@@ -116,6 +121,7 @@ INJECTED = [
     Injected("calendar or tick of the whole file", read_off_the_file, "facts", symbol="ODD"),
     Injected("label_end too early", proven_a_bar_early, "labels h10"),
     Injected("unpurged", unpurged, "split h10", spec=LEARNT),
+    Injected("embargo forgotten", without_embargo, "split h10", spec=LEARNT),
     Injected("scaler of all rows", scaler_of_all, column="preprocessing", **FITTED),
     Injected("clusters of all rows", clusters_of_all, column="preprocessing", steps=("clusters", "robust"),
              **FITTED),
