@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost
 
 from ml_factory import Bundle, PredictionStream, pipeline
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
@@ -98,12 +99,13 @@ def _on_threshold(bundle: Bundle, bars: pd.DataFrame, rows: pd.DatetimeIndex) ->
     checked, _ = bundle.spec.check_bars(bars)
     features = build_features(checked, bundle.spec.market, bundle.spec.features).to_frame()
     scaled = preprocessing_from_dict(model.scaler).transform(features.to_numpy())
-    trees = model.model_state["fitted"]
-    inner = trees["left_children"] != -1
     near = np.zeros(len(rows), bool)
     taken = scaled[features.index.get_indexer(rows)]
-    for column, threshold in zip(trees["split_indices"][inner], trees["split_conditions"][inner], strict=True):
-        near |= np.abs(taken[:, column] - threshold) < 2e-6 * max(float(scaled[:, column].std()), 1e-3)
+    for block in model.model_state["fitted"]:
+        booster = xgboost.Booster(model_file=bytearray(block))
+        trees = booster.trees_to_dataframe().query("Feature != 'Leaf'")
+        for column, threshold in zip(trees["Feature"].str[1:].astype(int), trees["Split"], strict=True):
+            near |= np.abs(taken[:, column] - threshold) < 2e-6 * max(float(scaled[:, column].std()), 1e-3)
     return near
 
 
