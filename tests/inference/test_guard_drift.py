@@ -219,6 +219,7 @@ def test_fit_guard_reference_takes_all_but_thresholds_from_training_alone(market
         })  # fmt: skip
 
     assert of_training(got) == of_training(reference)
+    assert 0.05 <= reference.limits["excess"] < 0.3 and reference.limits["strange_features"] >= 1
     assert (got.features.psi > reference.features.psi).all() and (got.bars.psi > reference.bars.psi).sum() > 6
 
 
