@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,13 +15,11 @@ from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.session_planner import SessionBudget, WorkCost, WorkCostModel, WorkUnit, plan_session_work
-from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.errors import SettingsError, UnresponsiveMountError, did_you_mean
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
 from ml_factory.settings import QuickLimits, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
@@ -129,7 +128,7 @@ def plan_models(
     save, more = _measure_save_cost(
         workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS
     )
-    budget = SessionBudget(hours * 3600, available_memory_bytes(), known.space, measured.device_free, known.pool)
+    budget = SessionBudget(hours * 3600, available_memory_bytes(), known.space, measured.device_free)
     rows = plan_session_work(units, budget, save)
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
@@ -258,14 +257,12 @@ class _PlanWorkspaceState:
 
     artifacts : run id -> hash of finished artifacts.
     space : free bytes.
-    pool : bytes of released checkpoint slots.
     unknown : facts that a mount could not report, in sentences; then nothing counts as finished, and space is
         unbounded.
     """
 
     artifacts: dict[str, str]
     space: float
-    pool: float
     unknown: tuple[str, ...]
 
     def ended(self, run: RunFolder) -> bool:
@@ -277,7 +274,7 @@ class _PlanWorkspaceState:
 
 def _read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> _PlanWorkspaceState:
     """Read the `PlanWorkspaceState`."""
-    artifacts, space, pool, unknown = {}, np.inf, 0, []
+    artifacts, space, unknown = {}, np.inf, []
     try:
         found = ArtifactRegistry(workspace.models).list(data.symbol)
         artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
@@ -287,9 +284,7 @@ def _read_plan_workspace_state(workspace: Workspace, data: PreparedDataset) -> _
         space = float(workspace.files.free_bytes(workspace.root))
     except UnresponsiveMountError as error:
         unknown.append(f"unknown: free space; the mount does not answer ({error.got})")
-    if not workspace.files.is_remote(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
-        pool = sum(slot.header.size for slot in SlotPool(workspace.checkpoints).scan() if slot.is_returned)
-    return _PlanWorkspaceState(artifacts, space, float(pool), tuple(unknown))
+    return _PlanWorkspaceState(artifacts, space, tuple(unknown))
 
 
 def _measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tuple[str, ...]]:
@@ -300,16 +295,10 @@ def _measure_save_cost(workspace: Workspace, size: float) -> tuple[WorkCost, tup
     seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
         return WorkCost(seconds), ()
-    remote = workspace.files.is_remote(workspace.checkpoints)
-    place = local_cache_folder("planning") if remote else workspace.root
-    place.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(dir=place, prefix=".planning-") as folder,
-        CheckpointManager(folder, run="planning") as manager,
+        tempfile.TemporaryDirectory(dir=workspace.root, prefix=".planning-") as folder,
+        CheckpointManager(Path(folder) / "checkpoints", run="planning") as manager,
     ):
         manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
         manager.wait()
-        return WorkCost(manager.store.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
-
-
-_SAVE_TIME_UNKNOWN = "unknown: time of an upload to the mount, until the first save"
+        return WorkCost(manager.durations.seconds), ()

@@ -1,39 +1,42 @@
-"""A workspace in a bucket: a local folder that is synchronized with the bucket before and after work.
+"""The working copy of a workspace that is kept elsewhere: a local folder, synchronized with its remote (`remote`).
 
-Objects are downloaded once and verified. Local changes are uploaded data first, the small JSON files that refer to them
-last, so that a machine that dies in between leaves no reference to a missing object.
+Files are downloaded once and verified. Local changes are uploaded data first, the small JSON files that refer to them
+last, so that a machine that dies in between leaves no reference to a missing file. A ledger holds the versions of the
+last pass: what this machine never saw verified on the remote, it never deletes there.
 """
 
-import base64
-import hashlib
 import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from ml_factory.background_thread import BackgroundThread
-from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.errors import WorkspaceError
+from ml_factory.process_identity import process_id
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mirror_removals import LEDGER, noted_removals
+from ml_factory.storage.remote import open_remote
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
-SCHEME = "gs"
-_KEPT = ".kept"  # suffix of a local file in whose place the bucket's came
-# Seconds for one request. The client has no timeout by default, not even for a lost response.
-REQUEST_SECONDS = 600.0
+_FETCHES = 5  # of a file that changes meanwhile
+_KEPT = ".kept"  # suffix of a local file in whose place the remote's came
 _log = logging.getLogger("ml_factory")
+_CHECKPOINTS = "checkpoints/"
 LEASES_PREFIX = "checkpoints/leases/"  # has passes of its own, which do not wait for one over large files
 _sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over the leases
 
 
+_opened: dict[tuple, "Mirror"] = {}
+
+
 @dataclass(frozen=True)
-class BucketSyncResult:
+class MirrorPass:
     """Names that one pass transferred or deleted, relative to the workspace."""
 
     pulled: tuple[str, ...] = ()
@@ -41,55 +44,78 @@ class BucketSyncResult:
     removed: tuple[str, ...] = ()
 
 
-class BucketMirror:
-    """A local folder that mirrors a prefix of a bucket.
+class Mirror:
+    """A local folder that mirrors a mounted folder or a prefix of a bucket.
 
     Parameters
     ----------
-    url : gs://bucket/prefix.
-    folder : the local mirror; by default below the user's cache folder, the same for the same url.
+    address : gs://bucket/prefix, or a folder on a mount.
+    folder : the local mirror; by default below the user's cache folder, the same for the same address.
 
-    Raises SettingsError for a malformed address, WorkspaceError where the bucket does not answer or gcsfs is not
+    Raises SettingsError for a malformed address, WorkspaceError where the remote does not answer or gcsfs is not
     installed.
     """
 
-    def __init__(self, url: str, folder: str | os.PathLike | None = None):
-        self.url, self._prefix = url, _prefix_of(url)
-        self.folder = Path(folder or local_cache_folder("buckets") / fingerprint_json(url)[:16])
+    def __init__(self, address: str, folder: str | os.PathLike | None = None):
+        self.address = address
+        self.folder = Path(folder or local_cache_folder("workspaces") / fingerprint_json(address)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._files = _open()
-        self._background, self._lease_thread = BackgroundThread("bucket"), BackgroundThread("bucket-leases")
-        self._push_requested: set[tuple[str, ...]] = set()  # places whose push has not begun
+        self.remote = open_remote(address)
+        self._background, self._lease_thread = BackgroundThread("mirror"), BackgroundThread("mirror-leases")
+        self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
+        self._behind = False  # and the user was warned
 
-    def push_in_background(self, *places: str) -> None:
+    def push_in_background(
+        self, *places: str, check: Callable[[], object] = bool, done: Callable[[], object] = bool
+    ) -> None:
         """Push in a background thread. Requests for the same places that arrive while it works are
         merged into one further pass.
 
-        A bucket that refuses costs a warning, and the next push uploads what is missing.
+        check : called before the pass; what it raises refuses the pass.
+        done : called when everything is on the remote, and was compared there.
+        A remote that refuses costs one warning, and the next push uploads what is missing.
         """
-        if places not in self._push_requested:
-            self._push_requested.add(places)
+        asked = self._requests.setdefault(places, [])
+        asked.append((check, done))
+        if len(asked) == 1:
             thread = self._lease_thread if places == (LEASES_PREFIX,) else self._background
-            thread.submit(lambda: self._push_requested_changes(*places))
+            thread.submit(lambda: self._push_requested(*places))
 
-    def _push_requested_changes(self, *places: str) -> None:
-        self._push_requested.discard(places)
+    def _push_requested(self, *places: str) -> None:
+        asked = self._requests.pop(places)
         try:
+            for check, _ in asked:
+                check()
             self.push(*places)
         except (WorkspaceError, OSError) as error:
-            _log.warning("The bucket does not have the newest files yet, the run goes on: %s", error)
+            if not self._behind:
+                _log.warning("The workspace does not have the newest files yet, the run goes on: %s", error)
+            self._behind = True
+            return
+        if self._behind:
+            _log.warning("The workspace has the newest files again: %s", self.address)
+        self._behind = False
+        for _, done in asked:
+            done()
 
-    def pull(self, *places: str) -> BucketSyncResult:
-        """Download objects that are new or changed in the bucket; delete local files that were deleted there, unless
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the pushes in the background; return False where something is on this machine alone."""
+        pushed = [thread.wait(seconds) for thread in (self._background, self._lease_thread)]
+        return all(pushed) and not self._behind
+
+    def has_synchronized(self) -> bool:
+        """Return True when a pass over this mirror has ended before."""
+        return bool(self._ledger())
+
+    def pull(self, *places: str) -> MirrorPass:
+        """Download files that are new or changed on the remote; delete local files that were removed there, unless
         they were changed locally. A local file that was never pushed and differs is kept as NAME.kept, with a warning.
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
         return self._in_passes(self._pull, places)
 
-    def _in_passes(
-        self, sync: Callable[[tuple[str, ...]], "BucketSyncResult"], places: tuple[str, ...]
-    ) -> "BucketSyncResult":
+    def _in_passes(self, sync: Callable[[tuple[str, ...]], "MirrorPass"], places: tuple[str, ...]) -> "MirrorPass":
         """Run one pass over `places` without the leases, and one over the leases where they are among the places."""
         leases = (LEASES_PREFIX,)
         passes = [places, leases] if places != leases and _within(LEASES_PREFIX, places) else [places]
@@ -97,16 +123,18 @@ class BucketMirror:
         for one in passes:
             with self._pass_lock(*one):
                 results.append(sync(one))
-        return BucketSyncResult(
-            *(sum((getattr(result, field.name) for result in results), ()) for field in fields(BucketSyncResult))
+        return MirrorPass(
+            *(sum((getattr(result, field.name) for result in results), ()) for field in fields(MirrorPass))
         )
 
-    def _pull(self, places: tuple[str, ...]) -> BucketSyncResult:
+    def _pull(self, places: tuple[str, ...]) -> MirrorPass:
         ledger, remote = self._ledger(), self._list_remote(places)
-        pulled, removed = [], []
+        pulled, removed, noted = [], [], noted_removals(self.folder)
         for name, facts in sorted(remote.items(), key=_data_first):
             known = ledger.get(name)
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
+                continue
+            if (name, facts["version"]) in noted:  # removed here, and there with the next push
                 continue
             if known is None or _stamp(self.folder / name) in (known["local"], None):
                 if known is None:
@@ -115,34 +143,43 @@ class BucketMirror:
                 ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
         gone = [name for name in ledger if _in_pass(name, places) and name not in remote]
-        for name in gone:
+        for name in self._removed_by_user(gone, remote):
             if _stamp(self.folder / name) in (ledger[name]["local"], None):
                 (self.folder / name).unlink(missing_ok=True)
                 removed.append(name)
         self._merge_ledger(ledger, pulled, gone)
-        return BucketSyncResult(pulled=tuple(pulled), removed=tuple(removed))
+        return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
+
+    def _removed_by_user(self, gone: list[str], remote: dict[str, dict]) -> list[str]:
+        """Return the names whose absence is meant: each one in a bucket; on a mount, which may have dropped a file, a
+        run's checkpoints where all of them are gone and other files are listed. The rest is pushed again.
+        """
+        if not self.remote.may_drop_files:
+            return gone
+        runs = {_run_folder(name) for name in remote}
+        return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and _run_folder(name) not in runs]
 
     def _keep_own(self, name: str, facts: dict) -> None:
-        """Move a local file away that is not the bucket's of this name, which comes in its place."""
+        """Move a local file away that is not the remote's of this name, which comes in its place."""
         path = self.folder / name
-        if path.is_file() and not _is_copy(path, facts):
+        if path.is_file() and not self.remote.is_copy(path, name, facts):
             kept = path.with_name(path.name + _KEPT)
             os.replace(path, kept)
-            _log.warning("The bucket holds another %s: the one of this machine, never uploaded, is now %s", name, kept)
+            _log.warning("The workspace holds another %s: this machine's, never uploaded, is now %s", name, kept)
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
         with self._pass_lock():
-            ledger, facts, path = self._ledger(), self._remote_info(name), self.folder / name
+            ledger, facts, path = self._ledger(), self.remote.facts(name), self.folder / name
             known = ledger.get(name)
             if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
                 ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
                 self._merge_ledger(ledger, [name])
             return path
 
-    def push(self, *places: str) -> BucketSyncResult:
-        """Upload files that are new or changed since the last pass, and delete objects whose files were deleted through
-        `files`; a file that is only missing stays in the bucket. Data first, JSON last. `places` as for `pull`.
+    def push(self, *places: str) -> MirrorPass:
+        """Upload files that are new or changed since the last pass, and delete remote ones whose files were deleted
+        through `files`; a file that is only missing stays on the remote. Data first, JSON last. `places` as for `pull`.
         """
         return self._in_passes(self._push, places)
 
@@ -151,14 +188,14 @@ class BucketMirror:
         name = places[0] if places in ((LEASES_PREFIX,), (LEDGER,)) else ""
         return _sync_locks.setdefault((self.folder, name), threading.RLock())
 
-    def _push(self, places: tuple[str, ...]) -> BucketSyncResult:
+    def _push(self, places: tuple[str, ...]) -> MirrorPass:
         ledger = self._ledger()
         local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
         changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
         pushed, removed = [], []
         for name in sorted(changed, key=lambda name: _data_first((name, None))):
             try:
-                ledger[name] = {"version": self._send(name), "local": local[name]}
+                ledger[name] = {"version": self.remote.put(self.folder / name, name), "local": local[name]}
             except WorkspaceError:
                 if _stamp(self.folder / name) == local[name]:
                     raise
@@ -168,67 +205,38 @@ class BucketMirror:
         for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
             if (name, ledger[name]["version"]) not in noted:
                 continue
-            with self._errors(name):
-                if self._files.exists(self._key(name)):
-                    self._files.rm_file(self._key(name))
+            self.remote.remove(name)
             removed.append(name)
         self._merge_ledger(ledger, pushed, removed)
-        return BucketSyncResult(pushed=tuple(pushed), removed=tuple(removed))
+        return MirrorPass(pushed=tuple(pushed), removed=tuple(removed))
 
     # ------------------------------------------------------------------ one file
 
     def _fetch(self, name: str, facts: dict) -> str:
-        """Download an object and return its version: a later version than listed, where another process has
-        overwritten it since.
+        """Download a file to a temporary one, compare it with the remote's, and rename it into place; return its
+        version: a later one than listed, where another machine has overwritten it since.
         """
-        try:
-            self._copy(name, facts)
-        except WorkspaceError:
-            now = self._remote_info(name)
-            if now["version"] == facts["version"]:
-                raise
-            return self._fetch(name, now)
-        return facts["version"]
-
-    def _copy(self, name: str, facts: dict) -> None:
-        """Download an object to a temporary file, compare size and MD5 with the bucket's, then rename it into place."""
-
-        def fill(temporary: Path) -> None:
-            with self._errors(name):
-                self._files.get_file(self._key(name), str(temporary))
-            _check(temporary, facts, f"{self.url}/{name}")
-
-        files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
-
-    def _send(self, name: str) -> str:
-        """Upload a file, compare size and MD5 with the bucket's, and return the new version."""
-        path = self.folder / name
-        with self._errors(name):
-            self._files.put_file(str(path), self._key(name))
-        facts = self._remote_info(name)
-        _check(path, facts, f"{self.url}/{name}")
+        for _ in range(_FETCHES):
+            try:
+                fill = partial(self.remote.get, name, facts=facts)
+                files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
+                break
+            except WorkspaceError:
+                now = self.remote.facts(name)
+                if now["version"] == facts["version"]:
+                    raise
+                facts = now
         return facts["version"]
 
     # ------------------------------------------------------------------ listings
 
-    def _remote_info(self, name: str) -> dict:
-        with self._errors(name):
-            self._files.invalidate_cache()
-            return _facts(self._files.info(self._key(name)))
-
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}/{name}"
-
     def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
-        with self._errors(""):
-            self._files.invalidate_cache()
-            folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
-            found = self._files.find(f"{self._prefix}/{folder}".rstrip("/"), detail=True)
-        names = {path.removeprefix(self._prefix + "/"): _facts(facts) for path, facts in found.items()}
+        folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
+        names = self.remote.list(folder)
         usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
         spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
         for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
-            _log.warning("An object of the bucket is skipped, another differs in upper and lower case alone: %s", name)
+            _log.warning("A file of the workspace is skipped, another differs in upper and lower case alone: %s", name)
             del usable[name]
         return usable
 
@@ -237,7 +245,7 @@ class BucketMirror:
         *folders, last = name.split("/")
         if all(map(is_plain_name, (*folders, last.lstrip(".")))):
             return not last.startswith(".")
-        _log.warning("An object of the bucket is skipped, its name cannot be a file's: %r", name[:200])
+        _log.warning("A file of the workspace is skipped, its name cannot be a file's: %r", name[:200])
         return False
 
     def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
@@ -259,25 +267,19 @@ class BucketMirror:
         """Write the entries that a pass has changed in `ledger` into the stored one, which another pass may change."""
         changed, removed = list(changed), list(removed)
         if changed or removed:
-            with self._pass_lock(LEDGER):
+            with self._pass_lock(LEDGER), file_lock(self.folder / ".ledger.lock"):  # other processes have this mirror
                 stored = self._ledger() | {name: ledger[name] for name in changed}
                 for name in removed:
                     stored.pop(name, None)
                 files.write_json(self.folder / LEDGER, stored)
 
-    @contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError."""
-        try:
-            yield
-        except WorkspaceError:
-            raise
-        except Exception as error:
-            raise WorkspaceError(
-                "The bucket refused or did not answer", where=f"{self.url}/{name}".rstrip("/"),
-                got=f"{type(error).__name__}: {error}"[:300],
-                next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",
-            ) from error  # fmt: skip
+
+def open_mirror(address: str) -> Mirror:
+    """Return this process's mirror of a workspace: one for each address."""
+    key = (address, local_cache_folder("workspaces"), process_id())
+    if key not in _opened:
+        _opened[key] = Mirror(address)
+    return _opened[key]
 
 
 def _is_ledger_entry(entry: object) -> bool:
@@ -289,58 +291,7 @@ def download_bucket_file(address: str) -> Path:
     WorkspaceError.
     """
     folder, _, name = address.rpartition("/")
-    return BucketMirror(folder).fetch(name)
-
-
-def _open():
-    """Create the client; for the emulator that STORAGE_EMULATOR_HOST names, where there is one.
-
-    `GCSFileSystem` itself is used: the class that fsspec picks queries each bucket over gRPC for special storage
-    layouts and waits a minute for every reply where only HTTP is available. The client also logs each failure with a
-    full stack trace; those logs are silenced because every error is raised here in one sentence.
-    """
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
-    client = import_module_or_explain("gcsfs.core").GCSFileSystem
-    return client(skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options)
-
-
-def _prefix_of(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    parts = rest.rstrip("/").split("/")
-    if scheme != SCHEME or any(part in ("", ".", "..") for part in parts):
-        raise SettingsError(
-            "This is not the address of a bucket", where="WORKSPACE", got=repr(url), wanted=f"{SCHEME}://bucket/prefix"
-        )
-    return "/".join(parts)
-
-
-def _facts(info: dict) -> dict:
-    version = info.get("generation") or info.get("etag") or info.get("updated")
-    return {"size": int(info["size"]), "md5": info.get("md5Hash"), "version": str(version)}
-
-
-def _check(path: Path, facts: dict, where: str) -> None:
-    """Raise WorkspaceError for a copy that differs from the object. A composed object has no MD5; then only sizes
-    are compared.
-    """
-    size, digest = _size_and_digest(path, facts)
-    if (size, digest) != (facts["size"], facts["md5"]):
-        raise WorkspaceError(
-            "This copy is not what the bucket holds", where=where, got=f"{size} bytes, MD5 {digest}",
-            wanted=f"{facts['size']} bytes, MD5 {facts['md5']}", next_step="run again: nothing was replaced"
-        )  # fmt: skip
-
-
-def _is_copy(path: Path, facts: dict) -> bool:
-    return _size_and_digest(path, facts) == (facts["size"], facts["md5"])
-
-
-def _size_and_digest(path: Path, facts: dict) -> tuple[int, str | None]:
-    with open(path, "rb") as file:
-        digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode() if facts["md5"] else None
-    return path.stat().st_size, digest
+    return Mirror(folder).fetch(name)
 
 
 def _stamp(path: Path) -> list[int] | None:
@@ -350,6 +301,10 @@ def _stamp(path: Path) -> list[int] | None:
     except FileNotFoundError:
         return None
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _run_folder(name: str) -> str:
+    return "/".join(name.split("/")[:2])
 
 
 def _ignores_case(folder: Path) -> bool:
