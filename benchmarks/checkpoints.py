@@ -3,9 +3,9 @@
     python -m benchmarks.checkpoints [--mb 600] [--repeats 5] [--folder /tmp]
 
 Compared with a bare copy of the state into fresh pages, a bare write + fsync, torch.save, safetensors and torch's
-asynchronous distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores, with a save
-under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the blocking part
-against a bare copy from the device.
+asynchronous distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores,
+with a save under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the
+blocking part against a bare copy from the device.
 """
 
 import argparse

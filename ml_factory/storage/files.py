@@ -341,6 +341,8 @@ class Files:
     def overwrite(self, path: Path, source: str) -> None:
         """Write a local file's content over `path` in place, and flush it; an interrupted write leaves a torn file."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.stat().st_nlink > 1:  # under its other name it stays as it is
+            path.unlink()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with open(source, "rb") as file, open(descriptor, "wb") as copy:
             self._copy(file, copy)

@@ -1,6 +1,7 @@
 """A checkpoint file is whole or refused: no changed, missing or added byte loads."""
 
 import math
+import os
 import pickle
 
 import numpy as np
@@ -65,6 +66,13 @@ def test_checkpoint_file_of_another_kind_is_refused_by_header_alone(path, conten
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="torn or was changed"):
         read_checkpoint_info(path)
+
+
+def test_checkpoint_file_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "p.0.ckpt")
+    for read in (read_checkpoint, read_checkpoint_info):
+        with pytest.raises(FileError):
+            read(tmp_path / "p.0.ckpt")
 
 
 def test_checkpoint_file_that_is_absent_raises_file_error(tmp_path):
