@@ -159,7 +159,7 @@ def plan(
 ) -> PlanResult:  # fmt: skip
     """Forecast which of this work fits into the rest of the session, and in which order.
 
-    Each model is warmed up briefly; its time, memory and space are extrapolated. Nothing is kept.
+    Each model is fitted briefly twice, and its time extrapolated. Nothing is kept.
 
     models : default: all there are; finished ones are left out.
     model_settings : model -> its settings, as of `train`.

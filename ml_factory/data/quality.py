@@ -1,25 +1,61 @@
-"""Data-quality checks of bars that are valid: reported, never repaired.
+"""Quality of valid bars: gaps with their reasons, a wrong clock, spikes, jumps of level, stale prices; never repaired.
 
-Every detector compares bars with their own market (its calendar, tick, typical move, typical silence); none holds a
-constant of one symbol or file. Real markets do most of these things sometimes; the report lists how often and where.
+Bars are compared with their own market (its calendar, tick, typical move, typical silence); no constant is of one
+symbol. Real markets do most of these things sometimes: the report says how often and where. It may use the whole file,
+also bars after a row: it is made for people, and nothing downstream reads it.
 
-The checks may use the whole file, also bars after a row: the report is made for people. Nothing downstream reads it, so
-no feature or label can learn from it.
-
-A fault that one detector finds is corrected for the next ones (first the time zone, then the unit, then the level), so
-that it is reported once. The bars themselves are not changed.
+A fault that is found is corrected for what follows (first the time zone, then the unit, then the level), so that it is
+reported once. The bars themselves are not changed.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
+import pandas as pd
 
-from ml_factory.data.bar_report import BarFinding
-from ml_factory.data.gaps import LEGAL, Gaps, find_gaps, gap_findings
-from ml_factory.data.level_shifts import find_level_shifts, level_shift_findings
-from ml_factory.data.price_anomalies import find_off_tick_prices, find_price_spikes, find_stale_prices
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
-from ml_factory.data.time_zone_check import infer_time_zone_shifts, time_zone_findings
+from ml_factory.data.bar_report import BarFinding, pluralize_count
+from ml_factory.data.sessions import (
+    DAY_NS,
+    MINUTE_NS,
+    TRADING_HOURS,
+    ExchangeSessions,
+    MarketSpec,
+    assign_sessions,
+    scheduled_session_days,
+    scheduled_session_pauses,
+)
 
+LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
+GAP_KINDS = (*LEGAL, "missing", "download_hole")
+RUN_NATS = 60.0  # a run of silent or repeated bars less likely than exp(-60), given their share in this market
+RUN_CAP = 30  # bars at most that one run adds to that share
+HOLE_SHARE = 0.5  # of a session's open minutes: not a pause of trading, a part of the file is absent
+HALT_SHARE, HALT_DAYS = 0.5, 10  # a pause at one time of day on most days, and on ten at least, is a halt
+SPARSE_SHARE = 0.25  # more absent minutes than this, holes apart
 ADJACENT_BARS = 5  # bars at most this far apart are neighbours
+OUTSIDE_SHARE = 0.005  # of the bars outside the sessions: closing prints are 0.003, an hour's shift 0.04
+CORRECTED_SHARE = 0.25  # a shift of the clock must leave at most this part of them outside
+MOVE_WINDOW = 240  # bars on each side of the usual move: most of a session
+SPIKE_MOVES = 25.0  # usual moves beyond both neighbours
+FLASH_MOVES = 40.0  # usual moves away from the bar before; NQ has 4 in 700,000, on news days
+JUMP_MOVES, JUMP_RANGES = 20.0, 5.0  # usual moves, and largest ranges of the bars around: real rolls have 37 and 15
+RATIO_JUMP = np.log(1.2)  # from here on it is a split or another adjustment, not a roll
+PERSISTING_SHARE = 0.6  # of a move that remains five bars later
+VIOLENT_RETURN, VIOLENT_DAYS = 0.10, 0.07  # within one bar; share of days with one: 0.03 in 2013, 0.2 on a test network
+TICK_ERROR = 1e-3  # of a tick
+ON_SHARE, OFF_SHARE = 0.05, 0.5  # of a session's bars: below it is on the tick, above it is off
+_TEN = np.log(10.0)
+# n for 1, and the fractions that companies use: with all ratios of small numbers every fall of 20 to 50 % would match
+_SPLITS = np.log([6 / 5, 5 / 4, 4 / 3, 3 / 2, 2, 5 / 2, *range(3, 11), 15, 20, 25, 30, 50])
+_NO_ROWS = np.empty(0, np.int64)
+_WORDS = {
+    "session": "over the daily close or a scheduled pause",
+    "weekend": "over a weekend",
+    "holiday": "over a day on which the exchange is closed",
+    "early_close": "after an early close",
+    "no_trade": "of {open} min in all without a trade, as this market has them",
+}
 
 
 def find_quality_issues(
@@ -30,57 +66,40 @@ def find_quality_issues(
     minutes: int,
     stamp: str,
 ) -> tuple[list[BarFinding], dict]:
-    """Run every detector on checked bars.
+    """Return the findings on checked bars, with rows as positions in `start_ns`, and figures about the whole file.
 
-    Parameters
-    ----------
-    start_ns : int64[N], increasing
-    prices : open, high, low, close -> float64[N], checked
-    volume : float64[N], NaN where unknown; None without volume
-    market : calendar and tick
-    minutes : length of a bar
-    stamp : "start" or "end", as the file was read
-
-    Returns
-    -------
-    (findings, figures) : rows are positions in `start_ns`; figures about the whole file
+    start_ns : int64[N], increasing.
+    prices : open, high, low, close -> float64[N], checked.
+    volume : float64[N], NaN where unknown; None without volume.
+    minutes : length of a bar.
+    stamp : "start" or "end", as the file was read.
     """
     if not len(start_ns):
         return [], {}
-    shift = infer_time_zone_shifts(start_ns, assign_sessions(start_ns, market.calendar), market.calendar, minutes)
+    shift = time_zone_shift(start_ns, market.calendar)
     corrected = start_ns + shift * MINUTE_NS
     sessions = assign_sessions(corrected, market.calendar)
-    gaps = find_gaps(corrected, sessions, market.calendar, minutes)
-    edge = sessions.session_start_mask()
-    adjacent = adjacent_bars_mask(corrected, edge, minutes)
+    gaps, edge = find_gaps(corrected, market.calendar, minutes), sessions.session_start_mask()
+    step = np.diff(corrected, prepend=corrected[0]) // (minutes * MINUTE_NS)
+    # The bar follows its predecessor within a few bars' time, in the same session; midnight is no break at 24 hours.
+    adjacent = (step > 0) & (step <= ADJACENT_BARS) & (~edge | (step == 1))
     log = {name: np.log(values) for name, values in prices.items()}
-    levels = find_level_shifts(log, adjacent, edge)
-    findings = [
-        *gap_findings(gaps, corrected, minutes),
-        *time_zone_findings(start_ns, shift, sessions, market, minutes, stamp),
-        *level_shift_findings(levels, log),
-    ]
-    if levels.unit.any():
-        log = {name: values - levels.unit * np.log(10.0) for name, values in log.items()}
-    repeats = list(find_stale_prices(prices, volume, adjacent))
+    unit = _unit_of_bars(log)
+    log = {name: values - unit * _TEN for name, values in log.items()}
+    usual, jumps = usual_move(log["close"], adjacent), level_jumps(log, adjacent, edge)
+    stale = _stale_runs(prices, adjacent)
     joined = adjacent.copy()
-    joined[levels.roll] = joined[levels.adjustment] = False
-    for stale in (found.rows for found in repeats if found.kind == "stale_run"):
-        joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
-    findings += [
-        *find_price_spikes(log, joined, edge, sessions.id, minutes),
-        *repeats,
-        *find_off_tick_prices(prices, levels.unit, sessions.id, market.tick),
+    joined[jumps] = False
+    joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
+    findings = [
+        *_gap_findings(gaps, corrected, minutes),
+        *_clock_findings(start_ns, shift, sessions, market, minutes, stamp),
+        *_level_findings(unit, jumps, log),
+        *_spike_findings(log, joined, usual, sessions.id, minutes),
+        *_stale_findings(stale, volume),
+        *_tick_findings({name: np.exp(values) for name, values in log.items()}, sessions.id, market.tick),
     ]
-    return merge_findings_by_kind(findings), _facts(gaps, sessions.inside, sessions.id, minutes)
-
-
-def adjacent_bars_mask(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
-    """Return bool[N]: the bar follows its predecessor within a few bars' time, in the same session."""
-    step = np.diff(start_ns) // (minutes * MINUTE_NS)
-    adjacent = np.zeros(len(start_ns), bool)
-    adjacent[1:] = (step <= ADJACENT_BARS) & (~edge[1:] | (step == 1))  # midnight is no break in a 24-hour market
-    return adjacent
+    return merge_findings_by_kind(findings), _facts(gaps, sessions, minutes)
 
 
 def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:
@@ -95,15 +114,396 @@ def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:
     return list(merged.values())
 
 
-def _facts(gaps: Gaps, inside: np.ndarray, day: np.ndarray, minutes: int) -> dict:
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def find_runs_of_true(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (first, length) of each run of True."""
+    edge = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
+    first = np.flatnonzero(edge == 1)
+    return first, np.flatnonzero(edge == -1) - first
+
+
+def expand_runs_to_rows(first: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Return every row (int64) of these runs."""
+    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
+    return np.repeat(first, length) + within
+
+
+def _too_long(length: np.ndarray, bars: int) -> np.ndarray:
+    """Return bool[R]: runs of bars that chance does not explain, by the share of the other runs in the file."""
+    counted = np.minimum(length, RUN_CAP)
+    share = (counted.sum() - counted + 1) / (bars + counted.sum() - counted + 2)
+    return -length * np.log(share) > RUN_NATS
+
+
+# ---- gaps ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The G gaps of a file: places where the next bar does not begin when the last one ends.
+
+    row : int64[G], the bar after each gap.
+    length, open : int64[G], minutes; those in which the market is open by the calendar.
+    kind : str[G], one of GAP_KINDS.
+    """
+
+    row: np.ndarray
+    length: np.ndarray
+    open: np.ndarray
+    kind: np.ndarray
+
+
+def find_gaps(start_ns: np.ndarray, calendar: str, minutes: int) -> Gaps:
+    """Find every gap of the bars (int64 ns, increasing) and its single reason."""
+    sessions = assign_sessions(start_ns, calendar)
+    row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
+    begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
+    first, last = int(sessions.id[0]), int(sessions.id[-1])
+    opened, weekend, holiday, early = (
+        _overlap(*spans, begin, end) for spans in _calendar_spans(calendar, sessions, start_ns, minutes)
+    )
+    opened = opened - _overlap(*scheduled_session_pauses(calendar, first - 1, last + 1), begin, end)
+    length = (end - begin) // MINUTE_NS
+    halt = _daily_halts(begin, row, opened == length, sessions)
+    absent = np.zeros(len(row), bool)
+    absent[opened > 0] = _too_long(opened[opened > 0] // minutes, len(start_ns))
+    absent &= ~halt
+    usual = np.median(scheduled_session_days(calendar, first - 7, last + 7)[1])
+    kind = np.select(
+        [absent & (opened >= HOLE_SHARE * usual), absent, holiday > 0, early > 0, weekend > 0, halt],
+        ["download_hole", "missing", "holiday", "early_close", "weekend", "session"],
+        default=np.where(opened < length, "session", "no_trade"),
+    )
+    return Gaps(row, length, opened, kind)
+
+
+def _gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> Iterator[BarFinding]:
+    """Yield one finding for each kind: expected gaps as "info", absent data as "reported"."""
+    for kind in GAP_KINDS:
+        rows, opened = gaps.row[gaps.kind == kind], gaps.open[gaps.kind == kind]
+        if not len(rows):
+            continue
+        if kind in LEGAL:
+            message = f"{pluralize_count(len(rows), 'gap')} {_WORDS[kind].format(open=f'{int(opened.sum()):,}')}"
+            yield BarFinding(kind, "info", rows, message)
+            continue
+        hole, worst = kind == "download_hole", int(np.argmax(opened))
+        message = pluralize_count(len(rows), "hole" if hole else "silence")
+        message += " in the file" if hole else " longer than this market's own"
+        message += (
+            f", {int(opened.sum()):,} min of trading in all; the longest, of {int(opened[worst]):,} min, ends at "
+        )
+        yield BarFinding(kind, "reported", rows, message + f"{pd.Timestamp(start_ns[rows[worst]], tz='UTC')}")
+    silent = int(gaps.open[np.isin(gaps.kind, ("no_trade", "missing"))].sum())
+    share = silent / (silent + len(start_ns) * minutes)
+    if share > SPARSE_SHARE:
+        message = f"{share:.0%} of the market's open minutes have no bar, holes apart"
+        yield BarFinding("sparse", "reported", _NO_ROWS, message)
+
+
+def _facts(gaps: Gaps, sessions: ExchangeSessions, minutes: int) -> dict:
     """Return figures: sessions with bars, open minutes, open minutes without a bar, and gaps by kind."""
     halts = (gaps.kind == "session") & (gaps.open == gaps.length)  # open by the calendar, closed on most days
     absent = int(gaps.open[~halts].sum())
-    total = absent + int(inside.sum()) * minutes
+    total = absent + int(sessions.inside.sum()) * minutes
     return {
-        "sessions": len(np.unique(day[inside])),
+        "sessions": len(np.unique(sessions.id[sessions.inside])),
         "absent_minutes": absent,
         "open_minutes": total,
         "absent_share": round(absent / total, 6) if total else 0.0,
         "gaps": {kind: int((gaps.kind == kind).sum()) for kind in LEGAL if (gaps.kind == kind).any()},
     }
+
+
+def _calendar_spans(
+    calendar: str, sessions: ExchangeSessions, start_ns: np.ndarray, minutes: int
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Return spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
+
+    A closed day on which the market traded all the same (a Good Friday with a short session, a day of mourning) counts
+    as open from its first bar to its last.
+    """
+    first, last = int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1
+    days = np.arange(first, last + 1)
+    day = assign_sessions(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
+    held_days, open_minutes = scheduled_session_days(calendar, first, last)
+    held = np.isin(days, held_days)
+    closes = day.open_ns[held] + open_minutes * MINUTE_NS
+    _, open_minute, close_minute = TRADING_HOURS[calendar]
+    regular = np.maximum(closes, day.open_ns[held] + (close_minute - open_minute) * MINUTE_NS)
+    short = regular > closes
+    weekday = (days + 3) % 7 < 5  # day 0 was a Thursday
+    off = ~held & weekday
+    began, ended = day.open_ns.copy(), day.open_ns.copy()  # of the trading on days closed by the calendar
+    inside = np.flatnonzero(sessions.inside)
+    traded, at, count = np.unique(sessions.id[inside], return_index=True, return_counts=True)
+    began[traded - first] = start_ns[inside[at]]
+    ended[traded - first] = start_ns[inside[at + count - 1]] + minutes * MINUTE_NS
+    return (
+        _merge_spans(day.open_ns[held], closes, began[off], ended[off]),
+        (day.open_ns[~held & ~weekday], day.close_ns[~held & ~weekday]),
+        _merge_spans(day.open_ns[off], began[off], ended[off], day.close_ns[off]),
+        (closes[short], regular[short]),
+    )
+
+
+def _merge_spans(begin: np.ndarray, end: np.ndarray, more_begin: np.ndarray, more_end: np.ndarray):
+    order = np.argsort(np.concatenate([begin, more_begin]), kind="stable")
+    return np.concatenate([begin, more_begin])[order], np.concatenate([end, more_end])[order]
+
+
+def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Return int64[G]: minutes of [since, until) within the spans, which increase and do not touch."""
+    if not len(begin):
+        return np.zeros(len(since), np.int64)
+    before = np.concatenate([[0], np.cumsum(end - begin)])
+
+    def elapsed(moment: np.ndarray) -> np.ndarray:
+        k = np.searchsorted(begin, moment, side="right")
+        inside = np.minimum(moment, end[k - 1]) - begin[k - 1]
+        return np.where(k > 0, before[k - 1] + inside, 0)
+
+    return (elapsed(until) - elapsed(since)) // MINUTE_NS
+
+
+def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: ExchangeSessions) -> np.ndarray:
+    """Return bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
+    day = sessions.id[row - 1]
+    minute = np.where(within, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)
+    halt = np.zeros(len(row), bool)
+    present = np.unique(sessions.id)
+    offsets, times = np.unique(minute[within], return_counts=True)
+    for offset in offsets[times >= HALT_DAYS].tolist():
+        of_kind = np.flatnonzero(minute == offset)
+        since, until = np.searchsorted(present, (day[of_kind[0]], day[of_kind[-1]] + 1))
+        halt[of_kind] = len(of_kind) >= HALT_SHARE * (until - since)
+    return halt
+
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
+
+
+def time_zone_shift(start_ns: np.ndarray, calendar: str) -> int:
+    """Return the minutes to add to every time so that the bars fit the sessions; 0 where they do, or none does.
+
+    A file read in the wrong zone puts bars into the daily halt and the weekend; a market that never closes shows
+    nothing of this.
+    """
+    if TRADING_HOURS[calendar][0] == "UTC" or len(start_ns) < 200:  # fewer bars are no evidence
+        return 0
+    outside = {0: int((~assign_sessions(start_ns, calendar).inside).sum())}
+    if outside[0] <= OUTSIDE_SHARE * len(start_ns):
+        return 0
+    sample = start_ns[:: max(1, len(start_ns) // 20_000)]
+    quarters = [quarter * 15 for quarter in range(-14 * 4, 14 * 4 + 1)]  # of an hour, as zones are apart
+    for minutes in quarters:
+        outside[minutes] = int((~assign_sessions(sample + minutes * MINUTE_NS, calendar).inside).sum())
+    best = min(quarters, key=lambda minutes: (outside[minutes], abs(minutes), minutes))
+    return best if best and outside[best] < CORRECTED_SHARE * outside[0] else 0
+
+
+def _clock_findings(
+    start_ns: np.ndarray, shift: int, sessions: ExchangeSessions, market: MarketSpec, minutes: int, stamp: str
+) -> Iterator[BarFinding]:
+    """Yield the findings on the clock; `sessions` are those of the corrected times."""
+    if market.calendar == "24h":
+        return
+    if shift:
+        inside = assign_sessions(start_ns, market.calendar).inside
+        message = f"the clock of all {len(inside):,} bars looks mislabelled: {shift / 60:+g} h would put them into the "
+        message += f"{market.calendar} sessions; as it is, {int((~inside).sum()):,} stand outside"
+        rows = np.arange(len(start_ns))
+        yield BarFinding("zone_mislabel", "reported", rows, message, "give the right zone (--zone)")
+    start_ns = start_ns + shift * MINUTE_NS
+    outside = np.flatnonzero(~sessions.inside)
+    if len(outside):
+        message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
+        on_close = int((start_ns[outside] == sessions.close_ns[outside]).sum())
+        message += f"({on_close:,} of them on the close itself) " if on_close else ""
+        yield BarFinding("outside_session", "reported", outside, message + "are left out of all frames")
+    days, step = np.unique(sessions.id), minutes * MINUTE_NS
+    marks = {
+        "open": start_ns == sessions.open_ns,
+        "close": start_ns == sessions.close_ns,
+        "last": start_ns == sessions.close_ns - step,
+    }
+    seen = {name: len(np.unique(sessions.id[mask])) / len(days) for name, mask in marks.items()}
+    if len(days) >= 3 and seen["close"] > 0.5 and seen["open"] < 0.1:
+        message = "bars stand on the session's close and none on its open: they look stamped at their end, "
+        message += "and then every bar is known one bar later than its stamp: give stamp='end' (--stamp end)"
+        rows = np.flatnonzero(marks["close"])
+        yield BarFinding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
+    before = np.isin(start_ns + step, np.unique(sessions.open_ns)).sum() / len(days)
+    if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
+        message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
+        yield BarFinding("stamp_side", "reported", _NO_ROWS, message + "stamped at their start: give stamp='start'")
+
+
+# ---- the price -------------------------------------------------------------------------------------------------------
+
+
+def usual_move(close: np.ndarray, adjacent: np.ndarray) -> np.ndarray:
+    """Return the mean absolute log return of the bars around each bar, each capped at 20 medians: float64[N] > 0."""
+    size = np.where(adjacent, np.abs(np.diff(close, prepend=close[:1])), 0.0)
+    if not (size > 0).any():
+        return np.full(len(size), np.inf)
+    typical = float(np.median(size[size > 0]))
+    total, count = (np.concatenate([[0.0], np.cumsum(values)]) for values in (np.minimum(size, 20 * typical), adjacent))
+    rows = np.arange(len(size))
+    after, first = np.minimum(rows + MOVE_WINDOW + 1, len(size)), np.maximum(rows - MOVE_WINDOW, 0)
+    return np.maximum((total[after] - total[first]) / np.maximum(count[after] - count[first], 1), 0.25 * typical)
+
+
+def _persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarray:
+    """Return bool[R]: whether a move persists, by the median of the five closes from its row on and the five before."""
+    ahead = close[np.minimum(rows[:, None] + np.arange(5), len(close) - 1)]
+    behind = close[np.maximum(rows[:, None] - 1 - np.arange(5), 0)]
+    left = np.median(ahead, axis=1) - np.median(behind, axis=1)
+    return left * np.sign(move) > PERSISTING_SHARE * np.abs(move)
+
+
+def _gap_and_range(log: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the jump before each bar, float64[N], and the largest range of the three bars before and from it on."""
+    gap = np.append(0.0, log["open"][1:] - log["close"][:-1])
+    padded = np.concatenate([np.zeros(3), log["high"] - log["low"], np.zeros(3)])
+    return gap, np.max([padded[k : k + len(gap)] for k in range(6)], axis=0)
+
+
+def _unit_of_bars(log: dict[str, np.ndarray]) -> np.ndarray:
+    """Return int64[N]: the power of ten between a jump by it and the jump back."""
+    gap, swing = _gap_and_range(log)
+    power = np.rint(gap / _TEN).astype(np.int64)
+    rows = np.flatnonzero((power != 0) & (np.abs(power) <= 3) & (swing < 0.1 * _TEN)
+                          & (np.abs(gap - power * _TEN) < 0.05))  # fmt: skip
+    unit, begun = np.zeros(len(gap), np.int64), -1
+    for row in rows.tolist():
+        if begun >= 0 and power[row] == -power[begun]:
+            unit[begun:row], begun = power[begun], -1
+        else:
+            begun = row
+    return unit
+
+
+def level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray) -> np.ndarray:
+    """Return the rows (int64) before which the price jumps between calm bars, and stays.
+
+    A trade moves the price through the bars around it; a change of contract, a split or another adjustment does not.
+    Overnight it must be a split's ratio, beyond what this market does overnight.
+    """
+    gap, swing = _gap_and_range(log)
+    size, night = np.abs(gap), edge & ~adjacent
+    limit = np.maximum(JUMP_RANGES * swing, JUMP_MOVES * usual_move(log["close"], adjacent))
+    limit[night] = np.maximum(JUMP_RANGES * swing[night], RATIO_JUMP)
+    nights = size[night]
+    if len(nights):
+        limit[night] = np.maximum(limit[night], 8 * np.minimum(nights, 20 * np.median(nights)).mean())
+    rows = np.flatnonzero((adjacent | night) & (size > limit))
+    traded = np.concatenate([[0], np.cumsum(log["high"] > log["low"])])  # without trades the quote jumps
+    after, first = np.minimum(rows + 10, len(gap)), np.maximum(rows - 10, 0)
+    rows = rows[(traded[after] - traded[first] > 0.5 * (after - first)) | (size[rows] >= RATIO_JUMP)]
+    as_split = np.abs(size[rows, None] - _SPLITS).min(axis=1) < 0.03 if len(rows) else np.zeros(0, bool)
+    rows = rows[~night[rows] | as_split]
+    return rows[_persists(log["close"], rows, gap[rows])]
+
+
+def _level_findings(unit: np.ndarray, jumps: np.ndarray, log: dict[str, np.ndarray]) -> Iterator[BarFinding]:
+    rows = np.flatnonzero(unit)
+    if len(rows):
+        factors = ", ".join(f"{10.0**k:g}" for k in np.unique(unit[rows]).tolist())
+        message = f"{pluralize_count(len(rows), 'bar')} in another unit: {factors} times the prices around them"
+        yield BarFinding("unit", "reported", rows, message, "divide them at the source")
+    move = log["open"][jumps] - log["close"][jumps - 1]
+    for kind, chosen, cause in (
+        ("adjustment", np.abs(move) >= RATIO_JUMP, "a split, or prices adjusted in another way from there on"),
+        ("roll", np.abs(move) < RATIO_JUMP, "a roll"),
+    ):
+        if chosen.any():
+            shown = ", ".join(f"{value:.4g}" for value in np.exp(move[chosen][:3]))
+            message = f"the price level jumps between two calm bars in {pluralize_count(int(chosen.sum()), 'place')} "
+            message += f"(by {shown}{', ...' if chosen.sum() > 3 else ''}): it looks like {cause}"
+            yield BarFinding(kind, "reported", jumps[chosen], message)
+
+
+def _spike_findings(
+    log: dict[str, np.ndarray], joined: np.ndarray, usual: np.ndarray, day: np.ndarray, minutes: int
+) -> Iterator[BarFinding]:
+    """Yield findings on spikes, flash moves and prices of no market.
+
+    joined : bool[N], the bar follows its predecessor, and its level and price are not broken off before it.
+    day : int[N], the exchange day.
+    """
+    high, low, close = log["high"], log["low"], log["close"]
+    follows = np.append(joined[1:], False)
+    beyond = np.zeros(len(close))
+    for values, worst, sign in ((high, np.maximum, 1.0), (low, np.minimum, -1.0)):
+        # A missing neighbour is replaced by the bar's own open or close.
+        before = np.where(joined, np.roll(values, 1), log["open"])
+        after = np.where(follows, np.roll(values, -1), close)
+        beyond = np.maximum(beyond, sign * (values - worst(before, after)))
+    spike = beyond > SPIKE_MOVES * usual
+    if spike.any():
+        message = f"{pluralize_count(int(spike.sum()), 'bar')} with a price more than {SPIKE_MOVES:.0f} usual moves "
+        yield BarFinding("spike", "reported", np.flatnonzero(spike), message + "beyond both neighbours")
+    last = close[np.maximum.accumulate(np.where(spike, 0, np.arange(len(close))))]  # the last close of no spike
+    before, calm = np.append(last[:1], last[:-1]), joined & ~spike
+    reach = np.where(calm, np.maximum(high - before, before - low), 0.0)
+    flash = np.flatnonzero(reach > FLASH_MOVES * usual)
+    if len(flash):
+        message = f"{pluralize_count(len(flash), 'bar')} with a move of more than {FLASH_MOVES:.0f} usual ones that "
+        message += f"does not come straight back (up to {np.expm1(reach.max()):.1%})"
+        yield BarFinding("flash_move", "reported", flash, message)
+    move = np.where(calm, close - before, 0.0)
+    violent = np.flatnonzero(np.abs(move) > VIOLENT_RETURN)
+    violent = violent[_persists(close, violent, move[violent])]
+    share = len(np.unique(day[violent])) / len(np.unique(day))
+    if minutes <= 5 and len(violent) > 10 and share > VIOLENT_DAYS:
+        message = f"on {share:.0%} of the days a bar closes more than {VIOLENT_RETURN:.0%} away from the one before "
+        message += f"and the price stays there ({len(violent)} bars): a test network or a broken feed makes such prices"
+        yield BarFinding("not_a_market", "reported", violent, message)
+
+
+def _stale_runs(prices: dict[str, np.ndarray], adjacent: np.ndarray) -> np.ndarray:
+    """Return the rows (int64) of too long runs of bars that repeat the close before them."""
+    flat = (prices["high"] == prices["low"]) & adjacent
+    flat[1:] &= prices["close"][1:] == prices["close"][:-1]
+    first, length = find_runs_of_true(flat)
+    long = _too_long(length, len(flat))
+    return expand_runs_to_rows(first[long], length[long])
+
+
+def _stale_findings(stale: np.ndarray, volume: np.ndarray | None) -> Iterator[BarFinding]:
+    silent = _NO_ROWS
+    if volume is not None:
+        first, length = find_runs_of_true(volume == 0)
+        long = _too_long(length, len(volume))
+        silent = expand_runs_to_rows(first[long], length[long])
+    for kind, rows, what in (("stale_run", stale, "that repeat one price"), ("zero_volume", silent, "without volume")):
+        if len(rows):
+            lengths = np.diff(np.flatnonzero(np.append(True, np.append(np.diff(rows) != 1, True))))
+            message = f"{pluralize_count(len(lengths), 'run')} of bars {what}, the longest of {int(lengths.max())}"
+            yield BarFinding(kind, "reported", rows, message)
+
+
+def _tick_findings(prices: dict[str, np.ndarray], day: np.ndarray, tick: float | None) -> Iterator[BarFinding]:
+    """Yield findings on prices off the tick, and on sessions from which prices are adjusted in another way."""
+    if tick is None:
+        return
+    off = np.zeros(len(day), bool)
+    for values in prices.values():
+        steps = values / tick
+        off |= np.abs(steps - np.round(steps)) > TICK_ERROR
+    if not off.any():
+        return
+    message = f"{int(off.sum()):,} bars ({off.mean():.2%}) hold prices off the tick of {tick:g}"
+    message += ", as ratio back-adjusted series do" if off.mean() > 0.9 else ""
+    yield BarFinding("off_tick", "reported", np.flatnonzero(off), message)
+    _, first, count = np.unique(day, return_index=True, return_counts=True)
+    share = np.add.reduceat(off.astype(float), first) / count
+    clear = np.flatnonzero((share < ON_SHARE) | (share > OFF_SHARE))
+    changes = clear[1:][np.diff((share > OFF_SHARE)[clear]) != 0]
+    if 0 < len(changes) <= 20 and (share > OFF_SHARE).sum() >= 3:  # more changes are no change of adjustment
+        message = f"sessions change between on and off the tick {len(changes)} times: "
+        message += "prices are adjusted in another way from there on"
+        yield BarFinding("adjustment", "reported", first[changes], message)

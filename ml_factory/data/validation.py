@@ -20,8 +20,7 @@ from ml_factory.data.bar_report import (
 )
 from ml_factory.data.parsing import LEAST_STEPS, parse_numbers, parse_time_zone, parse_timestamps
 from ml_factory.data.prefix_hash import hash_bars
-from ml_factory.data.price_anomalies import expand_runs_to_rows
-from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
+from ml_factory.data.quality import expand_runs_to_rows, find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError

@@ -7,7 +7,7 @@ from hashlib import sha256
 import ml_factory
 from ml_factory.code_fingerprint import PACKAGE, changed_code_files, import_closure, source_hashes
 from ml_factory.data.bar_report import BarReport
-from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.datasets.preprocessing import preprocessing_from_dict, step_feature_names_out
 from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.gaps import find_gaps
 from ml_factory.data.io import load_bars
+from ml_factory.data.quality import find_gaps
 from ml_factory.data.resample import asof_rows, resample_bars, resample_base_and_frames
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
@@ -37,7 +37,7 @@ def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     store = open_current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
     start = bars.index.as_unit("ns").asi8
-    gaps = find_gaps(start, assign_sessions(start, market.calendar), market.calendar, market.bar_minutes)
+    gaps = find_gaps(start, market.calendar, market.bar_minutes)
     return pd.DataFrame({"minutes": gaps.length, "kind": gaps.kind}, index=bars.index[gaps.row])
 
 

@@ -156,39 +156,6 @@ def absent_day(market, rng):
     return replace(spoiled, lost=spoiled.lost | lost)
 
 
-def paging(market, rng):
-    """Pages of 70 minutes of which a download kept the first 20, five to a place, within one session."""
-    sessions, start_ns = market.sessions, market.start_ns
-    length = 5 * 70
-    minute = (start_ns - sessions.open_ns) // MINUTE_NS
-    open_minutes = (sessions.close_ns - sessions.open_ns) // MINUTE_NS
-    step = np.diff(start_ns, prepend=0) == MINUTE_NS
-    starts = np.flatnonzero((minute >= 5) & (minute + length + 5 < open_minutes) & step & sessions.inside)
-    bad = np.zeros(len(start_ns), bool)
-    bad[sorted({row for kind, row in market.pairs if kind not in ("off_tick", "no_trade")})] = True
-    total = np.concatenate([[0], np.cumsum(bad)])
-    ends = np.searchsorted(start_ns, start_ns + (length + 5) * MINUTE_NS)
-    starts = starts[(total[ends[starts]] == total[starts]) & (ends[starts] < len(start_ns) - 10)]
-    spans: list[tuple[int, int]] = []
-    for row in rng.permutation(starts).tolist():
-        pages = start_ns[row] + np.arange(5) * 70 * MINUTE_NS
-        holes = list(
-            zip(
-                np.searchsorted(start_ns, pages + 20 * MINUTE_NS).tolist(),
-                np.searchsorted(start_ns, pages + 70 * MINUTE_NS).tolist(),
-                strict=True,
-            )
-        )
-        exact = all(start_ns[b] == page + 70 * MINUTE_NS for (_, b), page in zip(holes, pages, strict=True))
-        exact &= all(start_ns[a - 1] == page + 19 * MINUTE_NS for (a, _), page in zip(holes, pages, strict=True))
-        apart = all(b < first - 2000 or a > last + 2000 for first, last in spans for a, b in (holes[0], holes[-1]))
-        if exact and apart:
-            spans += holes
-        if len(spans) == 5 * PLACES:
-            return dropped(market, sorted(spans), "download_hole")
-    raise AssertionError("the stretch has no five such places")
-
-
 def stretches(market: Market, rng: np.random.Generator, length: int, allowed=True) -> list[tuple[int, int]]:
     return [(row, row + length) for row in market.places(rng, after=length, allowed=allowed)]
 
@@ -255,19 +222,11 @@ def spacing(market, rng):
     return Spoiled(new, source, named("spacing", np.flatnonzero(np.isin(source, longer))))
 
 
-def shifted_weeks(market, rng):
-    """Weeks whose times were read in another zone, or without daylight saving."""
-    table, sessions = market.table.copy(), market.sessions
-    week = (sessions.id.astype(np.int64) + 4) // 7
-    weeks, size = np.unique(week, return_counts=True)
-    whole = weeks[1:-1][size[1:-1] > 0.7 * np.median(size)]
-    chosen = rng.choice(whole, PLACES, replace=False)
-    rows = []
-    for k, hours in zip(chosen.tolist(), (1, -1, 2, -5, 5.5), strict=True):
-        mine = np.flatnonzero(week == k)
-        table.loc[mine, "timestamp"] += pd.Timedelta(hours=hours)
-        rows += mine.tolist()
-    return edited(table, named("zone_mislabel", rows))
+def shifted_clock(market, rng):
+    """All times read in another zone."""
+    table = market.table.copy()
+    table["timestamp"] += pd.Timedelta(hours=rng.choice([2, -1, -5, 5.5]))
+    return edited(table, named("zone_mislabel", range(len(table))))
 
 
 def bars_in_the_halt(market, rng):
@@ -306,14 +265,13 @@ CORRUPTIONS: dict[str, Callable] = {
     "stale run": stale_run,
     "missing block": missing_block,
     "absent day": absent_day,
-    "paging holes": paging,
     "split": adjustment,
     "roll": roll,
     "another unit": other_unit,
     "spacing change": spacing,
     "stamp off the minute": one_cell("off_minute", "timestamp", lambda bar, m: bar["timestamp"] + pd.Timedelta("5s")),
     "empty stamp": one_cell("timestamp", "timestamp", lambda bar, m: pd.NaT),
-    "shifted weeks": shifted_weeks,
+    "shifted clock": shifted_clock,
     "bars in the halt": bars_in_the_halt,
     "run without volume": zero_volume,
 }

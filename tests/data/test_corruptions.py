@@ -10,7 +10,7 @@ from tests.data.real_markets import STRETCHES, Market, Pair, Spoiled, pairs_of
 
 DOES_NOT_APPLY = {
     ("ES", "run without volume"): "the file has no volume",
-    ("BTCUSD", "shifted weeks"): "a market that never closes shows no clock",
+    ("BTCUSD", "shifted clock"): "a market that never closes shows no clock",
     ("BTCUSD", "bars in the halt"): "it has no halt",
 }
 CASES = [(s, kind) for s in STRETCHES for kind in CORRUPTIONS if (s, kind) not in DOES_NOT_APPLY]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.gaps import KINDS, LEGAL, PAGES, find_gaps, gap_findings
+from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 
@@ -17,7 +17,7 @@ def minutes_of(calendar: str, days: int, start: str, missing: float = 0.0) -> np
 
 
 def gaps_of(start_ns: np.ndarray, calendar: str = "cme", minutes: int = 1):
-    return find_gaps(start_ns, assign_sessions(start_ns, calendar), calendar, minutes)
+    return find_gaps(start_ns, calendar, minutes)
 
 
 def at(start_ns: np.ndarray, moment: str) -> int:
@@ -52,10 +52,7 @@ def test_find_gaps_random_bars_each_gap_has_one_kind_and_counted_open_minutes(ca
         starts = np.delete(starts, np.arange(first, min(first + int(rng.integers(1, 900)), len(starts) - 2)))
     gaps = gaps_of(starts, calendar)
     expected = np.flatnonzero(np.diff(starts) != MINUTE_NS) + 1
-    findings = [found for found in gap_findings(gaps, starts, 1) if found.kind in KINDS]
-    reported = np.concatenate([found.rows for found in findings]) if findings else np.empty(0, int)
-    assert np.array_equal(np.sort(reported), expected)  # each gap once, and nothing else
-    assert all((found.severity == "info") == (found.kind in LEGAL) for found in findings)
+    assert np.array_equal(gaps.row, expected) and set(gaps.kind) <= set(GAP_KINDS)  # each once, and nothing else
     if calendar in ("fx", "24h"):  # no early closes: the sessions alone say what is open
         open_now = np.concatenate([[0], np.cumsum(assign_sessions(grid, calendar).inside)])
         k = (starts - start) // MINUTE_NS
@@ -64,7 +61,7 @@ def test_find_gaps_random_bars_each_gap_has_one_kind_and_counted_open_minutes(ca
 
 def test_find_gaps_closed_times_get_weekend_holiday_or_early_close_kind(spring):
     gaps = gaps_of(spring)
-    assert {kind: int((gaps.kind == kind).sum()) for kind in KINDS if (gaps.kind == kind).any()} == {
+    assert {kind: int((gaps.kind == kind).sum()) for kind in GAP_KINDS if (gaps.kind == kind).any()} == {
         "session": 30,
         "weekend": 8,
         "early_close": 1,  # 19 February
@@ -104,20 +101,11 @@ def test_find_gaps_silence_longer_than_usual_for_market_is_missing(spring):
     assert gaps.kind[mine] == "missing" and gaps.open[mine] == 90 and gaps.length[mine] == 150
 
 
-def test_find_gaps_missing_day_or_regular_pages_are_download_holes(spring):
+def test_find_gaps_missing_day_is_download_hole(spring):
     day = without(spring, "2024-03-05 17:00", "2024-03-06 17:00")
     assert kind_before(day, "2024-03-06 17:00") == "download_hole"
     gaps = gaps_of(day)
     assert gaps.open[gaps.kind == "download_hole"] == 1380
-    whole = minutes_of("24h", 30, "2024-03-04")
-    paged = whole[np.arange(len(whole)) % 1000 < 900]
-    gaps = gaps_of(paged, "24h")
-    assert (gaps.kind == "download_hole").all() and gaps.paged.all() and len(gaps.row) == 43
-    assert "one length (100 min) and one distance" in gap_findings(gaps, paged, 1)[0].message
-    few = whole[(np.arange(len(whole)) % 1000 < 900) | (np.arange(len(whole)) > 1000 * (PAGES - 1))]
-    assert set(gaps_of(few, "24h").kind) == {"missing"}
-    enough = whole[(np.arange(len(whole)) % 1000 < 900) | (np.arange(len(whole)) > 1000 * PAGES)]
-    assert gaps_of(enough, "24h").kind.tolist() == ["download_hole"] * PAGES
 
 
 def test_find_gaps_pause_at_same_time_on_most_days_is_session_gap(spring):
@@ -129,14 +117,6 @@ def test_find_gaps_pause_at_same_time_on_most_days_is_session_gap(spring):
     weekly = spring[~((minute >= 20 * 60) & (minute < 20 * 60 + 15) & ((spring // MINUTE_NS // 1440) % 7 == 5))]
     gaps = gaps_of(weekly)
     assert "session" not in gaps.kind[gaps.open == gaps.length]
-
-
-def test_gap_findings_30_percent_missing_is_sparse_20_percent_is_not():
-    for missing, reported in ((0.2, False), (0.3, True)):
-        starts = minutes_of("24h", 10, "2024-03-04", missing=missing)
-        found = [one for one in gap_findings(gaps_of(starts, "24h"), starts, 1) if one.kind == "sparse"]
-        assert bool(found) == reported
-    assert found[0].message.startswith("30% of the market's open minutes")
 
 
 def test_find_gaps_5_minute_bars_counts_open_minutes_of_missing_bars():

@@ -1,16 +1,13 @@
 """The plan of a session: what it measures is what a run would do, what it leaves out is finished."""
 
-import numpy as np
 import pytest
 
 from ml_factory import pipeline
 from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
-from ml_factory.run_folder import open_run_checkpoints, open_run_folder
-from ml_factory.settings import make_run_settings
-from ml_factory.workflows import fit_cost_model as cost_model
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 
@@ -20,90 +17,70 @@ def data(prepared):
     return load_dataset(prepared, "DEMO", 5)
 
 
+@pytest.fixture
+def costs(monkeypatch):
+    """Costs that are known instead of measured: a minute to begin and one a round, or one for all epochs of a row."""
+
+    def known(data, name, settings, seed, row_limit):
+        rows = len(plan_module._usable(data, settings.get("lookback", 1), "train"))
+        return FitCost(rows, settings["rounds"], 60.0, 60.0, windowed=False)
+
+    monkeypatch.setattr(plan_module, "fit_cost", known)
+
+
 def plan(workspace, data, models, **more):
     return plan_module.plan_models(workspace, data, models, **{"quick": False, "seed": 0, "settings": SMALL} | more)
 
 
+def trained(workspace, model, **more):
+    return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
+
+
+def test_fit_cost_grows_with_rows_times_epochs_or_with_rounds_over_all_rows():
+    network, booster = FitCost(1000, 10, 5.0, 0.01, True), FitCost(1000, 10, 5.0, 2.0, False)
+    assert (network.seconds(), network.seconds(done=0.5), network.seconds(rows=500)) == (105.0, 55.0, 55.0)
+    assert (booster.seconds(), booster.seconds(done=0.5), booster.seconds(rows=500)) == (25.0, 15.0, 12.5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, monkeypatch):
+    sizes = []
+
+    def known(data, name, settings, seed, size, whole):
+        sizes.append(size)
+        return 3.0 + 0.5 * (size[0] * size[1] if name == "lstm" else size[1])
+
+    monkeypatch.setattr(plan_module, "fit_seconds", known)
+    settings = SMALL[name] | ({"epochs": 20} if name == "lstm" else {})
+    cost = plan_module.fit_cost(data, name, settings, 0, None)
+    assert (cost.fixed, cost.slope) == (pytest.approx(3.0), pytest.approx(0.5)) and len(set(sizes)) == 2
+    assert cost.rows <= len(plan_module._usable(data, 8 if name == "lstm" else 1, "train"))
+    assert sum(rows * times for rows, times in sizes[1:]) <= 0.2 * cost.rows * cost.iterations
+
+
 def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
     result = plan(prepared, data, ["lstm", "xgboost"])
-    assert set(result.table.index) == {"lstm", "xgboost"}
-    assert (result.table["fits"] == "whole").all()
+    assert set(result.table.index) == {"lstm", "xgboost"} and (result.table["fits"] == "whole").all()
     assert result.table["starts_at_minute"].iloc[0] == 0 and result.table["minutes"].is_monotonic_increasing
-    pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL["xgboost"], mirror="off")
+    trained(prepared, "xgboost")
     assert list(plan(prepared, data, ["lstm", "xgboost"]).table.index) == ["lstm"]
 
 
-def test_plan_with_short_session_marks_unit_as_partly_fitting(prepared, data, monkeypatch):
-    monkeypatch.setattr(
-        plan_module, "expected_hours_left", lambda records: 16 / 3600
-    )  # one second more than the reserve
-    monkeypatch.setattr(
-        cost_model.WorkCostModel, "forecast", lambda self, work: cost_model.WorkCost(0.7 if work < 100 else 900.0)
-    )
-    table = plan(prepared, data, ["lstm", "xgboost"]).table
-    assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
+@pytest.mark.parametrize(
+    ("minutes", "fits"), [(42, ["whole", "in part"]), (20, ["in part", "later"]), (90, ["whole"] * 2)]
+)
+def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, costs, monkeypatch):
+    monkeypatch.setattr(plan_module, "expected_hours_left", lambda records: (60 * minutes + RESERVE_SECONDS) / 3600)
+    settings = {"xgboost": {"rounds": 40}, "lightgbm": {"rounds": 45}}
+    table = plan(prepared, data, ["lightgbm", "xgboost"], settings=settings).table
+    assert table["fits"].tolist() == fits and list(table.index) == ["xgboost", "lightgbm"]
 
 
-def test_plan_warm_up_fits_training_rows_in_two_sizes(prepared, data, monkeypatch):
-    seen = []
-    fit_once = cost_model.measure_fit_cost
-
-    def spy(data, name, settings, seed, size, whole):
-        seen.append((name, size, whole))
-        return fit_once(data, name, settings, seed, size, whole)
-
-    monkeypatch.setattr(cost_model, "measure_fit_cost", spy)
-    plan(prepared, data, ["lstm", "xgboost"])
-    for name in SMALL:
-        sizes = {size for one, size, _ in seen if one == name}
-        assert len(sizes) == 2
-        whole = next(whole for one, _, whole in seen if one == name)
-        usable = cost_model._usable(data, 8 if name == "lstm" else 1, "train")
-        assert whole.rows <= len(usable) and all(size.rows <= whole.rows for size in sizes)
-        assert max(size.iterations for size in sizes) <= 30
-
-
-def test_warm_up_of_small_fit_uses_at_most_a_fifth_of_work(data, monkeypatch):
-    """QUICK's few epochs: a fifth of them at most, where a batch is no more. A long fit is tried as far as ever."""
-    seen = []
-    monkeypatch.setattr(
-        cost_model,
-        "measure_fit_cost",
-        lambda *given: seen.append(given[4].rows) or cost_model.WorkCost(float(seen[-1])),
-    )
-    settings = {**SMALL["lstm"], "batch": 8}
-    whole = cost_model.full_fit_size(data, "lstm", settings, 0, True)
-    cost_model.fit_cost_model(data, "lstm", settings, 0, whole)
-    assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.iterations
-    seen.clear()
-    cost_model.fit_cost_model(data, "lstm", settings, 0, cost_model.FitSize(whole.rows, 1000))
-    assert seen == [96, 96, 384]
-
-
-def test_fit_once_checkpoint_size_matches_checkpoint_of_real_run(prepared, data, monkeypatch):
-    weighed = []
-    recorder = cost_model._CheckpointSizeRecorder
-    monkeypatch.setattr(recorder, "save", lambda self, state, metrics=None, force=False: weighed.append(
-        cost_model.plan_state_layout(state).size))  # fmt: skip
-    size = cost_model.full_fit_size(data, "lstm", SMALL["lstm"], 0, False)
-    cost_model.measure_fit_cost(data, "lstm", SMALL["lstm"], 0, size, size)
-    spec = make_run_settings(
-        "DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"]
-    )
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    pipeline.train(prepared, "DEMO", 5, "lstm", model_settings=SMALL["lstm"], mirror="off")
-    with open_run_checkpoints(prepared.checkpoints, open_run_folder(prepared.results, "DEMO", spec, False)) as manager:
-        real = [one["bytes"] for one in manager.list_checkpoints()]
-    assert max(weighed) == pytest.approx(max(real), rel=0.15)
-
-
-def test_plan_with_unknown_model_raises(prepared, data):
+def test_plan_with_unknown_model_or_task_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
         plan(prepared, data, ["xgbost"])
-
-
-def trained(workspace, model, **more):
-    return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
+    with pytest.raises(SettingsError, match="Unknown task"):
+        plan(prepared, data, ["xgboost"], tasks=["fold"])
 
 
 def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, data):
@@ -115,7 +92,7 @@ def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, da
         assert plan(prepared, data, ["xgboost"], **others).table.empty
 
 
-def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, monkeypatch):
+def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, costs, monkeypatch):
     class Killed(Exception):
         pass
 
@@ -124,11 +101,6 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
             raise Killed
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    monkeypatch.setattr(
-        plan_module,
-        "fit_cost_model",
-        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
-    )
     before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
     assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
     with pytest.raises(Killed):
@@ -137,28 +109,12 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
     assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
 
 
-def test_plan_of_folds_takes_memory_of_largest_fold(prepared, data, monkeypatch):
-    grows = cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(0.0, memory_bytes=1e6))
-    monkeypatch.setattr(plan_module, "fit_cost_model", lambda *asked: grows)
-    scheme = plan_module.FoldSchemeSpec(folds=3)
-    row = plan(prepared, data, ["lstm"], tasks=["folds"], scheme=scheme).table.loc["folds of lstm"]
-    folds = plan_module.plan_folds(data, data.development_rows(), scheme, 8, False)
-    rows = [round(0.85 * np.count_nonzero(folds.usable[train])) for train, _ in folds.folds]
-    epochs = cost_model.full_fit_size(data, "lstm", SMALL["lstm"], 0, False).iterations
-    assert len(set(rows)) > 1 and row["memory_mb"] == max(rows) * epochs
-
-
-def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, monkeypatch):
-    monkeypatch.setattr(
-        plan_module,
-        "fit_cost_model",
-        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
-    )
+def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs, monkeypatch):
     scheme = plan_module.FoldSchemeSpec(folds=3)
     row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
     folds = plan_module.plan_folds(data, data.development_rows(), scheme, 1, False)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
-    whole = cost_model.full_fit_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
+    whole = len(plan_module._usable(data, 1, "train"))
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
     seen, fit_inside = [], out_of_fold.inner_validation_split
 
@@ -178,12 +134,7 @@ def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, monkey
     assert plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.empty
 
 
-def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data, monkeypatch):
-    monkeypatch.setattr(
-        plan_module,
-        "fit_cost_model",
-        lambda *asked: cost_model.WorkCostModel(cost_model.WorkCost(60.0), cost_model.WorkCost(60.0)),
-    )
+def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data):
     own = {"xgboost": {"rounds": 20, "depth": 2}}
     names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.FoldSchemeSpec(folds=2)}
     table = plan(prepared, data, names, tasks=["stack"], **how).table
@@ -202,62 +153,13 @@ def test_stack_and_plan_with_settings_of_unused_model_raise(prepared):
         pipeline.plan(prepared, "DEMO", 5, ["linear"], model_settings=own)
 
 
-def test_plan_marks_unit_exceeding_device_memory(prepared, data, monkeypatch):
-    class Gpu:
-        kind, peak = "cuda", 0
-
-        def free_bytes(self):
-            return 1_000_000_000
-
-        def reset_peak_memory(self):
-            Gpu.peak = 2_000_000_000
-
-        def peak_memory_bytes(self):
-            return Gpu.peak
-
-        def release_freed_memory(self):
-            pass
-
-    chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
-    monkeypatch.setattr(plan_module, "accelerator_of_model", chosen)
-    monkeypatch.setattr(cost_model, "accelerator_of_model", chosen)
-    table = plan(prepared, data, ["lstm", "xgboost"]).table
-    assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "device memory"}
-    assert table["device_mb"].to_dict() == {"xgboost": 0.0, "lstm": 2000.0}
-
-
-def test_plan_reserves_measured_save_duration(prepared, data, monkeypatch):
-    asked = []
-    order = plan_module.plan_session_work
-    monkeypatch.setattr(
-        plan_module,
-        "plan_session_work",
-        lambda units, capacity, save: asked.append((capacity, save)) or order(units, capacity, save),
-    )
-    plan(prepared, data, ["xgboost"])
-    assert asked[-1][1].seconds > 0 and asked[-1][0].pool_bytes == 0
-    trained(prepared, "xgboost", seed=3)
-    plan_module.save_durations(prepared.checkpoints).copied = 77.0
-    plan(prepared, data, ["xgboost"])
-    assert asked[-1][1].seconds == 77.0
-    assert asked[-1][0].pool_bytes > 0  # the slots of what is finished serve the next
-    plan_module.save_durations(prepared.checkpoints).copied = 0.0
-
-
-def test_plan_with_unknown_task_raises(prepared, data):
-    with pytest.raises(SettingsError, match="Unknown task"):
-        plan(prepared, data, ["xgboost"], tasks=["fold"])
-
-
-def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, monkeypatch):
-    monkeypatch.setattr(
-        cost_model.WorkCostModel, "forecast", lambda self, work: cost_model.WorkCost(3600.0 if work < 100 else 900.0)
-    )
-    result = plan(prepared, data, ["lstm", "xgboost"], units_per_hour=1.76)
-    assert result.table["compute_units"].to_dict() == {"lstm": 0.44, "xgboost": 1.76}
+def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, costs):
+    settings = {"xgboost": {"rounds": 59}, "lightgbm": {"rounds": 14}}
+    result = plan(prepared, data, ["xgboost", "lightgbm"], settings=settings, units_per_hour=1.76)
+    assert result.table["compute_units"].to_dict() == {"lightgbm": 0.44, "xgboost": 1.76}
     assert "xgboost: 60.0 min, 1.760 units, whole" in result.summary()
     assert "all of it: 2.200 compute units at 1.76 an hour" in result.summary()
-    unpriced = plan(prepared, data, ["lstm", "xgboost"])
+    unpriced = plan(prepared, data, ["xgboost"])
     assert "compute_units" not in unpriced.table and "unit" not in unpriced.summary()
 
 

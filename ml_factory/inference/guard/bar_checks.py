@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.price_anomalies import OFF_SHARE, ON_SHARE, TICK_ERROR
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE, TICK_ERROR
 from ml_factory.data.resample import BarChunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.inference.guard.alarms import Event

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.price_anomalies import find_runs_of_true
+from ml_factory.data.quality import find_runs_of_true
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError
