@@ -178,8 +178,10 @@ class Mirror:
             return path
 
     def push(self, *places: str) -> MirrorPass:
-        """Upload files that are new or changed since the last pass, and delete remote ones whose files were deleted
-        through `files`; a file that is only missing stays on the remote. Data first, JSON last. `places` as for `pull`.
+        """Upload files that are new or changed since the last pass, data first, JSON last. `places` as for `pull`.
+
+        A pass over everything, at last, deletes remote files that were deleted here through `files`; a file that is
+        only missing stays on the remote.
         """
         return self._in_passes(self._push, places)
 
@@ -201,7 +203,7 @@ class Mirror:
                     raise
                 continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
-        noted = noted_removals(self.folder)
+        noted = noted_removals(self.folder) if not places else set()  # what replaces it may be elsewhere, not up yet
         for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
             if (name, ledger[name]["version"]) not in noted:
                 continue
