@@ -10,7 +10,7 @@ JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
-PART ?= slow contract notebooks peers faults browser dvc test-xla matrix
+PART ?= slow contract notebooks peers browser dvc test-xla matrix
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 has_python = test -n "$(PYTHON)" || { echo "make $@: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
@@ -58,11 +58,10 @@ test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`)
 mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20 --suite contract --suite old'
 	@$(PY) -m tests.mutants $(ARGS)
 
-soak: setup  ## whole campaigns, hours; PART='contract faults' for some of them, ARGS go to each
+soak: setup  ## whole campaigns, hours; PART='contract slow' for some of them, ARGS go to each
 	@for part in $$PART; do echo "soak: $$part"; case $$part in \
 		slow) $(PY) -m pytest $(SPREAD) -m soak $(ARGS) ;; \
 		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract $(ARGS) ;; \
-		faults) $(PY) -m tests.faults $(ARGS) ;; \
 		peers) $(call environment,.venv-peers,peers) && \
 			.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS) ;; \
 		dvc) $(call environment,.venv-dvc,dvc) && \

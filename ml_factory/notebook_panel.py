@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
-from ml_factory.checkpoints.uploader import save_status_line
+from ml_factory.checkpoints.save_status import save_status_line
 from ml_factory.heartbeat import Heartbeat, is_interactive_notebook
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.notebook import figure_png, list_workspace_choices

@@ -20,7 +20,7 @@ from ml_factory.models.registry import BOOSTERS, find_model_spec
 from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.storage.workspace import check_symbol, push_workspace_checkpoints
+from ml_factory.storage.workspace import check_symbol
 
 LIBRARIES = ("numpy", "pandas", "scipy")
 
@@ -132,18 +132,13 @@ def run_path(parent: Path, run_id: str) -> Path:
 def open_run_checkpoints(folder: Path, run: RunFolder) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
     session = ComputeSession(folder.parent / "results" / "sessions")
-
-    def saved() -> None:
-        session.record_alive()
-        push_workspace_checkpoints(folder.parent)
-
     schedule = SaveSchedule(ending=session.ending, mean_life_seconds=session.mean_life)
     return CheckpointManager(
         folder,
         auto_save_minutes=checkpoint_minutes_from_environment(),
         run=run.run_id,
         schedule=schedule,
-        on_saved=saved,
+        on_saved=session.record_alive,
     )
 
 

@@ -49,8 +49,8 @@ HOMES = {
 }
 # A recipe adds data, a network and a loss: these belong to the loop, its devices and its checkpoints.
 NOT_IN_RECIPES = (
-    "torch.optim", "torch_xla", "ml_factory.training.optim", "ml_factory.checkpoints.store",
-    "ml_factory.checkpoints.slots", "ml_factory.checkpoints.file_format", "ml_factory.checkpoints.save_writer",
+    "torch.optim", "torch_xla", "ml_factory.training.optim", "ml_factory.checkpoints.checkpoint_folder",
+    "ml_factory.checkpoints.checkpoint_file",
 )  # fmt: skip
 IMPORTERS = ("import_module", "import_module_or_explain", "LazyModule")  # functions that import by name
 HEAVY = ("torch", "xgboost", "lightgbm", "catboost", "sklearn", "numba", "pandas", "matplotlib", "wandb", "IPython")
@@ -105,7 +105,7 @@ def test_imports_follow_order_of_packages_and_dependency_homes():
         ("inference/predict", "import importlib\nimportlib.import_module('matplotlib.figure')"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
         ("recipes/shard_writer", "from torch import optim"),
-        ("recipes/shard_writer", "from ml_factory.checkpoints.store import CheckpointStore"),
+        ("recipes/shard_writer", "from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder"),
     ],
 )
 def test_import_check_with_broken_rule_reports_one_complaint(name, source):
@@ -138,9 +138,3 @@ def test_import_models_registry_loads_no_torch_and_no_booster():
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_process_that_writes_checkpoints_loads_no_numpy():
-    ask = "import sys, ml_factory.checkpoints.child_slots; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "False"

@@ -192,7 +192,9 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
         def flush() -> None:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
-    stopped = importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(seconds, logs=logs, flush=flush)
+    managers = importlib.import_module("ml_factory.checkpoints.manager").open_checkpoint_managers()
+    stop = importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop
+    stopped = stop(seconds, logs=logs, flush=flush, managers=managers)
     return stopped.safe
 
 

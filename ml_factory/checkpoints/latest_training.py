@@ -1,14 +1,13 @@
 """The newest checkpoint of any training in a workspace, for a manager without a run of its own.
 
-A training under way has its checkpoints in the pool. A finished training released them when its model was registered,
-so it is found in the registry: model, last epoch and history are the same there.
+A training under way has its checkpoints in files. A finished training deleted them when its model was registered, so it
+is found in the registry: model, last epoch and history are the same there.
 """
 
 import importlib
 import logging
 
-from ml_factory.checkpoints.slot_pool import CheckpointUnit
-from ml_factory.checkpoints.store import CheckpointStore
+from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
@@ -19,13 +18,13 @@ _MODELS = "ml_factory.models.registry"
 _log = logging.getLogger("ml_factory")
 
 
-def latest_training_checkpoint(store: CheckpointStore, phase: str, run: str = "") -> dict | None:
+def latest_training_checkpoint(folder: CheckpointFolder, phase: str, run: str = "") -> dict | None:
     """Return the newest training's checkpoint with this phase, as of `CheckpointManager.load_latest_checkpoint`, or
     None.
 
     Parameters
     ----------
-    store : the workspace's checkpoints.
+    folder : the workspace's checkpoints.
     phase : such as "train_lstm".
     run : only this run; "" for all runs in the workspace.
 
@@ -34,9 +33,9 @@ def latest_training_checkpoint(store: CheckpointStore, phase: str, run: str = ""
     """
     if not phase.startswith(PREFIX) or (run and not run.startswith("train-")):
         return None
-    saved = [entry for entry in store.list_trainings(phase) if run in ("", entry["run"])]
+    saved = [entry for entry in folder.list_trainings(phase) if run in ("", entry["run"])]
     finished = [
-        entry for entry in _registered(store, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
+        entry for entry in _registered(folder, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
     ]
     finished_runs = {entry.facts.get("run_id") for entry in finished}
     found: list[tuple[str, dict | Artifact]] = []
@@ -44,7 +43,7 @@ def latest_training_checkpoint(store: CheckpointStore, phase: str, run: str = ""
     found += [(entry.registered_at, entry) for entry in finished]
     for _, entry in sorted(found, key=lambda pair: pair[0], reverse=True):
         checkpoint = (
-            _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_slots(store, phase, entry["run"])
+            _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_files(folder, phase, entry["run"])
         )
         if checkpoint is not None:
             names = (checkpoint[name] for name in ("run", "symbol", "horizon", "saved_at"))
@@ -54,12 +53,12 @@ def latest_training_checkpoint(store: CheckpointStore, phase: str, run: str = ""
     return None
 
 
-def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifact]:
+def _registered(folder: CheckpointFolder, phase: str, needed: bool) -> list[Artifact]:
     """List the finished models of this phase, of every symbol, in the workspace of these checkpoints.
 
     needed : raise for a folder that cannot be read, instead of treating it as empty.
     """
-    registry = ArtifactRegistry(store.folder.parent / "models")
+    registry = ArtifactRegistry(folder.folder.parent / "models")
     try:
         symbols = [name for name in files.names(registry.folder) if nearest_legal_symbol(name) == name]
         found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
@@ -71,9 +70,9 @@ def _registered(store: CheckpointStore, phase: str, needed: bool) -> list[Artifa
     return [artifact for artifact in found if (artifact.kind, PREFIX + artifact.name) == ("model", phase)]
 
 
-def _from_slots(store: CheckpointStore, phase: str, run: str) -> dict | None:
+def _from_files(folder: CheckpointFolder, phase: str, run: str) -> dict | None:
     """Return the checkpoint of a training under way; None where none of its checkpoints is intact."""
-    found = store.load_latest(CheckpointUnit(run, phase))
+    found = folder.load(run, phase)
     if found is None:
         return None
     state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})

@@ -1,21 +1,32 @@
 """Checkpoint manager: the checkpoints of one run, saved on a schedule and loaded by phase.
 
-A phase is a unit of work, such as "train_xgboost". Saves are self-verifying files in the workspace's slots (`store`).
+A phase is a unit of work, such as "train_xgboost". Saves are self-verifying files (`checkpoint_folder`).
 """
 
+import atexit
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from ml_factory.background_thread import BackgroundThread
+from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFolder
 from ml_factory.checkpoints.latest_training import latest_training_checkpoint
+from ml_factory.checkpoints.lease import RENEW_SECONDS
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_phase_name
 from ml_factory.checkpoints.safe_stop import SafeStopResult, safe_stop
-from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer
-from ml_factory.checkpoints.slot_pool import USER_SUFFIX, CheckpointUnit
-from ml_factory.checkpoints.store import UNRESPONSIVE_SECONDS, CheckpointStore, StorageTiers
-from ml_factory.errors import SessionOverError, SettingsError, WorkspaceError
+from ml_factory.checkpoints.save_status import SaveStatus
+from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer, save_durations
+from ml_factory.errors import FactoryError, SessionOverError, SettingsError
+from ml_factory.process_identity import process_id
 
 NO_RUN = "default"
+_UPLOAD_SECONDS = 60.0  # that the end of a run waits for its uploads
+_STOPPED_SECONDS = 1.0  # where the process was asked to stop: its last save has waited before
+_EXIT_SECONDS = 10.0  # for the last writes at interpreter exit
+_open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
 _log = logging.getLogger("ml_factory")
 
 
@@ -30,20 +41,19 @@ class CheckpointManager:
     keep_last : number of checkpoints kept of each phase, at least two; the best one is kept in addition.
     run : name of the run, usually a fingerprint; a run never loads another run's checkpoint. Without one,
         `load_latest_checkpoint` finds the newest that any training of this workspace saved.
-    background : `save_checkpoint` returns when the values are copied in memory, and a child process writes them;
-        otherwise they are on the disk when it returns.
+    background : `save_checkpoint` returns when the values are copied in memory, and a thread writes them; otherwise
+        they are on the disk when it returns.
     schedule : when to save besides; see `SaveSchedule`.
-    tiers : local disk, quota and deadline of the slots, and the writer; see `StorageTiers`.
-    on_saved : called after each save that is on the disk, from the writing thread; it must not wait for a mount.
+    on_saved : called after each save that is on the disk, from the writing thread.
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
 
-    Attributes: `store`, the slots and the staging buffer.
+    Attributes: `folder`, the files; `durations`, of the last save.
     """
 
     def __init__(
         self, folder: str | os.PathLike, auto_save_minutes: float = 30, keep_last: int = 3, run: str = NO_RUN, *,
-        background: bool = True, schedule: SaveSchedule | None = None, tiers: StorageTiers | None = None,
+        background: bool = True, schedule: SaveSchedule | None = None,
         on_saved: Callable[[], object] = lambda: None, during_training: bool = False,
     ):  # fmt: skip
         if not auto_save_minutes >= 0:
@@ -57,17 +67,26 @@ class CheckpointManager:
         self._auto_seconds, self._schedule = auto_save_minutes * 60, schedule or SaveSchedule()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._warned = False  # of an unfitted model
-        self.store = CheckpointStore(folder, keep_last, tiers or StorageTiers(), background, on_saved)
+        self.folder, self._on_saved = CheckpointFolder(folder, keep_last), on_saved
+        self.durations = save_durations(self.folder.folder)
+        self._writer = BackgroundThread("checkpoint", inline=not background)
+        self._process, self._stop_beating = process_id(), threading.Event()
+        self._heart: threading.Thread | None = None
+        _open.add(self)
 
     def phase(self, name: str) -> PhaseCheckpoints:
         """Return the checkpoints of one phase (one unit of work: a model, a fold)."""
         if name not in self._phases:
-            unit, schedule = CheckpointUnit(self._save_run, check_phase_name(name, "phase")), self._schedule
+            check_phase_name(name, "phase")
+            schedule = self._schedule
             timer = SaveTimer(
                 self._auto_seconds, min(schedule.first_save_minutes * 60, self._auto_seconds), clock=schedule.clock,
                 mean_life=schedule.mean_life_seconds,
             )  # fmt: skip
-            self._phases[name] = PhaseCheckpoints(self.store, unit, timer, schedule.ending)
+            self._phases[name] = PhaseCheckpoints(
+                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self.durations, self._on_saved,
+                self._beat,
+            )  # fmt: skip
         return self._phases[name]
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:
@@ -95,68 +114,89 @@ class CheckpointManager:
 
     def load_latest_checkpoint(self, phase: str) -> dict | None:
         """Return the newest checkpoint that verifies, or None: {"state", "run", "phase", "sequence", "saved_at",
-        "metrics", "path", "hash", "skipped"}. `skipped` lists the slots that were passed over, with reasons.
+        "metrics", "path", "hash", "skipped"}. `skipped` lists the files that were passed over, with reasons.
 
         For a training's phase ("train_xgboost") a manager without a run returns the newest that a training of this
         workspace saved, of any symbol and horizon, with the keys `symbol` and `horizon`, `state["model_state"]` for the
         model's `load_state`, and `state["epoch"]`. A state saved with `save_checkpoint` under that phase is returned
         when no training has saved one.
         """
-        found = latest_training_checkpoint(self.store, phase, "" if self.run == NO_RUN else self.run)
+        found = latest_training_checkpoint(self.folder, phase, "" if self.run == NO_RUN else self.run)
         return self.phase(phase).latest() if found is None else found
 
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:
         """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
-        names = [check_phase_name(phase, "phase")] if phase else self.store.list_phases(self._save_run)
-        units = [CheckpointUnit(self._save_run, name) for name in names]
-        return [info for unit in units for info in self.store.list_checkpoints(unit)]
-
-    def release_user_saves(self) -> None:
-        """Release the slots of the user's own saves (`during_training`) after the training of this run has ended.
-
-        They can be read until another unit overwrites them.
-        """
-        run = f"{self.run}{USER_SUFFIX}"
-        try:
-            for phase in self.store.list_phases(run):
-                self.store.release(CheckpointUnit(run, phase))
-        except WorkspaceError as error:
-            _log.warning("The user's own checkpoints keep their slots: %s", error)
+        self._writer.wait()
+        names = [check_phase_name(phase, "phase")] if phase else self.folder.phases(self._save_run)
+        return [info for name in names for info in self.folder.list_verified(self._save_run, name)]
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for every background write (disk and mount); return False when some are unfinished after `seconds`.
-
-        Refused writes have been logged; a mount that does not answer is given up after its deadline.
+        """Wait for every background write and upload; return False when some are unfinished after `seconds`, or the
+        workspace refused them. Refused writes have been logged.
         """
-        return self.store.wait(seconds)
+        written = self._writer.wait(seconds)
+        return written and (self.folder.mirror is None or self.folder.mirror.wait(seconds))
+
+    @property
+    def last_saves(self) -> list[SaveStatus]:
+        """Status of the last save of each phase."""
+        return [phase.last_save for phase in self._phases.values() if phase.last_save is not None]
 
     def safe_stop(
         self, seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (),
         flush: Callable[[], object] | None = None, on_status: Callable[[str], object] = print,
     ) -> SafeStopResult:  # fmt: skip
         """Run `safe_stop.safe_stop` for this manager alone."""
-        return safe_stop(seconds, logs=logs, flush=flush, on_status=on_status, stores=[self.store])
+        return safe_stop(seconds, logs=logs, flush=flush, on_status=on_status, managers=[self])
 
-    def close(self, seconds: float | None = None) -> None:
-        """Finish the writes and release the run for other processes.
-
-        Uploads that a mount does not accept in time (`seconds`, by default its deadline, or one second where it did not
-        answer before) stay on the local disk, and the next session uploads them. No effect in a forked process.
+    def close(self, seconds: float = _UPLOAD_SECONDS) -> None:
+        """Finish the writes and release the run for other processes; wait `seconds` for the uploads. What the workspace
+        does not accept in time stays on the local disk, and the next session uploads it. No effect in a forked process.
         """
-        if not self.store.owned_by_this_process:
+        if self._process != process_id():
             return
-        self.store.wait_home(seconds)
-        self.store.heartbeat.stop()
+        self._writer.wait()
+        self._stop_beating.set()
         for phase in self._phases.values():
             phase.release()
-        self.store.close(seconds)
+        if self.folder.mirror is not None and self._phases:
+            self.folder.mirror.wait(seconds)
+        self._writer.close()
+        _open.discard(self)
+
+    def _beat(self) -> None:
+        """Renew the leases in the background from now on."""
+        if self._heart is None or self._stop_beating.is_set():
+            self._stop_beating = threading.Event()
+            self._heart = threading.Thread(target=self._renew, args=(self._stop_beating,), name="lease", daemon=True)
+            self._heart.start()
+
+    def _renew(self, stopped: threading.Event) -> None:
+        while not stopped.wait(RENEW_SECONDS):
+            for phase in list(self._phases.values()):
+                with suppress(FactoryError):
+                    phase.renew()
+                    phase.push_again()
 
     def __enter__(self) -> "CheckpointManager":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close; a process that was asked to stop (Ctrl-C, SIGTERM, session end) already waited for the mount in its
+        """Close; a process that was asked to stop (Ctrl-C, SIGTERM, session end) already waited for the upload in its
         last save.
         """
         stopping = kind is not None and (issubclass(kind, SessionOverError) or not issubclass(kind, Exception))
-        self.close(UNRESPONSIVE_SECONDS if stopping else None)
+        self.close(_STOPPED_SECONDS if stopping else _UPLOAD_SECONDS)
+
+
+def open_checkpoint_managers() -> list[CheckpointManager]:
+    """List the managers that this process has open."""
+    return [manager for manager in list(_open) if manager._process == process_id()]
+
+
+def _at_exit() -> None:
+    for manager in open_checkpoint_managers():
+        manager._writer.wait(_EXIT_SECONDS)
+
+
+atexit.register(_at_exit)

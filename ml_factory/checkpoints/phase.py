@@ -6,27 +6,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 
-from ml_factory.checkpoints.leases import LeaseTakenOverError
-from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
-from ml_factory.checkpoints.slot_pool import CheckpointUnit
+import numpy as np
+
+from ml_factory.background_thread import BackgroundThread
+from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
+from ml_factory.checkpoints.lease import LeaseTakenOverError, PhaseLease
+from ml_factory.checkpoints.save_status import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_save_status
+from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_save_seconds
 from ml_factory.checkpoints.stop_signals import stop
-from ml_factory.checkpoints.store import CheckpointStore
-from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_save_status
-from ml_factory.errors import CheckpointError, SessionOverError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError, SessionOverError, SettingsError, WorkspaceError
+from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import HeldLock, acquire_lock_file, check_lock_file_free, release_lock_file
-from ml_factory.storage.safetensors_layout import SafetensorsLayout
 from ml_factory.storage.serialization import plan_state_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
-_WAIT_SECONDS = 1.0  # seconds that an unforced save waits for the one before, and the end of a unit for the mount
-_END_UPLOAD_SECONDS = 10.0  # seconds that a process asked to stop waits for the mount
+_WAIT_SECONDS = 1.0  # that the end of a unit waits for the upload
+_END_UPLOAD_SECONDS = 10.0  # that a process asked to stop waits for the upload
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between the attempts of a save that must be made
 # Message on the last save when the work ends.
 _REACHED = {
     SAVED: "the work was saved and stopped here",
     COPIED: "the work was saved and stopped here; that the mount's copy was uploaded is not confirmed",
-    LOCAL: "the work was saved on this machine's disk alone, the mount did not accept it in time",
+    LOCAL: "the work was saved on this machine's disk alone, the workspace did not accept it in time",
     IN_MEMORY: "the last save is still being written, only the one before it is sure",
     REFUSED: "the last save was refused, only the one before it stands",
 }
@@ -38,33 +43,40 @@ class PhaseCheckpoints:
 
     Parameters
     ----------
-    store : the slots, the staging buffer and the leases.
-    unit : run and phase.
+    folder : the files.
+    run, name : of the phase.
     timer : schedule of the saves that are not forced.
     ending : as of `SaveSchedule`.
+    writer : runs the writes, in order.
+    durations : of the last save in this folder.
+    on_saved : called after each save that is on the disk.
+    on_acquired : called when this process begins to own the phase.
+
+    Attributes: `last_save`, status of the last save, None before the first; `lease`.
     """
 
-    def __init__(self, store: CheckpointStore, unit: CheckpointUnit, timer: SaveTimer, ending: Callable[[float], bool]):
-        self.store, self.unit, self.name = store, unit, unit.phase
-        self._timer, self._ending = timer, ending
-        self._lock_file = store.locks / f"{unit.run}--{unit.phase}.lock"
+    def __init__(
+        self, folder: CheckpointFolder, run: str, name: str, timer: SaveTimer, ending: Callable[[float], bool],
+        writer: BackgroundThread, durations: SaveDurations, on_saved: Callable[[], object],
+        on_acquired: Callable[[], object],
+    ):  # fmt: skip
+        self.folder, self.run, self.name = folder, run, name
+        self._timer, self._ending, self._writer, self._durations = timer, ending, writer, durations
+        self._on_saved, self._on_acquired = on_saved, on_acquired
+        self.last_save: SaveStatus | None = None
+        self.lease = PhaseLease(
+            folder.folder / "leases" / f"{fingerprint_json([run, name])[:16]}.json", f"run {run}, phase {name}",
+            process_id(), folder.mirror,
+        )  # fmt: skip
+        self._lock_file = folder.folder / "locks" / f"{run}--{name}.lock"
         self._lock: HeldLock | None = None
-        self._warned = self._listening = self._passed_over = self._refused = False
-        self.lease_holder = store.lease_holder(unit)
+        self._listening = self._refused = False
         self._taken_over: LeaseTakenOverError | None = None
-
-    @property
-    def last_save(self) -> SaveStatus | None:
-        """Status of the last save; None before the first."""
-        return self.store.last_saves.get(self.unit)
+        self._process = process_id()
 
     def due(self) -> bool:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
-        if self.store.uploader is not None:
-            self.store.uploader.retry_if_due()
-        if self._taken_over is not None or self._is_stopping():
-            return True
-        return not self.store.staging.is_allocating and self._timer.due()
+        return self._taken_over is not None or self._is_stopping() or self._timer.due()
 
     def due_in(self) -> float:
         """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
@@ -72,44 +84,117 @@ class PhaseCheckpoints:
 
     def _is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
-        return stop.requested is not None or self._ending(self.store.durations.seconds)
+        return stop.requested is not None or self._ending(self._durations.seconds)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
-        """Save a state, as `CheckpointManager.save_checkpoint`."""
-        self.store.check_process()
+        """Save a state, as `CheckpointManager.save_checkpoint`: copy it, and write it in the background."""
+        self._check_process()
         if not force and not self.due():
             return None
         if self._taken_over is not None:
             raise self._taken_over
         metrics = {key: _check_metric(key, value) for key, value in (metrics or {}).items()}
         layout = plan_state_layout(state, finite=True)
-        self.acquire(wait=False)
+        self.acquire()
+        self._writer.wait()  # of the write before: two states in memory, never three
+        began = time.perf_counter()
+        copy = np.empty(layout.size, np.uint8).data
+        layout.fill(copy)
+        blocking = time.perf_counter() - began
+        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.lease.to_dict()}
+        saved = {"run": self.run, "phase": self.name, **info, "status": IN_MEMORY}
+        status = self.last_save = SaveStatus(self.name, at=time.time())
+        publish_save_status(status)
+        self._timer.record_save()
         must = force or self._is_stopping()
-        if not must:
-            self.store.staging.prepare(layout.size)
-            if self.store.staging.is_allocating:  # for the first time: a later step copies without waiting for pages
-                self._passed_over = True
-                return None
-        with self.store.staging_lock(self.unit, self.store.deadline if must else _WAIT_SECONDS) as free:
-            if not free:
-                self._warn(WorkspaceError("The save before it is still being written", where=self.store.home_folder))
-                self._passed_over = True
-                return None  # still due: the next step tries again
-            info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
-            saved = self._hand_over(layout, {**info, "lease": self.lease_holder.lease.to_dict()}, force)
+        self._writer.submit(lambda: self._write(info, copy, must, status, saved, began, blocking))
         if self._taken_over is not None:
             raise self._taken_over
         if self._is_stopping():
-            self._end_work()
-        return saved
+            self._end_work(status)
+        return None if saved["status"] == REFUSED else saved
 
-    def _end_work(self) -> None:
+    def _write(
+        self, info: dict, copy: memoryview, must: bool, status: SaveStatus, saved: dict, began: float, blocking: float
+    ) -> None:
+        """Write the copied state, then push it where the workspace is elsewhere."""
+        written = self._write_or_warn(info, copy, must)
+        status.at = time.time()
+        if written is None:
+            status.where = saved["status"] = REFUSED
+            self._timer.record_refused()
+            return
+        self._timer.record_accepted()
+        self._durations.written = time.perf_counter() - began
+        self._timer.record_cost(blocking, self._durations.written - blocking)
+        status.sequence, status.where = written["sequence"], SAVED if self.folder.mirror is None else LOCAL
+        saved.update(written, status=status.where)
+        self._on_saved()
+
+        def pushed(where: str) -> None:
+            saved["status"], self._durations.copied = where, time.perf_counter() - began
+
+        self.push(status, pushed)
+
+    def _write_or_warn(self, info: dict, copy: memoryview, must: bool) -> dict | None:
+        """Return the description of the written file; None where it was refused.
+
+        must : repeat a refused write, with growing pauses.
+        """
+        for pause in chain(_PAUSES if must else (), (None,)):
+            try:
+                written = self.folder.write(self.run, self.name, info, copy)
+            except LeaseTakenOverError as error:
+                self._mark_taken_over(error)
+                return None
+            except (WorkspaceError, OSError, MemoryError) as error:
+                if not self._refused:
+                    _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
+                self._refused = True
+                if pause is not None:
+                    time.sleep(pause)
+                continue
+            self._refused = False
+            return written
+        return None
+
+    def push(self, status: SaveStatus, done: Callable[[str], object]) -> None:
+        """Push this run's files in the background where the workspace is elsewhere; `done` gets the new status."""
+
+        def pushed() -> None:
+            mirror = self.folder.mirror
+            status.where = COPIED if mirror is not None and mirror.remote.may_drop_files else SAVED
+            status.at = time.time()
+            done(status.where)
+
+        self.folder.push(self.run, self._check_lease, pushed)
+
+    def push_again(self) -> None:
+        """Push the last save again where the workspace did not take it."""
+        if self.last_save is not None and self.last_save.where == LOCAL:
+            self.push(self.last_save, bool)
+
+    def renew(self) -> None:
+        """Renew the lease; where another session has it, the next step ends the work."""
+        try:
+            self.lease.renew()
+        except LeaseTakenOverError as error:
+            self._mark_taken_over(error)
+
+    def _check_lease(self) -> None:
+        """Raise LeaseTakenOverError before files of another session would be overwritten on the remote."""
+        try:
+            self.lease.check()
+        except LeaseTakenOverError as error:
+            self._mark_taken_over(error)
+            raise
+
+    def _end_work(self, last: SaveStatus) -> None:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
-        store, last = self.store, self.store.last_saves[self.unit]
-        store.wait_home(store.deadline)
-        store.wait(
-            _END_UPLOAD_SECONDS if stop.requested is not None else reserved_save_seconds(store.durations.seconds)
-        )
+        self._writer.wait()
+        if self.folder.mirror is not None:
+            seconds = _END_UPLOAD_SECONDS if stop.requested is not None else None
+            self.folder.mirror.wait(seconds or reserved_save_seconds(self._durations.seconds))
         reached = _REACHED[last.where]
         if stop.requested is not None:
             _log.warning("Stopped: %s (%s)", reached, last)
@@ -128,39 +213,38 @@ class PhaseCheckpoints:
         process owns the phase.
         """
         if self._taken_over is not None:
-            self._taken_over, self.lease_holder.held = None, False
+            self._taken_over, self.lease.held = None, False
         self.acquire()
         self._listen()
-        found = self.latest()
-        if found is not None:
-            self.store.staging.prepare(found["bytes"])
-        return found
+        self.folder.pull(self.run)
+        return self.latest()
 
-    def acquire(self, wait: bool = True) -> None:
+    def acquire(self) -> None:
         """Own this phase until `release`, `CheckpointManager.close` or the end of the process.
 
-        wait : query the mount's lease too, and wait for it to expire.
         Raises CheckpointError when another living process owns it, on this or another machine; nothing was written
         then, and nothing is kept.
         """
-        self.store.check_process()
-        if self.lease_holder.held:
+        self._check_process()
+        if self.lease.held:
             return
         try:
-            self._lock = self._lock or acquire_lock_file(self._lock_file, f"run {self.unit.run}, phase {self.name}")
-        except WorkspaceError as error:  # a disk that refuses the lock file must not stop the work
-            self._warn(error)
+            self._lock = self._lock or acquire_lock_file(self._lock_file, f"run {self.run}, phase {self.name}")
+        except FileError as error:  # a disk that refuses the lock file must not stop the work
+            _log.warning("Checkpoints of %s: the run goes on. %s", self.name, error)
         try:
-            self.lease_holder.acquire(query_mount=wait, lock=self._lock)
+            self.lease.acquire(self._lock, self._saved_fence)
         except BaseException:
-            self.lease_holder.held = False
             self._unlock()
             raise
-        self.store.heartbeat.start()
+        self._on_acquired()
+
+    def _saved_fence(self) -> int:
+        return max((one["lease"]["fence"] for one in self.folder.infos(self.run, self.name)), default=0)
 
     def check_unlocked_by_others(self) -> None:
         """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
-        check_lock_file_free(self._lock_file, f"run {self.unit.run}, phase {self.name}")
+        check_lock_file_free(self._lock_file, f"run {self.run}, phase {self.name}")
 
     @contextmanager
     def acquired(self) -> Iterator["PhaseCheckpoints"]:
@@ -174,115 +258,65 @@ class PhaseCheckpoints:
 
     def release(self) -> None:
         """Release this phase; its checkpoints stay. No effect in a forked process."""
-        if not self.store.owned_by_this_process:
+        if self._process != process_id():
             return
-        self.store.wait_home()
-        self.lease_holder.renew(released=True)
+        self._writer.wait()
+        try:
+            self.lease.renew(released=True)
+        except LeaseTakenOverError:  # it is the other session's
+            self.lease.held = False
         self._unlock()
         if self._listening:
             self._listening = False
             stop.remove_listener()
 
     def is_saved(self) -> bool:
-        """Wait for the last write; return True when the last state given to `save` is on the disk.
-
-        False when that save was skipped because the one before was still being written or its pages were being made.
-        """
-        self.store.wait_home()
-        last = self.last_save
-        return not self._passed_over and last is not None and last.where not in (IN_MEMORY, REFUSED)
+        """Wait for the last write; return True when the last state given to `save` is on the disk."""
+        self._writer.wait()
+        return self.last_save is not None and self.last_save.where not in (IN_MEMORY, REFUSED)
 
     def wait_uploaded(self) -> None:
-        """Wait for the last save, for a mount at most one second.
+        """Wait for the last save, for its upload at most one second.
 
-        Raises TakenOverError when it was refused because another session works on the unit: its result must not be
-        registered then.
+        Raises LeaseTakenOverError when another session works on the phase: its result must not be registered then.
         """
-        self.store.wait_home()
-        if self.store.uploader is not None:
-            self.store.uploader.wait(_WAIT_SECONDS)
+        self._writer.wait()
+        if self.folder.mirror is not None:
+            self.folder.mirror.wait(_WAIT_SECONDS)
         if self._taken_over is not None:
             raise self._taken_over
 
-    def release_slots(self) -> None:
-        """Return the unit's slots to the pool after its artifact is registered; they can be read until another unit
-        overwrites them.
+    def remove_files(self) -> None:
+        """Delete the phase's files after its artifact is registered, or its result stored.
 
-        Raises TakenOverError when another session works on the unit: then the slots are that session's.
+        Raises LeaseTakenOverError when another session works on the phase: then they are that session's.
         """
-        self.store.check_process()
+        self._check_process()
         self.wait_uploaded()
-        holder = self.lease_holder.lease.to_dict() if self.lease_holder.held else None
         try:
-            self.store.release(self.unit, holder)
+            self.folder.remove(self.run, self.name)
         except WorkspaceError as error:
-            self._warn(error)
+            _log.warning("Checkpoints of %s stay: %s", self.name, error)
 
     def latest(self) -> dict | None:
-        """Return the newest verified checkpoint, without owning the phase, as `CheckpointStore.load_latest`."""
-        return self.store.load_latest(self.unit, self.lease_holder.lease.fence)
+        """Return the newest verified checkpoint, without owning the phase, as `CheckpointFolder.load`."""
+        self._check_process()
+        self._writer.wait()
+        return self.folder.load(self.run, self.name)
 
     def latest_info(self) -> dict | None:
-        """Return the newest checkpoint's description, as `CheckpointStore.latest_info`."""
-        return self.store.latest_info(self.unit)
+        """Return the newest checkpoint's description, unverified; None without one."""
+        self._writer.wait()
+        return next(iter(self.folder.infos(self.run, self.name)), None)
 
-    def _hand_over(self, layout: SafetensorsLayout, info: dict, force: bool) -> dict | None:
-        """Copy the state now; write it now, or in the background while training continues. NonFiniteError changes
-        nothing; a save that is refused is due again soon.
-        """
-        store, began = self.store, time.perf_counter()
-        staged = store.staging.copy(layout)
-        blocking = time.perf_counter() - began
-        saved = {"run": self.unit.run, "phase": self.name, **info, "status": IN_MEMORY}
-        status = store.last_saves[self.unit] = SaveStatus(self.name, at=time.time())
-        self._passed_over = False
-        publish_save_status(status)
-        self._timer.record_save()
-
-        def write() -> None:
-            written, on_mount = self._write_or_warn(info, staged, force)
-            status.at = time.time()
-            if written is None:
-                status.where = saved["status"] = REFUSED
-                self._timer.record_refused()
-                return
-            self._timer.record_accepted()
-            store.durations.written = time.perf_counter() - began
-            self._timer.record_cost(blocking, store.durations.seconds - blocking)
-            status.sequence, status.where = written["sequence"], SAVED if store.uploader is None else LOCAL
-            saved.update(written, status=status.where)
-            if store.uploader is not None and on_mount:
-                store.uploader.discard(self.unit)
-                copied()
-            elif store.uploader is not None:
-                store.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.mount_fence)
-            store.on_saved()
-
-        def copied() -> None:
-            status.where, status.at, saved["status"] = COPIED, time.time(), COPIED
-            # a copy that waited for an unresponsive mount does not predict the next
-            if store.uploader is not None and not store.uploader.unresponsive:
-                store.durations.copied = time.perf_counter() - began
-                self._timer.record_cost(blocking, store.durations.seconds - blocking)
-
-        store.executor.submit(write)
-        return None if saved["status"] == REFUSED else saved
-
-    def _write_or_warn(self, info: dict, staged: memoryview, force: bool) -> tuple[dict | None, bool]:
-        """Return as `CheckpointStore.write`; (None, False) where it was refused."""
-        try:
-            fence, last = self.lease_holder.mount_fence, self._is_stopping()
-            written = self.store.write(self.unit, info, staged, mount_fence=fence, force=force, last=last)
-        except LeaseTakenOverError as error:
-            self._mark_taken_over(error)
-            return None, False
-        except (WorkspaceError, CheckpointError, OSError, RuntimeError, MemoryError) as error:
-            if not self._refused:
-                _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
-            self._refused = True
-            return None, False
-        self._warned = self._refused = False
-        return written
+    def _check_process(self) -> None:
+        """Raise CheckpointError in a forked process: the writing thread and the leases are its parent's."""
+        if self._process != process_id():
+            raise CheckpointError(
+                "This CheckpointManager belongs to another process", where=self.folder.folder,
+                got="a process made by fork", wanted="the process that opened it",
+                next_step="open a CheckpointManager in the process that saves",
+            )  # fmt: skip
 
     def _mark_taken_over(self, error: LeaseTakenOverError) -> None:
         """Make the next step end the work: another session continues it."""
@@ -300,15 +334,9 @@ class PhaseCheckpoints:
             self._listening = True
             stop.listen()
 
-    def _warn(self, error: Exception) -> None:
-        """Log one warning until a save works again; a refused save has its own."""
-        if not self._warned:
-            _log.warning("Checkpoints of %s: the run goes on. %s", self.name, error)
-        self._warned = True
-
 
 def check_phase_name(name: str, field: str) -> str:
-    """Return the name if it is legal in a slot. Raises SettingsError with a legal one.
+    """Return the name if it is legal in a file's name. Raises SettingsError with a legal one.
 
     field : what is named.
     """
@@ -316,7 +344,7 @@ def check_phase_name(name: str, field: str) -> str:
         return name
     proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"
     raise SettingsError(
-        f"A {field}'s name is written into every slot",
+        f"A {field}'s name becomes the name of a file",
         where=field, got=repr(name), wanted="letters, digits and . _ = - (100 at most)", next_step=f"use {proposal!r}",
     )  # fmt: skip
 

@@ -4,10 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ml_factory.checkpoints.store import CheckpointStore, open_checkpoint_stores
-from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, REFUSED
-from ml_factory.storage.pending_uploads import list_pending_uploads
+from ml_factory.checkpoints.save_status import COPIED, IN_MEMORY, LOCAL, REFUSED
+
+if TYPE_CHECKING:
+    from ml_factory.checkpoints.manager import CheckpointManager
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class SafeStopResult:
 
 def safe_stop(
     seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (), flush: Callable[[], object] | None = None,
-    on_status: Callable[[str], object] = print, stores: Sequence[CheckpointStore] | None = None,
+    on_status: Callable[[str], object] = print, managers: "Sequence[CheckpointManager]",
 ) -> SafeStopResult:  # fmt: skip
     """Wait for every write, run `logs`, and `flush` the mount (on Colab: flush and unmount).
 
@@ -31,23 +33,20 @@ def safe_stop(
     flush : confirms the mount's upload; on a mount without `flush` the upload stays unconfirmed, and the result is not
         safe.
     on_status : receives what is waited for, each checkpoint's status, and the result, as text.
-    stores : those to wait for; None: all that this process has open.
+    managers : those to wait for.
     """
     ends = time.monotonic() + seconds
-    stores = open_checkpoint_stores() if stores is None else stores
-    saves = [status for store in stores for status in store.last_saves.values()]
+    saves = [status for manager in managers for status in manager.last_saves]
     if any(status.where in (IN_MEMORY, LOCAL) for status in saves):
         on_status(f"Stopping safely: waiting up to {seconds:.0f} s for the checkpoints")
-    written = [store.wait(max(0.0, ends - time.monotonic())) for store in stores]
+    written = [manager.wait(max(0.0, ends - time.monotonic())) for manager in managers]
     for status in saves:
         on_status(f"  {status}")
     failure = "" if all(written) else "a checkpoint is not in the workspace yet"
     if not failure and any(status.where == REFUSED for status in saves):
         failure = "the last save was refused, only the checkpoint before it stands"
-    if not failure and (unfinished := list_pending_uploads()):
-        failure = f"on this machine's disk alone, until it is run again: {', '.join(unfinished)}"
     failure = failure or _in_time([*logs, *([flush] if flush else [])], ends)
-    if not failure and flush is None and any(store.mount is not None for store in stores):
+    if not failure and flush is None and any(status.where == COPIED for status in saves):
         failure = "copied to the mount, and the upload is not confirmed"
     reached = "; ".join(map(str, saves))
     text = "Safe to stop: every checkpoint is in the workspace"

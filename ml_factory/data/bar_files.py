@@ -52,7 +52,7 @@ def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, sk
 def resolve_bars_file(source: str | os.PathLike) -> Path:
     """Return the local path of the user's file; a file in a bucket is downloaded."""
     if "://" in os.fspath(source):
-        return importlib.import_module("ml_factory.storage.bucket_sync").download_bucket_file(os.fspath(source))
+        return importlib.import_module("ml_factory.storage.mirror").download_bucket_file(os.fspath(source))
     return Path(source).expanduser()
 
 

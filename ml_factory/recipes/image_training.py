@@ -21,9 +21,9 @@ from ml_factory.recipes.resnet50 import NAME, ResNetSpec, ResNetTraining
 from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.run_folder import RunFolder
-from ml_factory.storage.bucket_sync import BucketMirror, download_bucket_file
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.mirror import Mirror, download_bucket_file
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device, pick_device
@@ -221,7 +221,7 @@ def _upload(path: Path, bucket: str) -> str:
     url = bucket if "://" in bucket else f"gs://{bucket}"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(path, Path(folder) / path.name)
-        BucketMirror(url, folder).push()
+        Mirror(url, folder).push()
     return f"{url.rstrip('/')}/{path.name}"
 
 
@@ -248,7 +248,7 @@ class _LogFolder:
     """Folder of the logs, and its copy in a bucket after every epoch."""
 
     def __init__(self, own: Path, logdir: str):
-        self._bucket = BucketMirror(logdir.rstrip("/")) if logdir.startswith("gs://") else None
+        self._bucket = Mirror(logdir.rstrip("/")) if logdir.startswith("gs://") else None
         self.folder = self._bucket.folder if self._bucket else Path(logdir).expanduser() if logdir else own
         if self._bucket:
             self._bucket.pull()  # a log that another machine began is continued

@@ -40,11 +40,11 @@ class RecipeRun:
         return (self.tracker.log,)
 
     def finish(self, result: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Store the result, close the log with the summary, and return the checkpoints' slots."""
+        """Store the result, close the log with the summary, and delete the checkpoints."""
         self.phase.wait_uploaded()
         files.write_json(self.folder.folder / RESULT, result)
         self.tracker.finish(dict(summary))
-        self.phase.release_slots()
+        self.phase.remove_files()
         self.folder.end()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError, FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.storage.bucket_sync import BucketMirror, download_bucket_file
 from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.mirror import Mirror, download_bucket_file
 
 shard_lists = LazyModule("webdataset.shardlists")
 PIPE = "pipe:"
@@ -35,7 +35,7 @@ def _local(address: str, allow_pipe: bool) -> list[Path]:
     if address.startswith(PIPE):
         return [_printed(address.removeprefix(PIPE).strip(), allow_pipe)]
     if address.startswith("gs://") and not address.endswith(".tar"):
-        mirror = BucketMirror(address.rstrip("/"))
+        mirror = Mirror(address.rstrip("/"))
         mirror.pull()
         return _of_folder(mirror.folder, address)
     if address.startswith("gs://"):

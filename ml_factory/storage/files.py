@@ -27,6 +27,7 @@ from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_values
 from ml_factory.storage.atomic_replace import (
     commit_atomic_replace,
+    flush_to_disk,
     open_temporary_file,
     sweep_temporary_files,
     temporary_path,
@@ -174,6 +175,31 @@ class Files:
             found += [os.stat(os.path.join(folder, name)).st_size for name in sorted(names)]
         return found
 
+    @_operation
+    def size_and_time(self, path: Path) -> list[int]:
+        """Return the file's bytes and its time in nanoseconds."""
+        found = os.stat(path)
+        return [found.st_size, found.st_mtime_ns]
+
+    @_operation
+    def tree(self, path: Path) -> dict[str, list[int]]:
+        """Return the name below the folder -> `size_and_time`, of all files in it but links; {} where it does not
+        exist.
+        """
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        found: dict[str, list[int]] = {}
+        for folder, _, names in os.walk(path, onerror=refuse) if os.path.lexists(path) else ():
+            for one in (os.path.join(folder, name) for name in names):
+                self._alive()
+                with suppress(FileNotFoundError):
+                    facts = os.lstat(one)
+                    if facts.st_mode & 0o170000 == 0o100000:
+                        found[os.path.relpath(one, path)] = [facts.st_size, facts.st_mtime_ns]
+        return found
+
     def is_same(self, path: str | os.PathLike, other: str | os.PathLike) -> bool:
         """Return True when both paths lead to one file; files on different mounts are not compared."""
         return mount_of(path) == mount_of(other) and self._have_one_file(path, os.path.abspath(other))
@@ -310,6 +336,19 @@ class Files:
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    @_operation
+    def overwrite(self, path: Path, source: str) -> None:
+        """Write a local file's content over `path` in place, and flush it; an interrupted write leaves a torn file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.stat().st_nlink > 1:  # under its other name it stays as it is
+            path.unlink()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with open(source, "rb") as file, open(descriptor, "wb") as copy:
+            self._copy(file, copy)
+            copy.truncate()
+            copy.flush()
+            flush_to_disk(copy.fileno())
 
     def _copy(self, source: Any, target: Any) -> None:
         while piece := source.read(_PIECE):

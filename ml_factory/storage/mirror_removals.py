@@ -1,6 +1,6 @@
-"""Removals in the local mirror of a bucket: noted by the library's own deletions, made in the bucket by the next push.
+"""Removals in the mirror of a workspace: noted by the library's own deletions, made on the remote by the next push.
 
-A file that is only missing stays in the bucket.
+A file that is only missing stays there.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_factory.storage.json_values import parse_json
 
-LEDGER, REMOVALS = ".bucket.json", ".bucket-removals"  # in the mirror's folder
+LEDGER, REMOVALS = ".mirror.json", ".mirror-removals"  # in the mirror's folder
 
 
 def note_removal(path: Path) -> None:

@@ -29,7 +29,6 @@ VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
 _DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
-_SEAL = "__seal__"  # of a checkpoint: its last bytes, which belong to no value
 _PLAIN_DTYPE = re.compile(r"[<>|]([biufcmM])(\d{1,2})(\[\d*[A-Za-zμ]{1,7}\])?|[<>|][US]\d{1,9}")
 # Dtypes that safetensors and NumPy both have; others are stored as raw bytes with their dtype's name.
 _TENSORS = {*DTYPES, "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
@@ -84,7 +83,6 @@ def deserialize_state(data: bytes | bytearray, *, tensors: bool = True) -> dict:
         )  # each name once: the library takes the last
         arrays = _Arrays(load(bytes(data)))
         arrays.tensors = tensors
-        arrays.pop(_SEAL, None)
         tree = parse_json(bytes(arrays.pop(_TREE)), largest=None, deepest=_DEEPEST_TREE)
         version = tree["version"]
         if type(version) is int and version > VERSION:

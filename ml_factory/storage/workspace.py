@@ -5,19 +5,24 @@ The root is the given one, else $ML_FACTORY_ROOT, else Google Drive on Colab, el
 """
 
 import functools
-import importlib
+import logging
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from ml_factory.errors import FileError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.errors import (
+    FileError,
+    NotPreparedError,
+    SettingsError,
+    UnresponsiveMountError,
+    WorkspaceError,
+    did_you_mean,
+)
 from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
-
-if TYPE_CHECKING:
-    from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage.mirror import Mirror, open_mirror
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
@@ -25,7 +30,8 @@ SYMBOL_LENGTH = 32
 BAR_MINUTES = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)  # lengths that raw bars may have
 _RAW = re.compile(r"(.+)_([1-9]\d?)m\.parquet")
 _SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
-_buckets: dict[Path, "BucketMirror | None"] = {}  # root of an opened workspace -> its bucket's mirror, or None
+_mirrors: dict[Path, Mirror | None] = {}  # root of an opened workspace -> what mirrors it elsewhere
+_log = logging.getLogger("ml_factory")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -80,49 +86,60 @@ class Workspace:
 
     Parameters
     ----------
-    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_workspace_root`). A bucket
-        is mirrored in a local folder, `root`: small files are downloaded at once, a symbol's bars and data when they
-        are first used, and `push` uploads what was written.
+    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_workspace_root`). A folder on
+        a mount and a bucket have a local working copy, `root`: small files are downloaded at once, a symbol's bars and
+        data when they are first used, and `push` uploads what was written.
 
-    Raises WorkspaceError when the root is a file, cannot be written, or is a bucket that does not answer.
+    Attributes: `address`, what was given, with which another process opens this workspace; `root`, the local folder.
+
+    Raises WorkspaceError when the root is a file, cannot be written, or does not answer where it is elsewhere.
     """
 
     def __init__(self, root: "str | os.PathLike | Workspace | None" = None):
-        if isinstance(root, Workspace):
-            root = root.address
-        text = os.fspath(root).strip() if root is not None else ""
+        given = root.address if isinstance(root, Workspace) else root
+        text = os.fspath(given).strip() if given is not None else ""
         if not text and "://" in os.environ.get("ML_FACTORY_ROOT", ""):
             text = os.environ["ML_FACTORY_ROOT"].strip()
-        # Imported on demand: a folder needs only the standard library, before packages are installed.
-        self._bucket = (
-            importlib.import_module("ml_factory.storage.bucket_sync").BucketMirror(text) if "://" in text else None
-        )
+        if "://" not in text:
+            text = os.path.abspath(Path(text).expanduser() if text else default_workspace_root())
+        self.address: str = text
+        self._mirror = open_mirror(text) if "://" in text or files.is_remote(text) else None
         self._pulled: set[str] = set()
-        self.files = files  # reads and writes everything in this workspace, also where a mount may hang
-        folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_workspace_root()
-        self.root = Path(os.path.abspath(folder))
-        _buckets[self.root] = self._bucket
+        self.files = files
+        self.root = Path(text) if self._mirror is None else self._mirror.folder
+        _mirrors[self.root] = self._mirror
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
+            if self._mirror and "://" not in text:  # a user looks for them there
+                _make_folder(Path(text) / folder.relative_to(self.root))
         if not self.files.is_writable(self.root):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")
 
-    @property
-    def address(self) -> str:
-        """The argument with which another process opens this workspace."""
-        return self._bucket.url if self._bucket else str(self.root)
-
     def push(self) -> None:
-        """Upload local changes to the bucket; no effect for a folder."""
-        if self._bucket:
-            self._bucket.push()
+        """Upload local changes to the mount or bucket; no effect for a local folder. One that refuses costs a warning,
+        and the next push uploads what is missing.
+        """
+        if self._mirror:
+            try:
+                self._mirror.push()
+            except WorkspaceError as error:
+                _log.warning("The newest files are on this machine alone, in %s: %s", self.root, error)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the uploads in the background; return False where something is on this machine alone."""
+        return self._mirror is None or self._mirror.wait(seconds)
 
     def _pull(self, *places: str) -> None:
         """Download these prefixes once per opened workspace, so that later local changes are not undone."""
         pending = [place for place in places if place not in self._pulled]
-        if self._bucket and pending:
-            self._bucket.pull(*pending)
+        if self._mirror and pending:
+            try:
+                self._mirror.pull(*pending)
+            except UnresponsiveMountError as error:
+                if not self._mirror.has_synchronized():
+                    raise
+                _log.warning("Only the local copy %s is used: %s", self.root, error)
             self._pulled.update(pending)
 
     @property
@@ -201,28 +218,19 @@ def workspace_symbols(workspace: Workspace) -> list[str]:
     return sorted({found[0] for found in map(parse_raw_bars_name, workspace.files.names(workspace.raw)) if found})
 
 
-def is_bucket_mirror(root: Path) -> bool:
-    """Return True for the root of an opened workspace that is in a bucket."""
-    return _buckets.get(root) is not None
-
-
-def pull_workspace_checkpoints(root: Path, place: str = "checkpoints/") -> None:
-    """Download what other machines changed below `place` of the workspace at `root`; no effect for a folder."""
-    bucket = _buckets.get(root)
-    if bucket:
-        bucket.pull(place)
-
-
-def push_workspace_checkpoints(root: Path, place: str = "checkpoints/") -> None:
-    """Upload what changed below `place` of the workspace at `root` in the background; no effect for a folder."""
-    bucket = _buckets.get(root)
-    if bucket:
-        bucket.push_in_background(place)
+def mirror_of(folder: Path) -> tuple[Mirror | None, Path]:
+    """Return (mirror, local folder) of a folder in an opened workspace or on a mount; else (None, the folder)."""
+    mirror = _mirrors.get(folder.parent)
+    if mirror is None and files.is_remote(folder):
+        mirror = open_mirror(str(folder.parent))
+        mirror.pull(f"{folder.name}/")
+        return mirror, mirror.folder / folder.name
+    return mirror, folder
 
 
 def push_workspace_on_exit(verb: Verb) -> Verb:
-    """Decorate a function whose first argument is a workspace: its changes are uploaded to the bucket, also when it
-    fails, because complete checkpoints and parts are worth keeping.
+    """Decorate a function whose first argument is a workspace: its changes are uploaded where it is elsewhere, also
+    when it fails, because complete checkpoints and parts are worth keeping.
     """
 
     @functools.wraps(verb)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.leases import LeaseTakenOverError
+from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets, redact_values

@@ -52,8 +52,7 @@ def restore_artifact_or_checkpoints(
 ) -> str:
     """Restore this run from W&B; return the kind restored, or "" for none.
 
-    The first of `kinds` that W&B has goes into the registry, else CHECKPOINTS into the manager's slots and the files of
-    the snapshot.
+    The first of `kinds` that W&B has goes into the registry, else CHECKPOINTS to the files of the snapshot.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ def restore_artifact_or_checkpoints(
     with tempfile.TemporaryDirectory() as folder:
         kind = names.get(_fetch(list(names), Path(folder)), "")
         if kind == CHECKPOINTS:
-            snapshot.restore_into(Path(folder), manager.store.home, manager.store.keep_last)
+            snapshot.restore_into(Path(folder))
         elif kind:
             registry.import_artifact(Path(folder))
     return kind

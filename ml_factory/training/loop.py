@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ml_factory.checkpoints.save_status import REFUSED
 from ml_factory.checkpoints.stop_signals import stop
-from ml_factory.checkpoints.uploader import REFUSED
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelFitResult, log_flat_training_loss, restore_callback_history
 from ml_factory.progress import progress_phase

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX
 from ml_factory.errors import CheckpointError, FileError, SettingsError
 from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
@@ -44,7 +44,7 @@ _ABANDONED_SECONDS = 24 * 3600
 class RemovableItem:
     """One thing that nothing needs.
 
-    kind : "checkpoints", "model", "results", "prepared data", "log segments", "compiled kernels", "compiled programs"
+    kind : "model", "results", "prepared data", "log segments", "compiled kernels", "compiled programs"
         or "leftover".
     path : folder or file.
     size : bytes that its deletion frees.
@@ -112,9 +112,9 @@ def clean(
     workspace: Workspace | str | Path, symbol: str, keep: int = 3, *, dry_run: bool = False,
     listed: CleanResult | None = None,
 ) -> CleanResult:  # fmt: skip
-    """Delete what nothing needs any more: checkpoints of finished runs, older models and their results, superseded
-    prepared data, many small log segments (merged), kernels compiled from other sources, programs compiled for
-    accelerators that no process used for a day, and what killed processes left: half-prepared data, temporary copies.
+    """Delete what nothing needs any more: older models and their results, superseded prepared data, many small log
+    segments (merged), kernels compiled from other sources, programs compiled for accelerators that no process used for
+    a day, and what killed processes left: half-prepared data, temporary copies.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
@@ -156,7 +156,7 @@ def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[
     used = _artifacts_in_use(artifacts, stored.runs, data.current, keep)
     old_models = [one for one in artifacts if one.path not in used and registry.is_persisted(one)]
     old_runs = _superseded_runs(stored.runs, artifacts, used, keep)
-    items = [*_checkpoint_items(workspace), *_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
+    items = [*_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
     items += [*_interrupted_data_items(data), *_temporary_copy_items()]
     items += [_log_item(workspace, run) for run in stored.runs if run.ended and run not in old_runs]
     kept = tuple(f"kept: models, results and data, since {path} has no readable record" for path in stored.unknown)
@@ -236,20 +236,6 @@ def _data_in_use(
 # ---------------------------------------------------------------------- items
 
 
-def _checkpoint_items(workspace: Workspace) -> Iterator[RemovableItem]:
-    with CheckpointManager(workspace.checkpoints) as manager:
-        size = manager.store.free_slot_bytes()
-
-    def empty() -> bool:
-        with CheckpointManager(workspace.checkpoints) as manager:
-            manager.store.empty_free_slots()
-        return True
-
-    if size:
-        why = "of finished runs, of any symbol; the files stay, empty"
-        yield RemovableItem("checkpoints", workspace.checkpoints, size, why, empty)
-
-
 def _model_item(
     workspace: Workspace, registry: ArtifactRegistry, artifact: Artifact, run: StoredRun | None
 ) -> RemovableItem:
@@ -270,6 +256,9 @@ def _results_item(workspace: Workspace, run: StoredRun, model: Path | None) -> R
         with run.locked(workspace):
             if model is not None and files.is_folder(model):  # it was kept
                 return False
+            for name in (run.run_id, f"{run.run_id}{USER_SUFFIX}"):
+                if files.is_folder(checkpoints := stored_path(workspace.checkpoints, name)):
+                    files.remove_folder(checkpoints)
             files.remove_folder(path)
         return True
 

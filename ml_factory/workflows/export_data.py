@@ -18,8 +18,8 @@ from ml_factory.data.databases.selected_rows import SelectedRows
 from ml_factory.data.databases.selection import RowSelection, check_output_format, format_time
 from ml_factory.errors import DatabaseError
 from ml_factory.progress import progress_phase
-from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.files import files
+from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.workspace import nearest_legal_symbol
 from ml_factory.workflows.results.base import Result
 
@@ -81,7 +81,7 @@ def export_data(
     started, address, suffix = time.perf_counter(), parse_database_address(source), check_output_format(str(output))
     selection = RowSelection(table, symbol, start, end, columns, time_column, symbol_column)
     folder, in_bucket, name = str(output).rpartition("/") if "://" in str(output) else ("", "", "")
-    mirror = BucketMirror(folder) if in_bucket else None
+    mirror = Mirror(folder) if in_bucket else None
     path = mirror.folder / name if mirror else Path(output).expanduser().absolute()
     record = path.with_name(path.name + RECORD_SUFFIX)
     with progress_phase("opening"):

@@ -82,8 +82,7 @@ def train_with_holdout(
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(training_log_summary(artifact), artifact=artifact)
         if registry.is_persisted(artifact):  # else only its checkpoints are
-            phase.release_slots()
-            manager.release_user_saves()
+            phase.remove_files()
             run.end()
     return artifact
 
@@ -156,7 +155,7 @@ def complete_train_log(
 ) -> None:
     """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
 
-    Once the artifact is persisted, the slots of the run's checkpoints are released.
+    Once the artifact is persisted, the run's checkpoints are deleted.
     """
     history = history_log_steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
@@ -171,8 +170,7 @@ def complete_train_log(
                 open_run_checkpoints(workspace.checkpoints, run) as manager,
                 manager.phase(fit_phase_name(spec.model)).acquired() as phase,
             ):
-                phase.release_slots()
-                manager.release_user_saves()
+                phase.remove_files()
         run.end()
 
 

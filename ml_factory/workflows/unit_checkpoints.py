@@ -86,7 +86,7 @@ class LoggedCheckpoints(UnitCheckpoints):
 class FoldCheckpoints:
     """Checkpoints of folds: an outer phase for the forecasts of finished folds, and one for the fit inside each fold.
 
-    The slots of a fold are released once its forecasts are in the outer checkpoint.
+    The checkpoints of a fold are deleted once its forecasts are in the outer checkpoint.
     model : its name.
     machine : this machine, as of `UnitCheckpoints`.
     """
@@ -103,7 +103,7 @@ class FoldCheckpoints:
         before = self._inner.keys() - self._released
         if before and self._phase.is_saved():
             for one in sorted(before):
-                self._fit(one).release_slots()
+                self._fit(one).remove_files()
             self._released.update(before)
         self._inner[fold] = UnitCheckpoints(self._fit(fold), self._machine, format_fit_progress)
         return self._inner[fold]
@@ -113,9 +113,9 @@ class FoldCheckpoints:
         self.outer.record_machine_change([*result.nondeterminism, *self._inner[fold].machine_differences])
 
     def release(self) -> None:
-        """Release all slots: the forecasts of the folds are stored in a file."""
+        """Delete all checkpoints: the forecasts of the folds are stored in a file."""
         for phase in (self._phase, *map(self._fit, range(self._folds))):
-            phase.release_slots()
+            phase.remove_files()
 
     @property
     def resumed(self) -> int:

@@ -10,8 +10,7 @@ import pytest
 
 from ml_factory.checkpoints import compute_session, session_lifetimes
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.store import StorageTiers
-from ml_factory.checkpoints.uploader import COPIED
+from ml_factory.checkpoints.save_status import SAVED
 from ml_factory.errors import SettingsError, WorkspaceError
 
 
@@ -123,13 +122,11 @@ def test_session_record_that_hangs_or_fails_does_not_stop_saves(monkeypatch, tmp
 
     monkeypatch.setattr(session_lifetimes.files, "write_json", write)
     hung, full = compute_session.ComputeSession(tmp_path / "hung"), compute_session.ComputeSession(tmp_path / "full")
-    with CheckpointManager(
-        tmp_path / "a", on_saved=hung.record_alive, tiers=StorageTiers(tmp_path / "local")
-    ) as manager:
+    with CheckpointManager(tmp_path / "a", on_saved=hung.record_alive) as manager:
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
             assert manager.wait(60)
-        assert manager.phase("p").last_save.where == COPIED and calls == ["hung"]
+        assert manager.phase("p").last_save.where == SAVED and calls == ["hung"]
     with CheckpointManager(tmp_path / "b", on_saved=full.record_alive, background=False) as manager:
         assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
     hung._writer._end()

@@ -99,10 +99,7 @@ KINDS = {
     "model's record": FileKind("models/DEMO/*/artifact.json", predicted, sealed=False),
     "predictions": FileKind("results/DEMO/*/predictions.parquet", stored_predictions),
     "checkpoint": FileKind(
-        "checkpoints/slot-*.ckpt", checkpoint, also=lambda root: [np.full(40, 1.0), np.full(40, 2.0)]
-    ),
-    "checkpoint's record": FileKind(
-        "checkpoints/slot-*.json", checkpoint, also=lambda root: [np.full(40, 1.0), np.full(40, 2.0)]
+        "checkpoints/mine/*.ckpt", checkpoint, also=lambda root: [np.full(40, 1.0), np.full(40, 2.0)]
     ),
     "bundle": FileKind("results/DEMO/*/*.bundle", bundle),
     "run's record": FileKind("results/DEMO/*/run.json", listed, sealed=False),

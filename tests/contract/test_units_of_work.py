@@ -75,7 +75,7 @@ def facts(done: subprocess.CompletedProcess, workspace: Path) -> dict:
 
 
 def slots(workspace: Path) -> list[Path]:
-    return sorted(workspace.glob("checkpoints/slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    return sorted(workspace.glob("checkpoints/*/*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def damage_newest_checkpoint(workspace: Path, moment: float) -> None:
@@ -87,8 +87,8 @@ def damage_newest_checkpoint(workspace: Path, moment: float) -> None:
 
 def lose_part_of_disk(workspace: Path, moment: float) -> None:
     luck = np.random.default_rng(int(moment * 2**32))
-    described, results = workspace.glob("checkpoints/slot-*.json"), workspace.glob("results/DEMO/**/*")
-    for paths, share in ((slots(workspace)[1:], 0.4), (sorted(described), 0.5), (sorted(results), 0.3)):
+    results = workspace.glob("results/DEMO/**/*")
+    for paths, share in ((slots(workspace)[1:], 0.4), (sorted(results), 0.3)):
         for path in paths:
             if path.is_file() and luck.random() < share:
                 path.unlink()

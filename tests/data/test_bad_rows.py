@@ -7,7 +7,7 @@ import pytest
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -110,13 +110,13 @@ def test_load_bars_unknown_symbol_error_lists_existing_symbols(make_raw, place, 
 
 def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_raw, place, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    there = BucketMirror(gcs_bucket, tmp_path / "theirs")
+    there = Mirror(gcs_bucket, tmp_path / "theirs")
     make_raw(400).to_csv(there.folder / "bars.csv", index=False)
     (there.folder / "other.csv").write_text("not asked for")
     there.push()
     address, copies = f"{gcs_bucket}/bars.csv", []
-    copy = BucketMirror._copy
-    monkeypatch.setattr(BucketMirror, "_copy", lambda self, name, facts: (copies.append(name), copy(self, name, facts)))
+    copy = Mirror._copy
+    monkeypatch.setattr(Mirror, "_copy", lambda self, name, facts: (copies.append(name), copy(self, name, facts)))
     for _ in range(2):
         assert import_bars(address, place, "MES").rows == 400
     assert copies == ["bars.csv"]

@@ -5,11 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints.disk import Disk
-from ml_factory.checkpoints.leases import write_lease_file
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import CheckpointUnit
-from ml_factory.errors import CheckpointError, FileError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError
 from ml_factory.storage.atomic_replace import temporary_path
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, file_lock, release_lock_file
@@ -26,37 +23,18 @@ def victim(tmp_path):
     assert path.read_bytes() == TEXT
 
 
-def test_checkpoint_slots_behind_links_are_not_overwritten(tmp_path, victim):
-    folder = tmp_path / "checkpoints"
-    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
-        for step in range(4):
-            manager.save_checkpoint("p", {"step": step}, force=True)
-    slots = sorted(folder.glob("slot-*.ckpt"))
-    for slot in slots:  # each of them in turn would be the next to be written
-        slot.unlink()
-        slot.symlink_to(victim)
-    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
-        assert manager.load_latest_checkpoint("p") is None
-        for step in range(6):
-            assert manager.save_checkpoint("p", {"step": step}, force=True)
-        assert manager.load_latest_checkpoint("p")["state"] == {"step": 5}
-    assert all(slot.is_symlink() for slot in slots)
-
-
-def test_slot_manifests_and_leases_behind_links_are_not_overwritten(tmp_path, victim):
+def test_checkpoints_and_leases_behind_links_are_replaced_and_their_targets_kept(tmp_path, victim):
     folder = tmp_path / "checkpoints"
     for life in range(2):
-        with CheckpointManager(folder, run="run", background=False) as manager:
+        with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
             for step in range(6):
-                assert manager.save_checkpoint("p", {"step": step + 6 * life}, force=True)
-            assert manager.load_latest_checkpoint("p")["state"] == {"step": 5 + 6 * life}
-        texts = [*folder.glob("slot-*.json"), *(folder / "leases").glob("*.json")]
-        assert len(texts) > 2
-        for path in texts:
+                assert manager.save_checkpoint("p", {"step": step}, force=True)
+            assert manager.load_latest_checkpoint("p")["state"] == {"step": 5}, life
+        for path in [*folder.glob("run/*"), *folder.glob("leases/*")]:
             path.unlink()
             path.symlink_to(victim)
-    with pytest.raises(WorkspaceError):
-        write_lease_file(Disk(), folder, CheckpointUnit("run", "p"), {"fence": 9, "seen": 1.0})
+    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
+        assert manager.load_latest_checkpoint("p") is None
 
 
 @pytest.mark.parametrize("dangling", [False, True])
@@ -75,13 +53,12 @@ def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
     assert dangling is not target.exists()
 
 
-@pytest.mark.parametrize("linked", ["locks", "leases"])
-def test_run_whose_locks_or_leases_lie_in_linked_folder_is_refused(tmp_path, linked):
-    """Without the lock, or without a lease that others see, two processes would own one run."""
+def test_run_whose_locks_lie_in_linked_folder_is_refused(tmp_path):
+    """Without the lock two processes would own one run."""
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "checkpoints"
     elsewhere.mkdir()
     folder.mkdir()
-    (folder / linked).symlink_to(elsewhere)
+    (folder / "locks").symlink_to(elsewhere)
     with CheckpointManager(folder, run="run", background=False) as manager:
         for _ in range(2):  # nothing of the refused attempt is kept
             with pytest.raises(CheckpointError, match=r"symbolic link .*replace the link by a folder"):

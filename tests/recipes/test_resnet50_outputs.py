@@ -11,7 +11,7 @@ from ml_factory.recipes.image_training import ImageOutputs, _initial_weights, _L
 from ml_factory.recipes.recipe_run import agree_on_run
 from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
-from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
@@ -36,14 +36,14 @@ def machine(gcs_bucket, monkeypatch, tmp_path):
 
 def objects(address: str, folder: Path) -> list[str]:
     """Names of the objects below an address, read anew."""
-    BucketMirror(address, folder).pull()
+    Mirror(address, folder).pull()
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shards, tmp_path):
     bucket = machine("one")
     for part, folder in zip(("train", "test"), shards, strict=True):
-        BucketMirror(f"{bucket}/{part}", folder).push()
+        Mirror(f"{bucket}/{part}", folder).push()
     sources = f"{bucket}/train/s-{{000000..000003}}.tar", f"{bucket}/test"
     outputs = ImageOutputs(
         save_model=str(tmp_path / "out" / "model-chkpt.pt"), model_bucket=bucket, logdir=f"{bucket}/logs"
@@ -131,7 +131,7 @@ def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):
     (tmp_path / "up").mkdir()
     shutil.move(tmp_path / "a.tar", tmp_path / "up" / "a.tar")
     (tmp_path / "up" / "note.txt").write_text("no shard")
-    BucketMirror(f"{bucket}/mixed", tmp_path / "up").push()
+    Mirror(f"{bucket}/mixed", tmp_path / "up").push()
     assert [path.name for path in local_shards(f"{bucket}/mixed/")] == ["a.tar"]
     with pytest.raises(FactoryError, match="No shards here"):
         local_shards(f"{bucket}/none")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ml_factory.storage import bucket_sync
+from ml_factory.storage import remote
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def gcs_bucket(monkeypatch) -> Iterator[str]:
     The client's own warnings are not ours to make errors of: one raised inside its event loop loses an answer.
     """
     warnings.simplefilter("default")
-    monkeypatch.setattr(bucket_sync, "REQUEST_SECONDS", 20.0)
+    monkeypatch.setattr(remote, "REQUEST_SECONDS", 20.0)
     server_module = pytest.importorskip("gcp_storage_emulator.server", reason="the GCS emulator is not installed")
     server = server_module.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bars")
     server.start()

@@ -10,9 +10,6 @@ from contextlib import nullcontext
 import pytest
 
 from ml_factory import process_identity
-from ml_factory.checkpoints import leases
-from ml_factory.checkpoints.leases import LeaseHolder
-from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import process_id
 from ml_factory.storage import locks
@@ -245,22 +242,6 @@ def test_lock_file_with_many_holders_stays_small_and_keeps_the_newest(path):
     assert path.stat().st_size <= locks._LARGEST_TEXT and acquire_lock_file(path, "the work").proves_end_of(held.holder)
 
 
-def test_phase_refused_by_lease_frees_its_lock_file(tmp_path, monkeypatch):
-    def refuse(*given, **named):
-        raise CheckpointError("Another session is working")
-
-    with CheckpointManager(tmp_path, run="r", background=False) as manager:
-        phase = manager.phase("p")
-        with monkeypatch.context() as patch:
-            patch.setattr(LeaseHolder, "acquire", refuse)
-            for attempt in (phase.load, lambda: phase.save({"value": 1}, force=True)):
-                with pytest.raises(CheckpointError, match="Another session"):
-                    attempt()
-                assert not held_below(tmp_path) and not list(tmp_path.glob("slot-*"))
-                assert not (tmp_path / "leases").exists()
-        assert phase.load() is None and held_below(tmp_path)
-
-
 def held_below(folder):
     """Lock files below the folder that this process holds."""
     return [path for path in locks._held if folder in path.parents]
@@ -288,23 +269,3 @@ def test_lock_file_on_file_system_without_locks_is_not_acquired(path, without_lo
     assert acquire_lock_file(path, "the work") is None and path not in locks._held
     check_lock_file_free(path, "the work")
     release_lock_file(path)
-
-
-def test_lease_decides_on_file_system_without_locks(tmp_path, without_locks, monkeypatch, caplog):
-    """Nothing excludes the second process, and nothing proves that the first has ended: it watches the lease."""
-    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 1.0)
-    monkeypatch.setattr(leases, "POLL_SECONDS", 0.05)
-    with CheckpointManager(tmp_path, run="r", background=False) as manager:
-        manager.store.heartbeat._seconds = 0.1
-        manager.phase("p").load()
-        manager.save_checkpoint("p", {"value": 1}, force=True)
-
-        def second() -> bool:
-            try:
-                CheckpointManager(tmp_path, run="r", background=False).phase("p").load()
-            except CheckpointError as error:
-                return "Another session is working" in str(error)
-            return False
-
-        assert in_child(second) == 1
-        assert manager.save_checkpoint("p", {"value": 2}, force=True)["lease"]["fence"] == 1

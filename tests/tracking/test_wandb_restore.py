@@ -17,8 +17,6 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import SlotWriterId
-from ml_factory.checkpoints.store import StorageTiers
 from ml_factory.errors import CheckpointError, FileError, NotPreparedError, WorkspaceError
 from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -116,7 +114,7 @@ def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
 
 
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
-    return RunSnapshot(manager.run, str(manager.store.home_folder), ((str(folder), "part-*.json"),))
+    return RunSnapshot(manager.run, str(manager.folder.folder), ((str(folder), "part-*.json"),))
 
 
 def keep(snapshot: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
@@ -136,7 +134,7 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
         manager.save_checkpoint("folds_lstm", state, force=True)
         manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
         manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
-        manager.phase("given_back").release_slots()
+        manager.phase("given_back").remove_files()
         with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
             other.save_checkpoint("p", {"a": 1}, force=True)
         (tmp_path / "one/part-0.json").write_text('{"a": 1}')
@@ -238,9 +236,8 @@ def test_wandb_upload_of_superseded_session_keeps_newer_checkpoints(tmp_path, se
         early.save_checkpoint("p", {"who": "early"}, force=True)
         keep(snapshot_of(early, tmp_path), tmp_path)
     shutil.copytree(tmp_path / "early", tmp_path / "late")
-    with CheckpointManager(
-        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=SlotWriterId("later"))
-    ) as late:
+    of_another_session(tmp_path / "late", "later")
+    with CheckpointManager(tmp_path / "late", run="r", background=False) as late:
         assert late.phase("p").load()["state"] == {"who": "early"}
         late.save_checkpoint("p", {"who": "late"}, force=True)
         keep(snapshot_of(late, tmp_path), tmp_path)
@@ -251,13 +248,18 @@ def test_wandb_upload_of_superseded_session_keeps_newer_checkpoints(tmp_path, se
         restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
-    with CheckpointManager(
-        tmp_path / "late", run="r", background=False, tiers=StorageTiers(lease=SlotWriterId("third"))
-    ) as late:
+    of_another_session(tmp_path / "late", "third")
+    with CheckpointManager(tmp_path / "late", run="r", background=False) as late:
         late.phase("p").load()
         late.save_checkpoint("p", {"who": "knows"}, force=True)
         keep(snapshot_of(late, tmp_path), tmp_path, TAKEN_OVER)
     assert len(versions(store, "checkpoints-r")) == count
+
+
+def of_another_session(folder: Path, name: str) -> None:
+    """Turn the leases in this folder into those of a session that has released them."""
+    for path in (folder / "leases").glob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"session": name, "released": True}))
 
 
 @pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
@@ -415,7 +417,7 @@ def test_notebook_02_outputs_contain_no_api_key(prepared, tmp_path, monkeypatch,
             points, artifacts = logged_steps(local, spawn)
         time.sleep(0.5)
     assert [step for step, _ in points] == wanted and artifacts == [f"model-{log.parent.name}"]
-    assert list(prepared.checkpoints.glob("slot-*.ckpt"))
+    assert not list(prepared.checkpoints.rglob("*.ckpt"))  # the run has ended
     written = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
     found = [path for path in written if any(one.encode() in path.read_bytes() for one in (KEY, PASSWORD))]
     assert len(written) > 30 and found == []

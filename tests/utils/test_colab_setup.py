@@ -77,8 +77,7 @@ def test_colab_safe_stop_is_safe_only_after_drive_flush(colab):
     code = """
 info = setup()
 from ml_factory import CheckpointManager
-from ml_factory.checkpoints.store import StorageTiers
-manager = CheckpointManager(info.workspace.checkpoints, tiers=StorageTiers(local="local"))
+manager = CheckpointManager(info.workspace.checkpoints)
 manager.save_checkpoint(phase="p", state={"step": 1}, force=True)
 done = []
 first = colab_setup.safe_stop(60, logs=[lambda: done.append("log")])

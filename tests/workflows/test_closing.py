@@ -2,7 +2,6 @@
 
 import pytest
 
-from ml_factory.checkpoints.slot_pool import SlotPool
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import RunSettings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -34,7 +33,7 @@ def test_finalize_log_ends_run_only_with_artifact_in_workspace(workspace, spec):
     def closed_with(place: ArtifactRegistry) -> tuple[bool, bool]:
         artifact = place.register("MES", "model", spec.model, {"a": 1}, {"run_id": "run"})
         complete_train_log(workspace, run, spec, artifact, mirror="off")
-        return run.ended, all(slot.is_returned for slot in SlotPool(workspace.checkpoints).scan())
+        return run.ended, not list(workspace.checkpoints.rglob("*.ckpt"))
 
     assert closed_with(registry.local_fallback) == (False, False)
     assert closed_with(registry) == (True, spec is TRAIN)

@@ -91,7 +91,7 @@ def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepare
     assert count_trials(prepared, "DEMO") == 1
     assert search(prepared, replace(SPEC, lean=0.4)).path.name == "h5-v2.json"
     assert count_trials(prepared, "DEMO") == 2
-    assert not list(prepared.checkpoints.glob("slot-*")) and not list(prepared.results.rglob("*.json"))
+    assert not list(prepared.checkpoints.rglob("*.ckpt")) and not list(prepared.results.rglob("*.json"))
 
 
 def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):

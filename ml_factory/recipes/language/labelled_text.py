@@ -11,9 +11,9 @@ import numpy as np
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import FileError, SettingsError
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.bucket_sync import download_bucket_file
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.mirror import download_bucket_file
 
 COLUMNS = ("Id", "Text", "Label")
 LARGEST = 1 << 30  # bytes of a file

@@ -19,10 +19,10 @@ from ml_factory.errors import FactoryError, FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
 from ml_factory.recipes.language.causal_lm import Tokenizer
-from ml_factory.storage.bucket_sync import download_bucket_file
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.locks import file_lock
+from ml_factory.storage.mirror import download_bucket_file
 
 parquet, datasets = LazyModule("pyarrow.parquet"), LazyModule("datasets")
 

@@ -120,13 +120,13 @@ def fit_and_forecast_folds(
     """Fit the model once per fold and predict the fold's test rows. Scaler and weights too are fitted on the fold
     alone.
 
-    results_path : file that keeps finished forecasts and is read instead of fitting again. The slots of the checkpoints
-        are released then.
+    results_path : file that keeps finished forecasts and is read instead of fitting again. The checkpoints
+        are deleted then.
     """
     if results_path is not None and (found := _finished(results_path, plan)):
         return found
     reader = build_model(model.name, **resolve_dataset_settings(data, model.settings))
-    slots = FoldCheckpoints(manager, model.name, len(plan.folds), run_machine_facts(model.spec))
+    checkpoints = FoldCheckpoints(manager, model.name, len(plan.folds), run_machine_facts(model.spec))
 
     def inputs(fit: np.ndarray):
         take = dataset_input_reader(data, model.fit_scaler(data, plan.rows[fit]), reader)
@@ -138,21 +138,23 @@ def fit_and_forecast_folds(
         inputs,
         usable=plan.usable,
         weigh=lambda fit: dataset_sample_weights(data, plan.rows[fit], model.weights),
-        fit_options=lambda fold: {"checkpoints": slots.fold_fit_checkpoints(fold)},
-        on_fold=slots.record_nondeterminism,
+        fit_options=lambda fold: {"checkpoints": checkpoints.fold_fit_checkpoints(fold)},
+        on_fold=checkpoints.record_nondeterminism,
         classes=tuple(data.classes.values()),
         horizon=data.horizon,
     )
-    forecasts, calibrations = out_of_fold_forecasts(fold_fit, plan.folds, slots.outer)
-    elsewhere = slots.outer.machine_differences
+    forecasts, calibrations = out_of_fold_forecasts(fold_fit, plan.folds, checkpoints.outer)
+    elsewhere = checkpoints.outer.machine_differences
     if results_path is not None:
         write_state_file(
             results_path,
             {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere},
         )
     if results_path is not None and _finished(results_path, plan):  # read back: a mount may confirm a write and lose it
-        slots.release()
-    return FoldOutcome(plan, forecasts, calibrations, slots.resumed, tuple(elsewhere), slots.partial_progress)
+        checkpoints.release()
+    return FoldOutcome(
+        plan, forecasts, calibrations, checkpoints.resumed, tuple(elsewhere), checkpoints.partial_progress
+    )
 
 
 def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:

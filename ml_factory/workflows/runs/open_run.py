@@ -31,8 +31,8 @@ def open_training(
 
     Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
     finds the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and
-    never change the resumed state. When the training has ended and its model is registered, all these slots are
-    released: they can be read until something else is saved in this workspace.
+    never change the resumed state. When the training has ended and its model is registered, its own
+    checkpoints are deleted.
     """
     workspace = Workspace(workspace)
     chosen = build_run_options(options, unused=("run", "source", "mirror", "on_status"))

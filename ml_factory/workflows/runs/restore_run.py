@@ -21,7 +21,7 @@ from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS
 def restorable_snapshot(manager: CheckpointManager, run: RunFolder) -> RunSnapshot:
     """Return the resumable state of this run: its checkpoints, and its finished parts."""
     kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
-    return RunSnapshot(run.run_id, str(manager.store.home_folder), kept)
+    return RunSnapshot(run.run_id, str(manager.folder.folder), kept)
 
 
 def open_run_tracker(run: RunFolder, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:

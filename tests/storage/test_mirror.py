@@ -7,14 +7,14 @@ import threading
 import pytest
 
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.storage import bucket_sync
-from ml_factory.storage.bucket_sync import BucketMirror
+from ml_factory.storage import mirror as mirrors
 from ml_factory.storage.files import files
+from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.mirror_removals import LEDGER
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 
-def write(mirror: BucketMirror, name: str, data: bytes) -> None:
+def write(mirror: Mirror, name: str, data: bytes) -> None:
     path = mirror.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -22,7 +22,7 @@ def write(mirror: BucketMirror, name: str, data: bytes) -> None:
 
 @pytest.fixture
 def machines(gcs_bucket, tmp_path):  # noqa: F811
-    return BucketMirror(gcs_bucket, tmp_path / "one"), BucketMirror(gcs_bucket, tmp_path / "two")
+    return Mirror(gcs_bucket, tmp_path / "one"), Mirror(gcs_bucket, tmp_path / "two")
 
 
 def test_bucket_mirror_pushed_files_are_pulled_once_by_other_machine(machines):
@@ -115,14 +115,14 @@ def test_bucket_mirror_killed_push_leaves_no_manifest_with_missing_parts(machine
     for deaths in range(4):
         sent = []
 
-        def send(name, original=one._send, sent=sent, deaths=deaths):
+        def send(path, name, original=one.remote.put, sent=sent, deaths=deaths):
             if len(sent) == deaths:
                 raise WorkspaceError("the machine is gone")
             sent.append(name)
-            return original(name)
+            return original(path, name)
 
         with monkeypatch.context() as patch:
-            patch.setattr(one, "_send", send)
+            patch.setattr(one.remote, "put", send)
             with pytest.raises(WorkspaceError, match="gone"):
                 one.push()
         two.pull()
@@ -147,8 +147,8 @@ def test_bucket_mirror_pull_of_damaged_copy_raises_and_keeps_file(machines, monk
             file.write(b"new!" * 50)
 
     with monkeypatch.context() as patch:
-        patch.setattr(two._files, "get_file", torn)
-        with pytest.raises(WorkspaceError, match="not what the bucket holds"):
+        patch.setattr(two.remote._files, "get_file", torn)
+        with pytest.raises(WorkspaceError, match="not what the workspace holds"):
             two.pull()
     assert (two.folder / "results/a.npy").read_bytes() == b"good" * 100
     assert two.pull().pulled == ("results/a.npy",)
@@ -167,8 +167,8 @@ def test_bucket_mirror_pull_of_file_changed_in_transfer_gets_newest_content(mach
 
     write(one, "checkpoints/leases/a.json", b"beat")
     one.push()
-    copied = two._copy
-    monkeypatch.setattr(two, "_copy", lambda name, facts: (beat(), copied(name, facts)))
+    get = two.remote.get
+    monkeypatch.setattr(two.remote, "get", lambda *given, **named: (beat(), get(*given, **named)))
     assert two.pull().pulled == ("checkpoints/leases/a.json",)
     assert (two.folder / "checkpoints/leases/a.json").read_bytes() == b"beat" + b"." * times
     assert two.pull().pulled == ()
@@ -179,12 +179,12 @@ def test_bucket_mirror_pull_skips_names_outside_workspace(machines, tmp_path, mo
     one, two = machines
     write(one, "kept.npy", b"1")
     one.push()
-    found = two._files.find(two._prefix, detail=True)
-    facts = found[f"{two._prefix}/kept.npy"]
+    found = two.remote._files.find(two.remote._prefix, detail=True)
+    facts = found[f"{two.remote._prefix}/kept.npy"]
     names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside", "a/NUL",
              "nul.npy", "a/b\0c", "a//b", "./a", "a/..")  # fmt: skip
-    evil = {f"{two._prefix}/{name}": facts for name in names}
-    monkeypatch.setattr(two._files, "find", lambda prefix, detail: evil | found)
+    evil = {f"{two.remote._prefix}/{name}": facts for name in names}
+    monkeypatch.setattr(two.remote._files, "find", lambda prefix, detail: evil | found)
     assert two.pull().pulled == ("kept.npy",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
@@ -205,9 +205,9 @@ def test_bucket_mirror_pull_skips_names_that_are_one_file_where_case_is_ignored(
     for name in ("results/a.npy", "results/A.npy", "results/b.npy"):
         write(one, name, name.encode())
     one.push()
-    monkeypatch.setattr(bucket_sync, "_ignores_case", lambda folder: True)
+    monkeypatch.setattr(mirrors, "_ignores_case", lambda folder: True)
     assert two.pull().pulled == ("results/b.npy",) and caplog.text.count("upper and lower case") == 2
-    monkeypatch.setattr(bucket_sync, "_ignores_case", lambda folder: False)
+    monkeypatch.setattr(mirrors, "_ignores_case", lambda folder: False)
     assert two.pull().pulled == ("results/A.npy", "results/a.npy")
 
 
@@ -224,14 +224,14 @@ def test_bucket_mirror_with_damaged_ledger_compares_all_objects_again(machines, 
 def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, monkeypatch, caplog):
     one, two = machines
     write(one, "checkpoints/slot-1.ckpt", b"first")
-    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+    began, may_go_on, send = threading.Event(), threading.Event(), one.remote.put
 
-    def slow(name):
+    def slow(path, name):
         began.set()
         assert may_go_on.wait(30)
-        return send(name)
+        return send(path, name)
 
-    monkeypatch.setattr(one, "_send", slow)
+    monkeypatch.setattr(one.remote, "put", slow)
     one.push_in_background("checkpoints/")
     assert began.wait(30)
     write(one, "checkpoints/slot-2.ckpt", b"second")
@@ -240,7 +240,7 @@ def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, 
     assert one._background.wait(30)
     assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
     began.clear()
-    monkeypatch.setattr(one, "_send", lambda name: slow(name) and _refuse())
+    monkeypatch.setattr(one.remote, "put", lambda path, name: slow(path, name) and _refuse())
     may_go_on.clear()
     write(one, "checkpoints/slot-3.ckpt", b"third")
     one.push_in_background("checkpoints/")
@@ -264,15 +264,15 @@ def test_bucket_mirror_background_push_keeps_waiting_requests_of_other_places(ma
 
 def slow_checkpoint_uploads(mirror, monkeypatch) -> tuple[threading.Event, threading.Event]:
     """Make the upload of a checkpoint wait; return (set when one has begun, lets it go on)."""
-    began, may_go_on, send = threading.Event(), threading.Event(), mirror._send
+    began, may_go_on, send = threading.Event(), threading.Event(), mirror.remote.put
 
-    def slow(name):
+    def slow(path, name):
         if name.endswith(".ckpt"):
             began.set()
             assert may_go_on.wait(30)
-        return send(name)
+        return send(path, name)
 
-    monkeypatch.setattr(mirror, "_send", slow)
+    monkeypatch.setattr(mirror.remote, "put", slow)
     return began, may_go_on
 
 
@@ -283,30 +283,30 @@ def test_bucket_mirror_lease_is_pushed_and_pulled_while_large_push_is_under_way(
     began, may_go_on = slow_checkpoint_uploads(one, monkeypatch)
     one.push_in_background("checkpoints/")
     assert began.wait(30)
-    write(one, f"{bucket_sync.LEASES_PREFIX}unit.json", b"{}")
+    write(one, f"{mirrors.LEASES_PREFIX}unit.json", b"{}")
     if background:
-        one.push_in_background(bucket_sync.LEASES_PREFIX)
+        one.push_in_background(mirrors.LEASES_PREFIX)
         assert one._lease_thread.wait(30)
     else:
-        one.push(bucket_sync.LEASES_PREFIX)
-    assert two.pull().pulled == (f"{bucket_sync.LEASES_PREFIX}unit.json",)
-    assert one.pull(bucket_sync.LEASES_PREFIX).pulled == ()
+        one.push(mirrors.LEASES_PREFIX)
+    assert two.pull().pulled == (f"{mirrors.LEASES_PREFIX}unit.json",)
+    assert one.pull(mirrors.LEASES_PREFIX).pulled == ()
     may_go_on.set()
     assert one._background.wait(30)
-    assert sorted(one._ledger()) == [f"{bucket_sync.LEASES_PREFIX}unit.json", "checkpoints/slot-1.ckpt"]
+    assert sorted(one._ledger()) == [f"{mirrors.LEASES_PREFIX}unit.json", "checkpoints/slot-1.ckpt"]
     assert one.push().pushed == ()
 
 
 def test_bucket_mirror_slow_push_of_everything_leaves_lease_released_meanwhile(machines, monkeypatch):
     one, two = machines
-    lease = f"{bucket_sync.LEASES_PREFIX}unit.json"
+    lease = f"{mirrors.LEASES_PREFIX}unit.json"
     write(one, "checkpoints/slot-1.ckpt", b"large")
     write(one, lease, b"held")
     began, may_go_on = slow_checkpoint_uploads(one, monkeypatch)
     one.push_in_background()
     assert began.wait(30)
     write(one, lease, b"released")
-    one.push(bucket_sync.LEASES_PREFIX)
+    one.push(mirrors.LEASES_PREFIX)
     may_go_on.set()
     assert one._background.wait(30)
     assert sorted(two.pull().pulled) == [lease, "checkpoints/slot-1.ckpt"]
@@ -321,16 +321,16 @@ def test_bucket_mirror_push_skips_slot_overwritten_in_transfer(machines, monkeyp
     one, two = machines
     for name in ("a", "b", "c"):
         write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
-    send = one._send
+    send = one.remote.put
 
-    def overwritten(name):
+    def overwritten(path, name):
         if name.endswith("b.ckpt"):
             write(one, name, b"longer than before")
             _refuse()
-        return send(name)
+        return send(path, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_send", overwritten)
+        patch.setattr(one.remote, "put", overwritten)
         assert one.push().pushed == ("checkpoints/slot-a.ckpt", "checkpoints/slot-c.ckpt")
     assert one.push().pushed == ("checkpoints/slot-b.ckpt",)
     two.pull()
@@ -344,16 +344,73 @@ def test_bucket_mirror_push_skips_locks_and_temporary_files(machines):
     assert one.push().pushed == ()
 
 
-@pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x", "bucket/x"])
+@pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x"])
 def test_bucket_mirror_with_invalid_url_raises(url, tmp_path):
     with pytest.raises(SettingsError, match="not the address of a bucket"):
-        BucketMirror(url, tmp_path)
+        Mirror(url, tmp_path)
 
 
 def test_bucket_mirror_with_absent_bucket_raises_with_address(machines, tmp_path):
-    mirror = BucketMirror("gs://absent/mine", tmp_path / "three")
+    mirror = Mirror("gs://absent/mine", tmp_path / "three")
     write(mirror, "a.npy", b"1")
     with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):
         mirror.push()
     with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine\]"):
         mirror.pull()
+
+
+# ---------------------------------------------------------------- a folder on a mount
+
+
+@pytest.fixture
+def drive(monkeypatch, tmp_path):
+    """Two machines with a mounted folder."""
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    place = str(tmp_path / "drive/ws")
+    return tmp_path / "drive/ws", Mirror(place, tmp_path / "one"), Mirror(place, tmp_path / "two")
+
+
+def test_mirror_of_mount_moves_files_and_overwrites_checkpoints_in_place(drive):
+    place, one, two = drive
+    for content in (b"first, longer", b"second"):
+        write(one, "checkpoints/r/p.0.ckpt", content)
+        write(one, "models/MES/a/artifact.json", content)
+        one.push()
+        inode = (place / "checkpoints/r/p.0.ckpt").stat().st_ino
+        two.pull()
+        for name in ("checkpoints/r/p.0.ckpt", "models/MES/a/artifact.json"):
+            assert (two.folder / name).read_bytes() == (place / name).read_bytes() == content
+    assert (place / "checkpoints/r/p.0.ckpt").stat().st_ino == inode
+    again = two.pull(), two.push(), one.push(), one.pull()
+    assert not any(step.pulled or step.pushed or step.removed for step in again)
+    files.remove(one.folder / "models/MES/a/artifact.json")
+    (one.folder / "checkpoints/r/p.0.ckpt").unlink()  # only missing: it stays there
+    assert one.push().removed == ("models/MES/a/artifact.json",)
+    assert not (place / "models/MES/a/artifact.json").exists() and (place / "checkpoints/r/p.0.ckpt").exists()
+
+
+def test_mirror_of_mount_pushes_dropped_file_again_and_follows_rm_of_checkpoints(drive):
+    place, one, _ = drive
+    names = ("checkpoints/r/p.0.ckpt", "checkpoints/r/p.1.ckpt", "checkpoints/s/p.0.ckpt", "models/MES/a.txt")
+    for name in names:
+        write(one, name, name.encode())
+    one.push()
+    (place / names[0]).unlink()
+    (place / names[3]).unlink()
+    assert one.pull().removed == () and one.push().pushed == (names[0], names[3])
+    shutil.rmtree(place / "checkpoints/r")  # the guide's rm -rf
+    assert sorted(one.pull().removed) == sorted(names[:2])
+    assert one.push().pushed == () and (one.folder / names[2]).exists()
+    shutil.rmtree(place)  # a drive that lists nothing at all is not believed
+    place.mkdir()
+    assert one.pull().removed == () and set(one.push().pushed) == set(names[2:])
+
+
+def test_mirror_of_mount_refuses_push_whose_copy_differs(drive, monkeypatch):
+    _, one, two = drive
+    write(one, "checkpoints/r/p.0.ckpt", b"content")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "overwrite", lambda path, source: files.write(path, b"conten"))
+        with pytest.raises(WorkspaceError, match="not what the workspace holds"):
+            one.push()
+    assert one.push().pushed == ("checkpoints/r/p.0.ckpt",) and two.pull().pulled == ("checkpoints/r/p.0.ckpt",)

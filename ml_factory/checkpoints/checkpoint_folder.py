@@ -1,0 +1,183 @@
+"""The checkpoint files of a workspace: checkpoints/RUN/PHASE.SLOT.ckpt, written in turn, the newest by (fence,
+sequence).
+
+A phase has `keep` + 2 slots: the last `keep`, the best one, and the one that the next save is written to. Where the
+workspace is on a mount or in a bucket, these are the files of its local working copy, and `mirror` brings them there.
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ml_factory.checkpoints.checkpoint_file import (
+    read_checkpoint,
+    read_checkpoint_info,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from ml_factory.checkpoints.lease import LeaseTakenOverError
+from ml_factory.errors import CheckpointError, FileError, WorkspaceError
+from ml_factory.storage.files import files
+from ml_factory.storage.workspace import mirror_of
+
+_MIN_KEPT = 2
+_FILE = re.compile(r"(.+)\.(\d+)\.ckpt")
+_log = logging.getLogger("ml_factory")
+
+
+class CheckpointFolder:
+    """The files of all runs.
+
+    Parameters
+    ----------
+    folder : `workspace.checkpoints`, or a folder on a mount.
+    keep : checkpoints kept of each phase, besides the best one.
+
+    Attributes: `folder`, the local one; `mirror`, None where that is all there is.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int):
+        self.mirror, self.folder = mirror_of(Path(os.path.abspath(folder)))
+        self.keep = keep
+
+    def infos(self, run: str, phase: str) -> list[dict]:
+        """List the descriptions of the phase's files, newest first, by their headers alone; torn ones are left out."""
+        found = []
+        for path in self._paths(run, phase):
+            with suppress(CheckpointError, FileError):
+                found.append(read_checkpoint_info(path))
+        return sorted(
+            (info for info in found if (info["run"], info["phase"]) == (run, phase)), key=recency, reverse=True
+        )
+
+    def write(self, run: str, phase: str, info: dict, state: memoryview) -> dict:
+        """Write a state to the next slot; return its description.
+
+        Raises LeaseTakenOverError where a file of a later session is there, FileError where the disk refuses.
+        """
+        there = self.infos(run, phase)
+        writer = (info["lease"]["fence"], info["lease"]["session"])
+        if rivals := [one["lease"] for one in there if (one["lease"]["fence"], one["lease"]["session"]) > writer]:
+            raise LeaseTakenOverError(
+                "A later session has taken this work over; this session stops writing",
+                where=f"run {run}, phase {phase}", got=f"fence {writer[0]}", wanted=f"{rivals[0]['fence']}",
+                next_step="stop this session, or open a run of its own with FRESH",
+            )  # fmt: skip
+        kept = {one["path"] for one in there[: max(self.keep, _MIN_KEPT)]}
+        best = min(reversed(there), key=val_loss, default=None)
+        if best is not None and val_loss(best) < math.inf:
+            kept.add(best["path"])
+        path = next(path for path in self._slots(run, phase) if str(path) not in kept)
+        sequence = 1 + max((one["sequence"] for one in there), default=0)
+        return write_checkpoint(path, {"run": run, "phase": phase, "sequence": sequence, **info}, state)
+
+    def load(self, run: str, phase: str) -> dict | None:
+        """Return the newest checkpoint that verifies, with its `state`, and in `skipped` the files passed over."""
+        skipped = []
+        for info in self.infos(run, phase):
+            try:
+                found, state = self._read(Path(info["path"]))
+            except (CheckpointError, FileError) as error:
+                skipped.append(str(error))
+                continue
+            return {"state": state, **found, "skipped": [*skipped, *self._torn_headers(run, phase)]}
+        skipped += self._torn_headers(run, phase)
+        if skipped:
+            _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join(skipped))
+        return None
+
+    def _read(self, path: Path) -> tuple[dict, dict]:
+        """Read a file; one that is torn here may be intact in the mirrored workspace."""
+        try:
+            return read_checkpoint(path)
+        except CheckpointError:
+            if self.mirror is None:
+                raise
+            with suppress(WorkspaceError):
+                return read_checkpoint(self.mirror.fetch(path.relative_to(self.mirror.folder).as_posix()))
+            raise
+
+    def _torn_headers(self, run: str, phase: str) -> list[str]:
+        found = []
+        for path in self._paths(run, phase):
+            try:
+                read_checkpoint_info(path)
+            except (CheckpointError, FileError) as error:
+                found.append(str(error))
+        return found
+
+    def list_verified(self, run: str, phase: str) -> list[dict]:
+        """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
+        found: list[dict] = []
+        for info in self.infos(run, phase):
+            with suppress(CheckpointError, FileError):
+                if len(found) < self.keep:
+                    found.append(verify_checkpoint(Path(info["path"])))
+        return found[::-1]
+
+    def phases(self, run: str) -> list[str]:
+        """List the phases that this run has saved."""
+        return sorted({found[1] for found in map(_FILE.fullmatch, files.names(self.folder / run)) if found})
+
+    def list_trainings(self, phase: str) -> list[dict]:
+        """List the description of each training's newest checkpoint with this phase."""
+        runs = [
+            name for name in files.names(self.folder) if name.startswith("train-") and not name.endswith(USER_SUFFIX)
+        ]
+        return [infos[0] for run in runs if (infos := self.infos(run, phase))]
+
+    def remove(self, run: str, phase: str) -> None:
+        """Delete the phase's files, here and with the next push in the mirrored workspace."""
+        for path in self._paths(run, phase):
+            files.remove(path)
+        with suppress(OSError):
+            (self.folder / run).rmdir()  # where it is empty
+
+    def pull(self, run: str) -> None:
+        """Download what other machines saved of this run.
+
+        Raises WorkspaceError where the remote does not answer and nothing is here: to begin anew would lose what it
+        holds.
+        """
+        if self.mirror is None:
+            return
+        try:
+            self.mirror.pull(f"{self.folder.name}/{run}/")
+        except WorkspaceError as error:
+            if not files.names(self.folder / run):
+                raise
+            _log.warning("Resuming from the local disk: %s", error)
+
+    def push(self, run: str, check: Callable[[], object] = bool, done: Callable[[], object] = bool) -> None:
+        """Upload this run's files in the background; `check` and `done` as of `Mirror.push_in_background`."""
+        if self.mirror is not None:
+            self.mirror.push_in_background(f"{self.folder.name}/{run}/", check=check, done=done)
+
+    def _slots(self, run: str, phase: str) -> Iterator[Path]:
+        for slot in range(max(self.keep, _MIN_KEPT) + 2):
+            yield self.folder / run / f"{phase}.{slot}.ckpt"
+
+    def _paths(self, run: str, phase: str) -> Iterator[Path]:
+        for name in files.names(self.folder / run):
+            if (found := _FILE.fullmatch(name)) and found[1] == phase:
+                yield self.folder / run / name
+
+
+USER_SUFFIX = "-user"  # of the run name under which the user's own saves during a training are stored
+
+
+def recency(info: dict) -> tuple[int, int]:
+    """Return the sort key of a checkpoint: by fence, then by sequence, because a session that was taken over may use
+    any sequence.
+    """
+    return info["lease"]["fence"], info["sequence"]
+
+
+def val_loss(info: dict) -> float:
+    """Return a checkpoint's val_loss; infinity when it was not measured."""
+    loss = info["metrics"].get("val_loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf

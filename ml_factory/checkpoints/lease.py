@@ -1,0 +1,155 @@
+"""Lease with a fence: two machines never own one phase of a run.
+
+    checkpoints/leases/{phase}.json     {"session", "fence", "beat", "lock", "host", "seen", "released"}
+
+Within one machine the kernel's lock decides (`storage.locks`). A living session renews its lease each minute. Another
+one takes over at once what was released, what is older than a quarter of an hour by the wall clock, and what belonged
+to a process that held the very lock file it holds now, which proves the end of that process: the usual resume on one
+machine. Anything else is watched for three minutes of the monotonic clock: renewed means refused.
+
+A mount may show a lease late or never; then two sessions may live for a time. Each takeover raises the fence, every
+checkpoint carries it, and a session that sees a higher one, or the same one of a session with a higher id, stops
+writing (Gray and Cheriton 1989).
+"""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_factory.errors import CheckpointError, FileError, WorkspaceError
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import parse_json
+from ml_factory.storage.locks import HeldLock
+from ml_factory.storage.mirror import LEASES_PREFIX, Mirror
+
+RENEW_SECONDS, WATCH_SECONDS, POLL_SECONDS, STALE_SECONDS = 60.0, 180.0, 5.0, 900.0
+_UNREADABLE: dict = {"session": "", "fence": 0, "beat": 0, "seen": 0.0, "lock": "", "host": "", "released": False}
+_log = logging.getLogger("ml_factory")
+
+
+class LeaseTakenOverError(CheckpointError):
+    """A later session works on this phase: the present session must not write any more."""
+
+
+class PhaseLease:
+    """Lease of this session on one phase.
+
+    Parameters
+    ----------
+    path : of its file.
+    what : run and phase, for messages.
+    session : random id of this process.
+    mirror : of a workspace that other machines share; None: the local disk's.
+    now, clock, sleep : seconds since 1970, monotonic seconds, and a wait.
+    """
+
+    def __init__(
+        self, path: Path, what: str, session: str, mirror: Mirror | None = None, *,
+        now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):  # fmt: skip
+        self.path, self.what, self.session, self._mirror = path, what, session, mirror
+        self._now, self._clock, self._sleep = now, clock, sleep
+        self.fence, self.held, self._beat, self._lock = 0, False, 0, ""
+        self._guard = threading.RLock()  # the heartbeat never writes after the release
+
+    def to_dict(self) -> dict:
+        """Return what a checkpoint carries of it."""
+        return {"session": self.session, "fence": self.fence}
+
+    def acquire(self, lock: HeldLock | None, saved_fence: Callable[[], int]) -> None:
+        """Take the lease. Raises CheckpointError while another session renews it; nothing was written then.
+
+        lock : the phase's lock, which this process holds; None on a file system without locks.
+        saved_fence : returns the highest fence among the phase's checkpoints.
+        """
+        record = self._read()
+        if record and not self._has_ended(record, lock):
+            record = self._watch(record, lock)
+        fence = max(record.get("fence", 0), saved_fence())
+        renewed = (record.get("session"), record.get("fence")) == (self.session, fence)
+        self.fence, self._lock = fence if renewed else fence + 1, lock.holder if lock is not None else ""
+        self.held = True
+        self._write(released=False)
+
+    def renew(self, released: bool = False) -> None:
+        """Write that this session lives, or that it has released the phase. Raises LeaseTakenOverError."""
+        with self._guard:
+            if self.held:
+                self.check()
+                self._write(released)
+                self.held = not released
+
+    def check(self) -> None:
+        """Raise LeaseTakenOverError where another session has taken the phase over."""
+        record = self._read()
+        if (record.get("fence", 0), record.get("session", "")) > (self.fence, self.session):
+            raise LeaseTakenOverError(
+                "A later session has taken this work over; this session stops writing", where=self.what,
+                got=f"fence {self.fence}", wanted=record["fence"],
+                next_step="stop this session, or open a run of its own with FRESH",
+            )  # fmt: skip
+
+    def _has_ended(self, record: dict, lock: HeldLock | None) -> bool:
+        if record["released"] or record["session"] == self.session:
+            return True
+        if lock is not None and (lock.proves_end_of(record["lock"]) or (record is _UNREADABLE and not self._mirror)):
+            return True
+        return record is not _UNREADABLE and self._now() - record["seen"] > STALE_SECONDS
+
+    def _watch(self, first: dict, lock: HeldLock | None) -> dict:
+        """Return the newest record when its session has ended. Raises CheckpointError when it is renewed."""
+        _log.warning(
+            "Another session, on %s, worked on %s: waiting up to %.0f s to see whether it still runs",
+            first["host"] or "another machine", self.what, WATCH_SECONDS,
+        )  # fmt: skip
+        until, record = self._clock() + WATCH_SECONDS, first
+        while (remaining := until - self._clock()) > 0:
+            self._sleep(min(POLL_SECONDS, remaining))
+            record = self._read() or first
+            if record is not _UNREADABLE and self._has_ended(record, lock):
+                break
+            if record is not _UNREADABLE and _life(record) != _life(first):
+                raise CheckpointError(
+                    f"Another session is working on {self.what}", where=f"on {record['host']}",
+                    got="a lease that is being renewed",
+                    next_step="wait for it or stop it, or open a new run with FRESH",
+                )  # fmt: skip
+        return record
+
+    def _read(self) -> dict:
+        """Return the record; {} where there is none, _UNREADABLE for a torn one."""
+        if self._mirror is not None:
+            try:
+                self._mirror.pull(LEASES_PREFIX)
+            except WorkspaceError as error:
+                _log.warning("The leases of other machines cannot be read, those of this machine count: %s", error)
+        if not files.is_file(self.path):
+            return {}
+        try:
+            record = {**_UNREADABLE, **parse_json(files.read(self.path, 1 << 16))}
+            typed = all(type(record[name]) in (type(value), int) for name, value in _UNREADABLE.items())
+        except (FileError, ValueError, TypeError):
+            return _UNREADABLE
+        return record if typed else _UNREADABLE
+
+    def _write(self, released: bool) -> None:
+        self._beat += 1
+        record = {
+            **self.to_dict(), "beat": self._beat, "lock": self._lock, "host": socket.gethostname(), "seen": self._now(),
+            "released": released,
+        }  # fmt: skip
+        try:
+            files.write(self.path, json.dumps(record).encode())
+        except FileError as error:  # a full disk: the fences of the checkpoints decide
+            _log.warning("The lease of %s is not written: %s", self.what, error)
+        if self._mirror is not None:
+            self._mirror.push_in_background(LEASES_PREFIX)
+
+
+def _life(record: dict) -> tuple:
+    return record["session"], record["fence"], record["beat"]

@@ -1,0 +1,328 @@
+"""The working copy of a workspace that is kept elsewhere: a local folder, synchronized with its remote (`remote`).
+
+Files are downloaded once and verified. Local changes are uploaded data first, the small JSON files that refer to them
+last, so that a machine that dies in between leaves no reference to a missing file. A ledger holds the versions of the
+last pass: what this machine never saw verified on the remote, it never deletes there.
+"""
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+from ml_factory.background_thread import BackgroundThread
+from ml_factory.errors import WorkspaceError
+from ml_factory.process_identity import process_id
+from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.locks import file_lock
+from ml_factory.storage.mirror_removals import LEDGER, noted_removals
+from ml_factory.storage.remote import open_remote
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
+
+_FETCHES = 5  # of a file that changes meanwhile
+_KEPT = ".kept"  # suffix of a local file in whose place the remote's came
+_log = logging.getLogger("ml_factory")
+_CHECKPOINTS = "checkpoints/"
+LEASES_PREFIX = "checkpoints/leases/"  # has passes of its own, which do not wait for one over large files
+_sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over the leases
+
+
+_opened: dict[tuple, "Mirror"] = {}
+
+
+@dataclass(frozen=True)
+class MirrorPass:
+    """Names that one pass transferred or deleted, relative to the workspace."""
+
+    pulled: tuple[str, ...] = ()
+    pushed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+class Mirror:
+    """A local folder that mirrors a mounted folder or a prefix of a bucket.
+
+    Parameters
+    ----------
+    address : gs://bucket/prefix, or a folder on a mount.
+    folder : the local mirror; by default below the user's cache folder, the same for the same address.
+
+    Raises SettingsError for a malformed address, WorkspaceError where the remote does not answer or gcsfs is not
+    installed.
+    """
+
+    def __init__(self, address: str, folder: str | os.PathLike | None = None):
+        self.address = address
+        self.folder = Path(folder or local_cache_folder("workspaces") / fingerprint_json(address)[:16])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.remote = open_remote(address)
+        self._background, self._lease_thread = BackgroundThread("mirror"), BackgroundThread("mirror-leases")
+        self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
+        self._behind = False  # and the user was warned
+
+    def push_in_background(
+        self, *places: str, check: Callable[[], object] = bool, done: Callable[[], object] = bool
+    ) -> None:
+        """Push in a background thread. Requests for the same places that arrive while it works are
+        merged into one further pass.
+
+        check : called before the pass; what it raises refuses the pass.
+        done : called when everything is on the remote, and was compared there.
+        A remote that refuses costs one warning, and the next push uploads what is missing.
+        """
+        asked = self._requests.setdefault(places, [])
+        asked.append((check, done))
+        if len(asked) == 1:
+            thread = self._lease_thread if places == (LEASES_PREFIX,) else self._background
+            thread.submit(lambda: self._push_requested(*places))
+
+    def _push_requested(self, *places: str) -> None:
+        asked = self._requests.pop(places)
+        try:
+            for check, _ in asked:
+                check()
+            self.push(*places)
+        except (WorkspaceError, OSError) as error:
+            if not self._behind:
+                _log.warning("The workspace does not have the newest files yet, the run goes on: %s", error)
+            self._behind = True
+            return
+        if self._behind:
+            _log.warning("The workspace has the newest files again: %s", self.address)
+        self._behind = False
+        for _, done in asked:
+            done()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the pushes in the background; return False where something is on this machine alone."""
+        pushed = [thread.wait(seconds) for thread in (self._background, self._lease_thread)]
+        return all(pushed) and not self._behind
+
+    def has_synchronized(self) -> bool:
+        """Return True when a pass over this mirror has ended before."""
+        return bool(self._ledger())
+
+    def pull(self, *places: str) -> MirrorPass:
+        """Download files that are new or changed on the remote; delete local files that were removed there, unless
+        they were changed locally. A local file that was never pushed and differs is kept as NAME.kept, with a warning.
+
+        places : prefixes below the workspace, such as "models/MES/"; everything without.
+        """
+        return self._in_passes(self._pull, places)
+
+    def _in_passes(self, sync: Callable[[tuple[str, ...]], "MirrorPass"], places: tuple[str, ...]) -> "MirrorPass":
+        """Run one pass over `places` without the leases, and one over the leases where they are among the places."""
+        leases = (LEASES_PREFIX,)
+        passes = [places, leases] if places != leases and _within(LEASES_PREFIX, places) else [places]
+        results = []
+        for one in passes:
+            with self._pass_lock(*one):
+                results.append(sync(one))
+        return MirrorPass(
+            *(sum((getattr(result, field.name) for result in results), ()) for field in fields(MirrorPass))
+        )
+
+    def _pull(self, places: tuple[str, ...]) -> MirrorPass:
+        ledger, remote = self._ledger(), self._list_remote(places)
+        pulled, removed, noted = [], [], noted_removals(self.folder)
+        for name, facts in sorted(remote.items(), key=_data_first):
+            known = ledger.get(name)
+            if known and known["version"] == facts["version"] and (self.folder / name).exists():
+                continue
+            if (name, facts["version"]) in noted:  # removed here, and there with the next push
+                continue
+            if known is None or _stamp(self.folder / name) in (known["local"], None):
+                if known is None:
+                    self._keep_own(name, facts)
+                version = self._fetch(name, facts)
+                ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
+                pulled.append(name)
+        gone = [name for name in ledger if _in_pass(name, places) and name not in remote]
+        for name in self._removed_by_user(gone, remote):
+            if _stamp(self.folder / name) in (ledger[name]["local"], None):
+                (self.folder / name).unlink(missing_ok=True)
+                removed.append(name)
+        self._merge_ledger(ledger, pulled, gone)
+        return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
+
+    def _removed_by_user(self, gone: list[str], remote: dict[str, dict]) -> list[str]:
+        """Return the names whose absence is meant: each one in a bucket; on a mount, which may have dropped a file, a
+        run's checkpoints where all of them are gone and other files are listed. The rest is pushed again.
+        """
+        if not self.remote.may_drop_files:
+            return gone
+        runs = {_run_folder(name) for name in remote}
+        return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and _run_folder(name) not in runs]
+
+    def _keep_own(self, name: str, facts: dict) -> None:
+        """Move a local file away that is not the remote's of this name, which comes in its place."""
+        path = self.folder / name
+        if path.is_file() and not self.remote.is_copy(path, name, facts):
+            kept = path.with_name(path.name + _KEPT)
+            os.replace(path, kept)
+            _log.warning("The workspace holds another %s: this machine's, never uploaded, is now %s", name, kept)
+
+    def fetch(self, name: str) -> Path:
+        """Return the local path of one object: downloaded and verified, unless this version is already there."""
+        with self._pass_lock():
+            ledger, facts, path = self._ledger(), self.remote.facts(name), self.folder / name
+            known = ledger.get(name)
+            if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
+                ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
+                self._merge_ledger(ledger, [name])
+            return path
+
+    def push(self, *places: str) -> MirrorPass:
+        """Upload files that are new or changed since the last pass, data first, JSON last. `places` as for `pull`.
+
+        A pass over everything, at last, deletes remote files that were deleted here through `files`; a file that is
+        only missing stays on the remote.
+        """
+        return self._in_passes(self._push, places)
+
+    def _pass_lock(self, *places: str) -> threading.RLock:
+        """Return the lock of passes over `places`: a lease is not renewed too late behind an upload of minutes."""
+        name = places[0] if places in ((LEASES_PREFIX,), (LEDGER,)) else ""
+        return _sync_locks.setdefault((self.folder, name), threading.RLock())
+
+    def _push(self, places: tuple[str, ...]) -> MirrorPass:
+        ledger = self._ledger()
+        local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
+        changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
+        pushed, removed = [], []
+        for name in sorted(changed, key=lambda name: _data_first((name, None))):
+            try:
+                ledger[name] = {"version": self.remote.put(self.folder / name, name), "local": local[name]}
+            except WorkspaceError:
+                if _stamp(self.folder / name) == local[name]:
+                    raise
+                continue  # a slot overwritten during its upload: the next pass uploads it
+            pushed.append(name)
+        noted = noted_removals(self.folder) if not places else set()  # what replaces it may be elsewhere, not up yet
+        for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
+            if (name, ledger[name]["version"]) not in noted:
+                continue
+            self.remote.remove(name)
+            removed.append(name)
+        self._merge_ledger(ledger, pushed, removed)
+        return MirrorPass(pushed=tuple(pushed), removed=tuple(removed))
+
+    # ------------------------------------------------------------------ one file
+
+    def _fetch(self, name: str, facts: dict) -> str:
+        """Download a file to a temporary one, compare it with the remote's, and rename it into place; return its
+        version: a later one than listed, where another machine has overwritten it since.
+        """
+        for _ in range(_FETCHES):
+            try:
+                fill = partial(self.remote.get, name, facts=facts)
+                files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
+                break
+            except WorkspaceError:
+                now = self.remote.facts(name)
+                if now["version"] == facts["version"]:
+                    raise
+                facts = now
+        return facts["version"]
+
+    # ------------------------------------------------------------------ listings
+
+    def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
+        folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
+        names = self.remote.list(folder)
+        usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
+        spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
+        for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
+            _log.warning("A file of the workspace is skipped, another differs in upper and lower case alone: %s", name)
+            del usable[name]
+        return usable
+
+    def _is_usable(self, name: str) -> bool:
+        """Return True for an object name that is a path of plain names; another one costs a warning."""
+        *folders, last = name.split("/")
+        if all(map(is_plain_name, (*folders, last.lstrip(".")))):
+            return not last.startswith(".")
+        _log.warning("A file of the workspace is skipped, its name cannot be a file's: %r", name[:200])
+        return False
+
+    def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
+        for path in self.folder.rglob("*"):
+            name = path.relative_to(self.folder).as_posix()
+            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp", _KEPT)
+            if path.is_file() and not path.is_symlink() and not temporary and _in_pass(name, places):
+                yield name
+
+    # ------------------------------------------------------------------ ledger of synchronized versions
+
+    def _ledger(self) -> dict[str, dict]:
+        """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""
+        stored = files.read_json_or_none(self.folder / LEDGER)
+        entries = stored.items() if isinstance(stored, dict) else ()
+        return {name: one for name, one in entries if _is_ledger_entry(one) and self._is_usable(name)}
+
+    def _merge_ledger(self, ledger: dict, changed: Iterable[str], removed: Iterable[str] = ()) -> None:
+        """Write the entries that a pass has changed in `ledger` into the stored one, which another pass may change."""
+        changed, removed = list(changed), list(removed)
+        if changed or removed:
+            with self._pass_lock(LEDGER), file_lock(self.folder / ".ledger.lock"):  # other processes have this mirror
+                stored = self._ledger() | {name: ledger[name] for name in changed}
+                for name in removed:
+                    stored.pop(name, None)
+                files.write_json(self.folder / LEDGER, stored)
+
+
+def open_mirror(address: str) -> Mirror:
+    """Return this process's mirror of a workspace: one for each address."""
+    key = (address, local_cache_folder("workspaces"), process_id())
+    if key not in _opened:
+        _opened[key] = Mirror(address)
+    return _opened[key]
+
+
+def _is_ledger_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"version", "local"} <= set(entry)
+
+
+def download_bucket_file(address: str) -> Path:
+    """Download the object at gs://bucket/folder/name once and return its local path. Raises SettingsError,
+    WorkspaceError.
+    """
+    folder, _, name = address.rpartition("/")
+    return Mirror(folder).fetch(name)
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Return size, time and inode, which change whenever the file does; None when it does not exist."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _run_folder(name: str) -> str:
+    return "/".join(name.split("/")[:2])
+
+
+def _ignores_case(folder: Path) -> bool:
+    """Return True on a file system where names in capital and small letters are the same."""
+    return os.path.exists(os.path.join(folder.parent, folder.name.swapcase())) and folder.name.swapcase() != folder.name
+
+
+def _within(name: str, places: Iterable[str]) -> bool:
+    places = tuple(places)
+    return not places or name.startswith(places)
+
+
+def _in_pass(name: str, places: tuple[str, ...]) -> bool:
+    """Return True for a name below `places` that a pass over them takes: leases only in a pass of their own."""
+    return _within(name, places) and name.startswith(LEASES_PREFIX) == (places == (LEASES_PREFIX,))
+
+
+def _data_first(item: tuple[str, object]) -> tuple[bool, str]:
+    return item[0].endswith(".json"), item[0]

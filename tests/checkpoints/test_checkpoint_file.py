@@ -1,0 +1,80 @@
+"""A checkpoint file is whole or refused: no changed, missing or added byte loads."""
+
+import math
+import os
+import pickle
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from ml_factory.checkpoints.checkpoint_file import (
+    read_checkpoint,
+    read_checkpoint_info,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from ml_factory.errors import CheckpointError, FileError
+from ml_factory.storage.serialization import plan_state_layout
+
+STATE = {"value": 3, "weights": np.arange(40.0), "names": ["a", "b"], "whole": np.arange(5, dtype=np.int8)}
+INFO = {
+    "run": "r", "phase": "p", "sequence": 7, "saved_at": "2026-01-01T00:00:00+00:00",
+    "metrics": {"val_loss": 0.5, "unknown": math.nan}, "lease": {"session": "s", "fence": 2},
+}  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+    layout = plan_state_layout(STATE)
+    copy = np.empty(layout.size, np.uint8).data
+    layout.fill(copy)
+    write_checkpoint(tmp_path / "p.0.ckpt", INFO, copy)
+    return tmp_path / "p.0.ckpt"
+
+
+def test_checkpoint_file_returns_state_and_description_and_is_safetensors(path):
+    info, state = read_checkpoint(path)
+    np.testing.assert_equal(state, STATE)
+    np.testing.assert_equal({name: info[name] for name in INFO}, INFO)
+    assert info["bytes"] == path.stat().st_size and info["path"] == str(path)
+    assert read_checkpoint_info(path)["hash"] == verify_checkpoint(path)["hash"] == info["hash"]
+    with safe_open(path, "np") as file:
+        assert "['weights']" in file.keys() and "checkpoint" in file.metadata()  # noqa: SIM118 - not a dict
+    state["weights"][:] = 0  # a loaded state belongs to its reader
+
+
+def test_checkpoint_file_with_any_byte_changed_cut_or_added_is_refused(path):
+    whole = path.read_bytes()
+    luck = np.random.default_rng(0)
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= int(luck.integers(1, 256))
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            read_checkpoint(path)
+    for content in [whole[:cut] for cut in range(0, len(whole), 13)] + [whole + b"\0", whole[:-1], whole + whole]:
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError):
+            read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", pickle.dumps({"a": 1}), b"\xff" * 100, (1 << 40).to_bytes(8, "little")]
+)
+def test_checkpoint_file_of_another_kind_is_refused_by_header_alone(path, content):
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="torn or was changed"):
+        read_checkpoint_info(path)
+
+
+def test_checkpoint_file_that_is_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "p.0.ckpt")
+    for read in (read_checkpoint, read_checkpoint_info):
+        with pytest.raises(FileError):
+            read(tmp_path / "p.0.ckpt")
+
+
+def test_checkpoint_file_that_is_absent_raises_file_error(tmp_path):
+    with pytest.raises(FileError):
+        read_checkpoint(tmp_path / "none.ckpt")

@@ -1,0 +1,142 @@
+"""Who owns a phase: the table of what a session finds, and two machines that share a folder."""
+
+import json
+
+import pytest
+
+from ml_factory.checkpoints.lease import STALE_SECONDS, WATCH_SECONDS, LeaseTakenOverError, PhaseLease
+from ml_factory.errors import CheckpointError
+from ml_factory.storage.locks import HeldLock
+from ml_factory.storage.mirror import Mirror
+
+NOW = 1_000_000.0
+LOCK = HeldLock("here 2", frozenset({"here 1"}))
+
+
+class Clock:
+    """Monotonic seconds; each wait is followed by what other machines do then."""
+
+    def __init__(self, events=()):
+        self.seconds, self.events = 0.0, list(events)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        for event in [one for one in self.events if one[0] <= self.seconds]:
+            self.events.remove(event)
+            event[1]()
+
+
+def lease(path, session="me", events=(), mirror=None):
+    clock = Clock(events)
+    made = PhaseLease(
+        path, "run r, phase p", session, mirror, now=lambda: NOW + clock.seconds, clock=lambda: clock.seconds,
+        sleep=clock.sleep,
+    )  # fmt: skip
+    return made, clock
+
+
+def record(path, **changed):
+    found = {
+        "session": "other",
+        "fence": 3,
+        "beat": 5,
+        "lock": "there 9",
+        "host": "far",
+        "seen": NOW,
+        "released": False,
+    }
+    path.write_text(json.dumps({**found, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("found", "saved", "fence", "waited"),
+    [
+        (None, 0, 1, 0),
+        (None, 4, 5, 0),  # the mount lost the lease, and shows a checkpoint
+        ({"released": True}, 0, 4, 0),
+        ({"released": True}, 9, 10, 0),
+        ({"session": "me"}, 0, 3, 0),  # this very session, in another part of it
+        ({"lock": "here 1"}, 0, 4, 0),  # a killed process of this machine
+        ({"seen": NOW - STALE_SECONDS - 1}, 0, 4, 0),
+        ({}, 0, 4, WATCH_SECONDS),  # killed just now, on another machine
+        ({"seen": NOW + 10**6}, 0, 4, WATCH_SECONDS),  # its clock is ahead
+        ("torn", 0, 1, 0),  # on this machine's disk the lock decides
+    ],
+)
+def test_lease_is_taken_at_once_or_after_watching(tmp_path, found, saved, fence, waited):
+    path = tmp_path / "lease.json"
+    if found == "torn":
+        path.write_text('{"session": "oth')
+    elif found is not None:
+        record(path, **found)
+    taken, clock = lease(path)
+    taken.acquire(LOCK, lambda: saved)
+    assert (taken.fence, clock.seconds, taken.held) == (fence, waited, True)
+    stored = json.loads(path.read_text())
+    assert (stored["session"], stored["fence"], stored["lock"], stored["released"]) == ("me", fence, "here 2", False)
+
+
+def test_lease_that_is_renewed_meanwhile_is_refused_and_one_released_is_taken(tmp_path):
+    path = tmp_path / "lease.json"
+    record(path)
+    refused, clock = lease(path, events=[(60, lambda: record(path, beat=6))])
+    with pytest.raises(CheckpointError, match=r"Another session is working on run r, phase p \[on far\]"):
+        refused.acquire(LOCK, lambda: 0)
+    assert clock.seconds == 60 and not refused.held and json.loads(path.read_text())["session"] == "other"
+    taken, clock = lease(path, events=[(30, lambda: record(path, beat=7, released=True))])
+    taken.acquire(None, lambda: 0)
+    assert clock.seconds == 30 and taken.fence == 4
+
+
+@pytest.mark.parametrize(
+    ("rival", "ends"),
+    [
+        ({"fence": 5}, True), ({"fence": 4, "session": "zz"}, True), ({"fence": 4, "session": "aa"}, False),
+        ({"fence": 3}, False), ({"fence": 5, "released": True}, True),
+    ],
+)  # fmt: skip
+def test_session_with_lower_fence_or_id_stops_writing(tmp_path, rival, ends):
+    path = tmp_path / "lease.json"
+    record(path, released=True)
+    mine, _ = lease(path)
+    mine.acquire(LOCK, lambda: 0)
+    record(path, **rival)
+    before = path.read_text()
+    if ends:
+        with pytest.raises(LeaseTakenOverError, match="taken this work over"):
+            mine.renew()
+        assert path.read_text() == before
+    else:
+        mine.renew()
+        assert json.loads(path.read_text())["session"] == "me"
+
+
+def test_released_lease_is_not_renewed_by_a_late_heartbeat(tmp_path):
+    mine, _ = lease(tmp_path / "lease.json")
+    mine.acquire(LOCK, lambda: 0)
+    mine.renew(released=True)
+    mine.renew()
+    assert json.loads((tmp_path / "lease.json").read_text())["released"] and not mine.held
+
+
+def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    one, two = (Mirror(str(tmp_path / "drive/ws"), tmp_path / name) for name in ("one", "two"))
+    name = "checkpoints/leases/x.json"
+    first, _ = lease(one.folder / name, "first", mirror=one)
+    first.acquire(HeldLock("machine one"), lambda: 0)
+    one._lease_thread.wait(30)
+
+    def beat():
+        first.renew()
+        one._lease_thread.wait(30)
+
+    second, _ = lease(two.folder / name, "second", [(60, beat)], two)
+    with pytest.raises(CheckpointError, match="being renewed"):
+        second.acquire(HeldLock("machine two"), lambda: 0)
+    later, clock = lease(two.folder / name, "later", mirror=two)  # the first machine is gone
+    later.acquire(HeldLock("machine two"), lambda: 0)
+    assert clock.seconds == WATCH_SECONDS and later.fence == 2
+    two._lease_thread.wait(30)
+    with pytest.raises(LeaseTakenOverError):  # it was only away
+        first.renew()

@@ -1,0 +1,155 @@
+"""A drive that refuses, drops and tears files: what was acknowledged is loaded by a machine with an empty disk."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory import CheckpointManager, Workspace
+from ml_factory.checkpoints.checkpoint_file import read_checkpoint
+from ml_factory.errors import CheckpointError, WorkspaceError
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, request):
+    made = World(tmp_path, monkeypatch, getattr(request, "param", 0))
+    yield made
+    for manager in made.managers:
+        manager.close(1)
+
+
+class World:
+    """A drive and the machine that uses it at present, through the public classes alone."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int):
+        self.folder, self.patch, self.luck = folder, monkeypatch, random.Random(seed)
+        self.drive, self.machines, self.saved, self.damaged = folder / "drive", 0, -1, False
+        monkeypatch.setenv("ML_FACTORY_MOUNTS", str(self.drive))
+        self.drive.mkdir()
+        self.managers: list[CheckpointManager] = []
+        self.acknowledged: set[int] = set()  # values that the drive held when `save` was acknowledged, and holds still
+        self.other_machine()
+
+    def other_machine(self) -> None:
+        """Sit at a machine with an empty disk; the one before is gone, a quarter of an hour ago."""
+        for lease in self.drive.glob("ws/checkpoints/leases/*.json"):
+            record = json.loads(lease.read_text())
+            lease.write_text(json.dumps({**record, "seen": record["seen"] - 1000}))
+        self.machines += 1
+        self.patch.setenv("XDG_CACHE_HOME", str(self.folder / f"disk-{self.machines}"))
+        self.open()
+        wanted = max(self.acknowledged, default=None)
+        found = self.load()
+        assert found is None if wanted is None else found is not None and found >= wanted
+        self.saved = -1 if found is None else found
+
+    def open(self) -> None:
+        """Begin a session on this machine."""
+        self.manager = CheckpointManager(Workspace(str(self.drive / "ws")).checkpoints, run="r")
+        self.managers.append(self.manager)
+
+    def load(self) -> int | None:
+        found = self.manager.phase("p").load()
+        if found is None:
+            return None
+        assert (found["state"]["a"] == found["state"]["value"]).all()
+        return found["state"]["value"]
+
+    def save(self) -> None:
+        self.saved += 1
+        self.damaged = False
+        state = {"value": self.saved, "a": np.full(200, self.saved)}
+        info = self.manager.save_checkpoint("p", state, force=True, metrics={"val_loss": self.luck.random()})
+        if self.manager.wait(60):
+            assert "mount" in info["status"]
+            self.acknowledged = self.on_drive()
+            assert self.saved in self.acknowledged
+        else:
+            assert info["status"] == "saved locally"
+
+    def session(self) -> None:
+        """The session ends, another begins on the same machine."""
+        self.manager.close(1)
+        self.open()
+        found = self.load()
+        if self.damaged:  # a file that the drive has changed is taken for another machine's
+            assert found is None or found >= max(self.acknowledged, default=-1)
+            self.saved = -1 if found is None else found
+        else:
+            assert found == (None if self.saved < 0 else self.saved)
+
+    def refuse(self) -> None:
+        """The drive takes nothing until the next save is over."""
+        place = self.drive / "ws/checkpoints/r"
+        if not place.exists():
+            return
+        place.rename(self.drive / "away")
+        place.touch()
+        self.save()
+        place.unlink()
+        (self.drive / "away").rename(place)
+
+    def damage(self) -> None:
+        """The drive loses a file, or a part of it."""
+        self.damaged = True
+        for path in self.luck.sample(sorted(self.drive.glob("ws/checkpoints/r/*.ckpt")), 1):
+            if self.luck.random() < 0.5:
+                path.unlink()
+            else:
+                path.write_bytes(path.read_bytes()[: self.luck.randrange(400)])
+            self.acknowledged &= self.on_drive()
+
+    def on_drive(self) -> set[int]:
+        found = set()
+        for path in self.drive.glob("ws/checkpoints/r/*.ckpt"):
+            try:
+                found.add(read_checkpoint(path)[1]["value"])
+            except CheckpointError:
+                continue
+        return found
+
+
+@pytest.mark.parametrize("world", range(6), indirect=True)
+def test_drive_that_refuses_drops_and_tears_loses_no_acknowledged_save(world):
+    for _ in range(14):
+        step = world.luck.choice(["save", "save", "save", "session", "refuse", "damage", "other_machine"])
+        if step == "damage" and not list(world.drive.glob("ws/checkpoints/r/*.ckpt")):
+            continue
+        getattr(world, step)()
+    world.other_machine()
+
+
+def test_thousand_saves_leave_five_files_on_drive(world):
+    for value in range(1000):
+        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value == 700)})
+    world.manager.close()
+    files = list(world.drive.glob("ws/checkpoints/r/*"))
+    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 999
+
+
+def test_rm_of_checkpoints_on_drive_begins_anew_and_finished_files_are_deleted_there(world):
+    world.save()
+    (world.drive / "ws/results/note.txt").write_text("something else is listed")
+    world.manager.close()
+    shutil.rmtree(world.drive / "ws/checkpoints")
+    world.open()
+    assert world.load() is None
+    world.save()
+    world.manager.phase("p").remove_files()
+    assert world.manager.save_checkpoint("q", {"a": 1}, force=True) and world.manager.wait()
+    assert list(world.drive.glob("ws/checkpoints/r/p.*"))  # until the verb has pushed what replaces it
+    Workspace(str(world.drive / "ws")).push()
+    assert [path.name for path in world.drive.glob("ws/checkpoints/r/*")] == ["q.0.ckpt"]
+
+
+def test_empty_machine_refuses_to_begin_anew_while_drive_does_not_answer(world, tmp_path, monkeypatch):
+    world.save()
+    world.manager.close()
+    shutil.rmtree(world.drive)
+    world.drive.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    with pytest.raises(WorkspaceError):
+        world.open()
