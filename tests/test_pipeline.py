@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.checkpoints import save_writer
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.data.io import write_bars
@@ -590,7 +589,6 @@ def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
 
 def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, finished, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    monkeypatch.setattr(save_writer, "_PAUSES", (0.2, 0.5))  # a forced save is repeated for 24 s otherwise
     first = train(prepared, "lightgbm")
     before = content(prepared.root)
     full = {}
@@ -604,7 +602,6 @@ def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, 
         train(prepared, "xgboost", callbacks=(fill,))
     full["patch"].undo()
     now = content(prepared.root)
-    # Slots that lightgbm returned are there to be written over.
     kept = [path for path in before if not path.endswith(".lock") and not path.startswith("checkpoints/")]
     assert {path: now.get(path) for path in kept} == {path: before[path] for path in kept}
     assert not list(prepared.root.rglob("*.tmp")) and not list(
