@@ -98,22 +98,6 @@ def test_cli_invalid_horizon_exits_2_and_names_option(verb, call, prepared, monk
     assert "--horizon" in err and "int" in err
 
 
-def test_cli_absent_data_exits_1_with_next_step(call, tmp_path, prepared):
-    for words in (("prepare", "--symbol", "MES"), ("suite", "--symbol", "MES")):
-        code, out, err = call(*words, "--workspace", tmp_path, "--data", tmp_path / "MES.csv")
-        line = one_line(code, out, err)
-        assert code == 1 and "No such file" in line and "MES.csv" in line
-    code, out, err = call("prepare", "--workspace", tmp_path, "--symbol", "MES")
-    assert code == 1 and "no raw bars" in one_line(code, out, err)
-    assert "Next: put the file there" in err and "--data" in err
-    code, out, err = call("train", "--workspace", tmp_path, "--symbol", "MES")
-    assert code == 1 and "prepare" in one_line(code, out, err)
-    code, out, err = call("predict", "--workspace", prepared.root, "--horizon", 5)
-    assert code == 1 and "train" in one_line(code, out, err)
-    code, out, err = call("train", "--workspace", prepared.root, "--horizon", 6)
-    assert code == 1 and "Horizon 6 is not prepared" in one_line(code, out, err)
-
-
 VERBS_ON_DATA = [
     ("prepare", "no raw bars", "MES"), ("train", "no raw bars", "MES"), ("stack", "no raw bars", "MES"),
     ("audit", "Nothing is prepared", "DEMO"), ("train", "Nothing is prepared", "DEMO"),
@@ -222,19 +206,6 @@ def test_cli_error_line_omits_empty_fields_and_has_single_end_punctuation(call, 
     assert "None" not in err and "wanted one Parquet or CSV file" in err
     _, _, err = call("cross-validate", "--workspace", tmp_path / "w", "--scheme", "combinatoral")
     assert err.endswith("did you mean 'combinatorial'?\n")
-
-
-def test_cli_wrong_or_missing_options_exit_2_and_name_option(call):
-    for words, named in (
-        (("train", "--nodel", "lstm"), "--model"),
-        (("prepare", "--stamp", "middle"), "--stamp"),
-        (("run",), "NOTEBOOK"),
-        (("train", "--seed", "x"), "--seed"),
-    ):
-        code, out, err = call(*words)
-        assert code == 2 and out == "" and "Traceback" not in err and named.lower() in err.lower()
-    code, out, err = call("suite", "--seed", -1)
-    assert code == 2 and "SEED" in one_line(code, out, err)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """The page asks for nothing, escapes everything, and fits a phone and the dark."""
 
-import io
 import re
 from functools import cache
 from html.parser import HTMLParser
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from ml_factory.data.resample import ResampledBars
 from ml_factory.evaluation import attention_plots, data_plots, plots
@@ -18,7 +15,7 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
 from ml_factory.evaluation.metrics import compute_forecast_metrics
-from ml_factory.evaluation.plot_style import COLOURS, _for_html, downsample_line, figure_to_svg
+from ml_factory.evaluation.plot_style import COLOURS, downsample_line, figure_to_svg
 
 RNG = np.random.default_rng(0)
 N = 6000
@@ -107,17 +104,6 @@ def page_of_everything() -> str:
     return render_html_report(
         "Title", [*parts, HtmlSection("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567}
     )
-
-
-def test_figure_to_svg_draws_once_what_savefig_lays_out_and_draws(monkeypatch):
-    figure, plain, drawn = plots.plot_metrics(TABLE), io.StringIO(), []
-    draw = Figure.draw
-    monkeypatch.setattr(Figure, "draw", lambda *given: drawn.append(1) or draw(*given))
-    svg = figure_to_svg(figure, "x")
-    assert len(drawn) == 1 and figure.get_layout_engine() is not None
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "x"}):
-        figure.savefig(plain, format="svg", metadata={"Date": None, "Creator": None})
-    assert svg == _for_html(plain.getvalue(), "x")
 
 
 def test_html_report_page_loads_no_external_resource():
@@ -249,28 +235,10 @@ def test_outline_of_long_series_keeps_extremes_and_ends():
     assert downsample_line(values[:10]).tolist() == list(range(10))
 
 
-def test_alignment_figure_shows_joined_bar_and_bar_age():
-    # At row 70 it is 05:55; the hour known then ended at 05:00.
-    text = figure_to_svg(FIGURES["alignment"], "x")
-    assert "55 min old" in text and "this row" in text and "60 min" in text
-
-
-def test_importance_bars_are_sorted_largest_first():
-    table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
-    (ax,) = plots.plot_importances(table).axes
-    assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
-    assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
-
-
 def test_html_report_summary_card_shows_interval_below_value():
     page = render_html_report("t", [HtmlSection("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": 1234})
     assert "<dt>gain</dt><dd>+0.0100<small>+0.0010 to &lt;0.02</small></dd>" in page
     assert "<dt>rows</dt><dd>1,234</dd>" in page
-
-
-def test_learning_curves_one_epoch_without_validation_omit_validation_line():
-    history = pd.DataFrame({"epoch": [1], "train_loss": [1.0], "val_loss": [np.nan]})
-    assert "validation" not in figure_to_svg(plots.plot_learning_curves(history, best_epoch=1), "x")
 
 
 def test_figures_with_few_rows_render_as_svg():
@@ -279,16 +247,3 @@ def test_figures_with_few_rows_render_as_svg():
     assert "<svg" in figure_to_svg(data_plots.plot_split(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
     few = compute_forecast_metrics({"prior": P[:5], "model": P[:5]}, Y[:5])
     assert "<svg" in figure_to_svg(plots.plot_metrics(few), "x")
-
-
-def test_attention_plots_show_largest_shares_and_newest_bar_last():
-    shares, attention = (
-        attention_plots.plot_variable_shares(SHARES, top=15).axes[0],
-        attention_plots.plot_attention(ATTENTION),
-    )
-    largest = SHARES["share"].nlargest(15)
-    assert [bar.get_width() for bar in shares.patches] == largest.tolist()
-    assert [label.get_text().split()[0] for label in shares.get_yticklabels()] == largest.index.tolist()
-    assert f"20 variables, {largest.sum():.0%} of it shown" in shares.get_xlabel()
-    line = attention.axes[0].lines[0]
-    assert line.get_xdata().tolist() == list(range(-19, 1)) and line.get_ydata()[-1] == ATTENTION["attention"].iloc[-1]
