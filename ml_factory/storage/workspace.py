@@ -110,7 +110,7 @@ class Workspace:
         _mirrors[self.root] = self._mirror
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
-            if self._mirror and "://" not in text:  # a user looks for them there
+            if self._mirror and "://" not in text and not self._mirror.has_synchronized():  # a user looks there
                 _make_folder(Path(text) / folder.relative_to(self.root))
         if not self.files.is_writable(self.root):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
