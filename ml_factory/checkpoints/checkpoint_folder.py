@@ -22,11 +22,13 @@ from ml_factory.checkpoints.checkpoint_file import (
 from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
+from ml_factory.storage.mirror import verify_fetched
 from ml_factory.storage.workspace import mirror_of
 
 _MIN_KEPT = 2
 _FILE = re.compile(r"(.+)\.(\d+)\.ckpt")
 _log = logging.getLogger("ml_factory")
+verify_fetched(".ckpt", verify_checkpoint)
 
 
 class CheckpointFolder:

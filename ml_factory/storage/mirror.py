@@ -11,11 +11,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 from ml_factory.background_thread import BackgroundThread
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
@@ -33,6 +32,7 @@ _sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time 
 
 
 _opened: dict[tuple, "Mirror"] = {}
+_verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,13 @@ class Mirror:
             if known is None or _stamp(self.folder / name) in (known["local"], None):
                 if known is None:
                     self._keep_own(name, facts)
-                version = self._fetch(name, facts)
-                ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
+                try:
+                    version = self._fetch(name, facts)
+                except CheckpointError as error:  # torn there since: this machine's is uploaded again
+                    _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
+                    ledger[name] = {"version": facts["version"], "local": None}
+                else:
+                    ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
         gone = [name for name in ledger if _in_pass(name, places) and name not in remote]
         for name in self._removed_by_user(gone, remote):
@@ -216,11 +221,18 @@ class Mirror:
 
     def _fetch(self, name: str, facts: dict) -> str:
         """Download a file to a temporary one, compare it with the remote's, and rename it into place; return its
-        version: a later one than listed, where another machine has overwritten it since.
+        version: a later one than listed, where another machine has overwritten it since. A file that verifies itself
+        takes the place of a local one only where it is intact; raises CheckpointError else.
         """
+        verify = _verifiers.get(Path(name).suffix) if (self.folder / name).is_file() else None
+
+        def fill(path: Path) -> None:
+            self.remote.get(name, path, facts)
+            if verify is not None:
+                verify(path)
+
         for _ in range(_FETCHES):
             try:
-                fill = partial(self.remote.get, name, facts=facts)
                 files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
                 break
             except WorkspaceError:
@@ -274,6 +286,11 @@ class Mirror:
                 for name in removed:
                     stored.pop(name, None)
                 files.write_json(self.folder / LEDGER, stored)
+
+
+def verify_fetched(suffix: str, verify: Callable[[Path], object]) -> None:
+    """Verify files with this suffix before they replace local ones. verify : raises CheckpointError."""
+    _verifiers[suffix] = verify
 
 
 def open_mirror(address: str) -> Mirror:

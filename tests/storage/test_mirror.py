@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from ml_factory import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import mirror as mirrors
 from ml_factory.storage.files import files
@@ -370,9 +371,12 @@ def drive(monkeypatch, tmp_path):
     return tmp_path / "drive/ws", Mirror(place, tmp_path / "one"), Mirror(place, tmp_path / "two")
 
 
-def test_mirror_of_mount_moves_files_and_overwrites_checkpoints_in_place(drive):
+def test_mirror_of_mount_moves_files_and_overwrites_checkpoints_in_place(drive, tmp_path):
     place, one, two = drive
-    for content in (b"first, longer", b"second"):
+    with CheckpointManager(tmp_path / "local", run="r") as manager:
+        for state in ({"first": "longer"}, {"second": 2}):
+            manager.save_checkpoint("p", state, force=True)
+    for content in (path.read_bytes() for path in sorted((tmp_path / "local").glob("r/p.*.ckpt"))):
         write(one, "checkpoints/r/p.0.ckpt", content)
         write(one, "models/MES/a/artifact.json", content)
         one.push()
