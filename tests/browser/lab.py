@@ -93,10 +93,18 @@ class Notebook:
 
 
 @contextmanager
-def copied_notebooks() -> Iterator[Path]:
-    """A folder of copies of the notebooks inside this checkout, whose code and compiled kernels they find."""
+def copied_notebooks(changes: dict[str, str]) -> Iterator[Path]:
+    """A folder of copies of the notebooks inside this checkout, whose code and compiled kernels they find.
+
+    changes : text of notebook 03 -> other text.
+    """
     folder = ROOT / "build" / f"browser-{os.getpid()}"
     shutil.copytree(ROOT / "colab_notebooks", folder / "colab_notebooks", symlinks=True)
+    notebook = folder / "colab_notebooks" / "03_train_sequence.ipynb"
+    for old, new in changes.items():
+        text = notebook.read_text(encoding="utf-8")
+        assert old in text, old
+        notebook.write_text(text.replace(old, new), encoding="utf-8")
     try:
         yield folder
     finally:

@@ -26,7 +26,9 @@ ensure_synthetic_demo_market(Workspace(), "DEMO", days=60)
 # The numbers of a run that nothing interrupted, printed as the notebook prints them.
 UNINTERRUPTED = """
 from ml_factory import Workspace, pipeline
-trained = pipeline.train(Workspace(), "DEMO", 20, "lstm", quick=True, fresh=True, mirror="off")
+trained = pipeline.train(
+    Workspace(), "DEMO", 20, "lstm", quick=True, fresh=True, mirror="off", model_settings={"epochs": 8}
+)
 columns = ["split", "name", "log_loss", "log_loss_gain", "best_baseline", "gain_best", "gain_best_low"]
 columns += ["direction_gain"]
 print(trained.metrics[columns].round(3).to_string(index=False))
@@ -44,7 +46,9 @@ def test_jupyterlab_notebook_03_moves_bar_stops_safely_and_ends_with_same_number
 
     kernel(MARKET)
     with (
-        lab.copied_notebooks() as folder,
+        lab.copied_notebooks(
+            {'SETTINGS: str = \\"\\"': 'SETTINGS: str = \\"epochs=8\\"'}
+        ) as folder,  # long enough to be seen
         lab.lab(folder, tmp_path, **settings) as address,
         lab.opened(address, "03_train_sequence.ipynb", tmp_path / "profile") as page,
     ):
