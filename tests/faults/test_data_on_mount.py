@@ -97,8 +97,7 @@ def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace
     copied = place / result.artifact.relative_to(workspace.root) / "state.safetensors"
     while not copied.is_file() and time.monotonic() < until:  # what hung until now must end first
         workspace.push()
-    assert copied.is_file()
-    assert train().reused and not list(place.glob("checkpoints/*/*.ckpt"))
+    assert copied.is_file() and train().reused  # a save that hung may stay there: never seen whole, never deleted
 
 
 def test_machine_with_empty_disk_refuses_to_open_workspace_on_hanging_drive(workspace, drive, monkeypatch, tmp_path):
