@@ -86,7 +86,8 @@ def find_quality_issues(
     log = {name: np.log(values) for name, values in prices.items()}
     unit = _unit_of_bars(log)
     log = {name: values - unit * _TEN for name, values in log.items()}
-    usual, jumps = usual_move(log["close"], adjacent), level_jumps(log, adjacent, edge)
+    usual = usual_move(log["close"], adjacent)
+    jumps = level_jumps(log, adjacent, edge, usual)
     stale = _stale_runs(prices, adjacent)
     joined = adjacent.copy()
     joined[jumps] = False
@@ -386,15 +387,18 @@ def _unit_of_bars(log: dict[str, np.ndarray]) -> np.ndarray:
     return unit
 
 
-def level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray) -> np.ndarray:
+def level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """Return the rows (int64) before which the price jumps between calm bars, and stays.
 
     A trade moves the price through the bars around it; a change of contract, a split or another adjustment does not.
     Overnight it must be a split's ratio, beyond what this market does overnight.
+
+    log : column -> float64[N], log prices. adjacent : bool[N], the bar follows its predecessor within the session.
+    edge : bool[N], first bar of a session. usual : float64[N], as of `usual_move`.
     """
     gap, swing = _gap_and_range(log)
     size, night = np.abs(gap), edge & ~adjacent
-    limit = np.maximum(JUMP_RANGES * swing, JUMP_MOVES * usual_move(log["close"], adjacent))
+    limit = np.maximum(JUMP_RANGES * swing, JUMP_MOVES * usual)
     limit[night] = np.maximum(JUMP_RANGES * swing[night], RATIO_JUMP)
     nights = size[night]
     if len(nights):

@@ -58,7 +58,7 @@ class TabularBlockTrainer(ABC):
         """Return the model of the first `rounds` rounds, in the library's own bytes or in arrays."""
 
     def memory(self) -> dict[str, Any]:
-        """Return what training goes on from beside the model so far."""
+        """Return what training goes on from, besides the model so far."""
         return {}
 
     @abstractmethod
