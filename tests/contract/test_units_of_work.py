@@ -32,7 +32,8 @@ TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
 NETWORK = {"epochs": 3, "batch": 128, "lookback": 8, "threads": 1, "dropout": 0.2, "save_seconds": 0.0}
 OWN = {
     "linear": {"depth": None}, "lstm": {"hidden": 16}, "gru": {"hidden": 8}, "tcn": {"width": 8},
-    "tft": {"width": 8, "lr": 1e-4}, "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1, "lr": 1e-4},
+    "tft": {"width": 8, "lr": 1e-4},
+    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1, "lr": 1e-4},
     "itransformer": {"width": 8, "inner": 8, "layers": 1, "lr": 1e-4},
 }  # fmt: skip
 
