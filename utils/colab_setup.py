@@ -26,6 +26,8 @@ from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.files import files
+from ml_factory.storage.mounts import mount_of
+from ml_factory.storage.remote import Remote
 from ml_factory.tracking.wandb_process import MODES, wandb_mirror_mode
 from utils import runtime
 
@@ -168,7 +170,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
-        mounted = files.kind(mountpoint / "MyDrive") == "folder"
+        mounted = "MyDrive" in Remote(str(mountpoint)).names()
     except WorkspaceError as error:
         return f"{mountpoint} does not answer after mounting: {error.got}"
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
@@ -201,7 +203,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 def _mount_state(mountpoint: Path) -> str:
     """Return "alive", "dead" (mounted, but disconnected: ENOTCONN, EIO, ESTALE, or no answer) or "absent"."""
     try:
-        return "alive" if files.is_mount_point(mountpoint) and files.names(mountpoint) else "absent"
+        return "alive" if mount_of(mountpoint) == str(mountpoint) and Remote(str(mountpoint)).names() else "absent"
     except WorkspaceError:
         return "dead"
 

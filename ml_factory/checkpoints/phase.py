@@ -20,7 +20,7 @@ from ml_factory.errors import CheckpointError, FileError, SessionOverError, Sett
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.locks import HeldLock, acquire_lock_file, check_lock_file_free, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.serialization import plan_state_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
@@ -69,7 +69,7 @@ class PhaseCheckpoints:
             process_id(), folder.mirror,
         )  # fmt: skip
         self._lock_file = folder.folder / "locks" / f"{run}--{name}.lock"
-        self._lock: HeldLock | None = None
+        self._lock = ""  # identity of the lock file, while it is held
         self._listening = self._refused = False
         self._taken_over: LeaseTakenOverError | None = None
         self._process = process_id()
@@ -325,8 +325,8 @@ class PhaseCheckpoints:
         self._taken_over = error
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock = None
+        if self._lock:
+            self._lock = ""
             release_lock_file(self._lock_file)
 
     def _listen(self) -> None:

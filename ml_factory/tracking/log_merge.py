@@ -35,7 +35,7 @@ def merge_log_segments(folder: Path, attempt: RunLogAttempt, open_number: int) -
     for group in groups:
         if time.monotonic() < until:
             _write_merged(folder, group)
-    if groups and not files.is_remote(folder):
+    if groups:
         _remove_merged(list_log_files(folder), until)
 
 

@@ -15,15 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.checkpoints.lease import LeaseTakenOverError
-from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.errors import FactoryError, FileError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets, redact_values
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.storage.atomic_replace import flush_to_disk
-from ml_factory.storage.files import disk_errors, files, local_cache_folder
+from ml_factory.storage.files import disk_errors, files, flush_to_disk, local_cache_folder
 from ml_factory.storage.json_values import LARGEST_JSON, fingerprint_json, parse_json, to_json_value
-from ml_factory.storage.regular_files import read_regular_file
-from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
+from ml_factory.tracking.log_upload import SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
     RunLogAttempt,
     RunLogFile,
@@ -38,7 +36,6 @@ from ml_factory.tracking.wandb_process import DeadlineWatchdog, WandbMirrorProce
 from ml_factory.tracking.wandb_sync import PROJECT, SECONDS_PER_MB, WandbSync, artifact_name
 
 TAKEN_OVER = "taken over"
-LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
 # Code of the mirror process.
 _MIRROR = f"import sys; from {__name__} import run_mirror_process; run_mirror_process(sys.stdin.read())"
 
@@ -82,7 +79,7 @@ class Tracker:
         self._log_uploader = LogUploader(self.local_folder, self.folder)
         local = [file.attempt.number for file in list_log_files(self.local_folder)]
         self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), process_id()[:8]), 0
-        uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
+        uploaded = self._upload()  # segments that a killed attempt left on this disk
         self._attempt = RunLogAttempt(
             1 + max([*local, *(file.attempt.number for file in uploaded)], default=0),
             process_id()[:8],
@@ -159,7 +156,6 @@ class Tracker:
             "summary": to_json_value(summary or {}),
         }
         self._write_json(SUMMARY, record)
-        self._log_uploader.close()
         if self._mirror is not None:
             self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
 
@@ -179,7 +175,6 @@ class Tracker:
         """Stop logging without a summary: a later session owns this run's log."""
         self._finished = True
         self._close_file()
-        self._log_uploader.close()
         if self._mirror is not None:
             self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
 
@@ -197,10 +192,10 @@ class Tracker:
         file.close()
         self._number, self._logged = self._number + 1, False
 
-    def _upload(self, patience: float = PATIENCE) -> list[RunLogFile]:
+    def _upload(self) -> list[RunLogFile]:
         """Upload closed segments to the workspace; return the log's files there, none where it refuses."""
         try:
-            names = self._log_uploader.upload(self._attempt, self._number, self._texts, patience)
+            names = self._log_uploader.upload(self._attempt, self._number, self._texts)
         except WorkspaceError as error:
             warn_wandb_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
             return []
@@ -230,7 +225,7 @@ def run_mirror_process(text: str) -> None:
     payloads = record.get("artifacts", [])
     unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
     watchdog.set_deadline(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
-    size = sum(sum(files.sizes(file)) for payload in payloads for file in payload["files"])
+    size = sum(files.size(file) for payload in payloads for file in payload["files"])
     size += sync.checkpoints_size() if unfinished else 0
     watchdog.set_deadline(
         spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time"
@@ -285,8 +280,8 @@ def _now() -> str:
 def read_exit_record(end: Path) -> dict:
     """Return the run's record of its end; status "killed" without one."""
     try:
-        return parse_json(read_regular_file(end, LARGEST_JSON), finite=False)
-    except (OSError, ValueError):
+        return parse_json(files.read(end, LARGEST_JSON), finite=False)
+    except (FileError, ValueError):
         return {"status": "killed", "summary": {}}
 
 

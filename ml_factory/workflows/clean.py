@@ -120,7 +120,7 @@ def clean(
     dry_run : list only.
     listed : result of a dry run: only what it lists is deleted, as far as nothing needs it by now.
 
-    Whatever another process works on is skipped. Raises SettingsError, UnresponsiveMountError.
+    Whatever another process works on is skipped. Raises SettingsError.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
@@ -154,7 +154,7 @@ def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[
     data, registry = read_stored_data_sets(processed), ArtifactRegistry(workspace.models)
     artifacts = registry.list(symbol)
     used = _artifacts_in_use(artifacts, stored.runs, data.current, keep)
-    old_models = [one for one in artifacts if one.path not in used and registry.is_persisted(one)]
+    old_models = [one for one in artifacts if one.path not in used]
     old_runs = _superseded_runs(stored.runs, artifacts, used, keep)
     items = [*_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
     items += [*_interrupted_data_items(data), *_temporary_copy_items()]
@@ -325,7 +325,7 @@ def _remove_abandoned_folder(folder: Path, inside: Path) -> bool:
 
 
 def _interrupted_data_items(data: StoredDataSets) -> Iterator[RemovableItem]:
-    if files.is_remote(data.processed) or is_preparing(data.processed):  # another machine may be at it
+    if is_preparing(data.processed):
         return
     for name in sorted(data.begun()):
         folder = data.processed / name

@@ -127,15 +127,6 @@ def test_reader_with_listing_from_before_the_merge_sees_all(tmp_path, monkeypatc
     assert steps(tmp_path) == list(range(20)) and not listings
 
 
-def test_merge_on_mount_removes_segments_in_a_later_call(tmp_path, monkeypatch):
-    write(tmp_path, ONE, 5)
-    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path))
-    merge_log_segments(tmp_path, TWO, 0)
-    assert len(names(tmp_path)) == 6 and steps(tmp_path) == list(range(5))
-    merge_log_segments(tmp_path, TWO, 0)
-    assert names(tmp_path) == [log_segment_name(ONE, 0, 4)] and steps(tmp_path) == list(range(5))
-
-
 def test_merge_keeps_segment_that_grew_meanwhile(tmp_path):
     write(tmp_path, ONE, 3)
     merged = tmp_path / "aside"

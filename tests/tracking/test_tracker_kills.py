@@ -1,14 +1,12 @@
 """The record over ten kills, a lost disk and a forgetful cloud; two sessions of one run; a mount that hangs."""
 
 import json
-import os
 import shutil
 import signal
-import time
 
 import pytest
 
-from ml_factory.tracking import log_upload, wandb_process
+from ml_factory.tracking import wandb_process
 from ml_factory.tracking.run_log import RunLogAttempt, list_log_files, log_segment_name, read_log_segments
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
@@ -105,32 +103,3 @@ def test_read_log_reads_segments_without_session_name(tmp_path):
     (tmp_path / "segment-0001-0000.jsonl").write_text(line % (1, 1) + line % (2, 1))
     (tmp_path / log_segment_name(RunLogAttempt(2, "0" * 8), 0)).write_text(line % (2, 2))
     assert read_log(tmp_path)["loss"].tolist() == [1, 2]
-
-
-def test_tracker_on_hanging_mount_waits_limited_time_and_warns_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "w"))
-    tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
-    child = tracker._log_uploader._worker._process
-    assert child is not None and child.pid != os.getpid()
-    tracker.log(1, {"loss": 1.0})
-    tracker.close_segment()
-    assert read_log(tmp_path / "w")["step"].tolist() == [1]
-    child.send_signal(signal.SIGSTOP)  # what a dead mount does to whoever asks it
-    calls = []
-    thread = tracker._log_uploader._thread
-    monkeypatch.setattr(thread, "wait", lambda seconds, wait=thread.wait: calls.append(seconds) or wait(0))
-    for step in (2, 3):
-        tracker.log(step, {"loss": 1.0})
-        tracker.close_segment()
-    assert len(caplog.records) == 1 and "stays on the local disk" in caplog.text
-    assert max(calls) <= log_upload.PATIENCE
-    monkeypatch.undo()
-    child.send_signal(signal.SIGCONT)
-    deadline = time.monotonic() + 20
-    while read_log(tmp_path / "w")["step"].tolist() != [1, 2, 3] and time.monotonic() < deadline:
-        time.sleep(0.1)
-        tracker.close_segment()
-    tracker.finish({"told": 3})
-    assert read_log(tmp_path / "w")["step"].tolist() == [1, 2, 3]
-    assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"told": 3}
-    assert child.poll() is not None

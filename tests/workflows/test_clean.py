@@ -15,7 +15,6 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.progress import report_progress_to
-from ml_factory.storage import folder_removal
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -253,7 +252,7 @@ def test_clean_interrupted_anywhere_leaves_whole_things_and_is_finished_by_next(
             raise KeyboardInterrupt
         unlink(name, **named)
 
-    monkeypatch.setattr(folder_removal.os, "unlink", stop)
+    monkeypatch.setattr(os, "unlink", stop)
     with pytest.raises(KeyboardInterrupt):
         pipeline.clean(workspace, "MES", 1)
     monkeypatch.undo()
@@ -487,13 +486,13 @@ def test_cli_clean_yes_deletes_without_question(call, workspace):
 def test_remove_folder_with_file_system_mounted_in_it_deletes_nothing(tmp_path, monkeypatch):
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "file").write_bytes(b"x")
-    stat = os.stat
+    lstat = os.lstat
 
     def other_device(name, **named):
-        found = stat(name, **named)
-        return SimpleNamespace(st_dev=-1) if name == "inner" else found
+        mounted = SimpleNamespace(st_dev=-1, st_mode=0o40755)
+        return mounted if os.path.basename(name) == "inner" else lstat(name, **named)
 
-    monkeypatch.setattr(folder_removal.os, "stat", other_device)
+    monkeypatch.setattr(os, "lstat", other_device)
     with pytest.raises(FactoryError, match="another file system"):
         files.remove_folder(tmp_path / "folder")
     monkeypatch.undo()
