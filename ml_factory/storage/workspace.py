@@ -230,6 +230,13 @@ def mirror_of(folder: Path) -> tuple[Mirror | None, Path]:
     return mirror, folder
 
 
+def push_in_background(folder: Path) -> None:
+    """Upload a folder of an opened workspace in the background; no effect where the workspace is local."""
+    for root, mirror in list(_mirrors.items()):
+        if mirror is not None and folder.is_relative_to(root):
+            mirror.push_in_background(f"{folder.relative_to(root).as_posix()}/")
+
+
 def push_workspace_on_exit(verb: Verb) -> Verb:
     """Decorate a function whose first argument is a workspace: its changes are uploaded where it is elsewhere, also
     when it fails, because complete checkpoints and parts are worth keeping.

@@ -20,8 +20,7 @@ from ml_factory.settings import QuickLimits, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.tracking.log_upload import is_log_complete
-from ml_factory.tracking.run_log import count_run_log_steps
+from ml_factory.tracking.run_log import count_run_log_steps, is_log_complete
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
