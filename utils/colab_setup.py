@@ -20,8 +20,7 @@ import textwrap
 import threading
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import configured_hours_remaining, is_free_tpu_session
-from ml_factory.checkpoints.session_lifetimes import DEFAULT_TPU_LIFE
+from ml_factory.checkpoints.compute_session import FREE_TPU_HOURS, configured_hours_remaining, is_free_tpu_session
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import workspace as workspaces
@@ -382,7 +381,7 @@ def _format_row(name: str, text: str) -> str:
 
 
 def _time_left(hours: float) -> str:
-    usual = f"; a free TPU session usually ends after {DEFAULT_TPU_LIFE / 3600:.1f} h" if is_free_tpu_session() else ""
+    usual = f"; a free TPU session usually ends after {FREE_TPU_HOURS:.1f} h" if is_free_tpu_session() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 

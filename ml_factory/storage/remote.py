@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_factory import errors
 from ml_factory.errors import FactoryError, SettingsError, UnresponsiveMountError, WorkspaceError
-from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.lazy_module import check_packages_installed, import_module_or_explain
 from ml_factory.storage.files import disk_errors, flush_to_disk
 from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 
@@ -40,7 +40,8 @@ class Remote:
 
     Parameters
     ----------
-    address : gs://bucket/prefix, or a folder on a mount. Raises SettingsError for a malformed one.
+    address : gs://bucket/prefix, or a folder on a mount. Raises SettingsError for a malformed one, MissingPackageError
+        for a bucket without gcsfs.
 
     Attribute: `may_drop_files`, the absence of one file does not mean that somebody removed it.
     """
@@ -49,6 +50,7 @@ class Remote:
         self._address, self.may_drop_files = address, "://" not in address
         if not self.may_drop_files:
             _prefix_of(address)
+            check_packages_installed("gcsfs")
         self._idle: list[WorkerProcess] = []
 
     def list_files(self, folder: str) -> dict[str, dict]:
@@ -150,8 +152,9 @@ class MountedFolder:
         return found
 
     def names(self) -> list[str]:
-        with self._errors(""):
+        with self._errors(""), suppress(FileNotFoundError):
             return sorted(os.listdir(self._folder))
+        return []
 
     def facts(self, name: str) -> dict:
         with self._errors(name):
@@ -243,7 +246,7 @@ class MountedFolder:
 
 
 class Bucket:
-    """A prefix of a bucket. Raises SettingsError for a malformed address, MissingPackageError without gcsfs."""
+    """A prefix of a bucket."""
 
     def __init__(self, address: str):
         self._address, self._prefix = address, _prefix_of(address)

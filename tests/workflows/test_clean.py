@@ -70,7 +70,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Every file below the folder with its content, but for locks, leases and records of sessions."""
     return {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".lock" and not {"leases", "sessions", "locks"} & set(path.parts)
+        if path.is_file() and path.suffix != ".lock" and not {"leases", "locks"} & set(path.parts)
     }  # fmt: skip
 
 
