@@ -31,9 +31,10 @@ DATA = ("--symbol", "DEMO", "--horizon", "6", "--json")
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
 NETWORK = {"epochs": 3, "batch": 128, "lookback": 8, "threads": 1, "dropout": 0.2, "save_seconds": 0.0}
 OWN = {
-    "linear": {"depth": None}, "lstm": {"hidden": 8}, "gru": {"hidden": 8}, "tcn": {"width": 8}, "tft": {"width": 8},
-    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
-    "itransformer": {"width": 8, "inner": 8, "layers": 1},
+    "linear": {"depth": None}, "lstm": {"hidden": 16}, "gru": {"hidden": 8}, "tcn": {"width": 8},
+    "tft": {"width": 8, "lr": 1e-4},
+    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1, "lr": 1e-4},
+    "itransformer": {"width": 8, "inner": 8, "layers": 1, "lr": 1e-4},
 }  # fmt: skip
 
 
@@ -113,6 +114,8 @@ def templates(tmp_path_factory):
                 pipeline.train(place, "DEMO", 6, model, quick=True, mirror="off")
             whole = Path(shutil.copytree(place.root, folder / unit / "whole"))
             done = run(words, whole, folder / unit, 0)
+            # What an epoch after the best one does shows nowhere.
+            assert "epochs=3" not in words or json.loads(done.stdout)["best_epoch"] == 3
             kept[unit] = place.root, facts(done, whole), int((folder / unit / "count").read_text())
         return kept[unit]
 
