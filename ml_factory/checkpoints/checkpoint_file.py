@@ -64,12 +64,10 @@ def read_checkpoint_info(path: Path) -> dict:
         return _parse(path, file.read(length), size)[0]
 
 
-def _read_verified(path: Path) -> tuple[dict, bytearray]:
+def _read_verified(path: Path) -> tuple[dict, bytes]:
     with disk_errors(path), open_regular_file(path) as file:
-        data = bytearray(os.fstat(file.fileno()).st_size)
-        view, count = memoryview(data), 0
-        while count < len(data) and (read := file.readinto(view[count:])):
-            count += read
+        data = file.read()
+    view = memoryview(data)
     table, arrays = split_safetensors_header(view)
     info, layout = _parse(path, table, len(data))
     stored = {name: info[name] for name in _COUNTED}
