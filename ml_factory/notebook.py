@@ -129,9 +129,9 @@ def draw_finished_notebooks(done: Mapping[str, list[str]], symbol: str) -> "Figu
 def finish(paths: Iterable[Path], *, following: str = "", answer: str = "") -> None:
     """Print the files written, the answer to the notebook's question, and the next notebook: its last cell."""
     for path in map(Path, paths):
-        if not files.kind(path):
+        if not path.exists():
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
-        sizes = files.sizes(path)
+        sizes = [one.stat().st_size for one in [path, *path.rglob("*")] if one.is_file()]
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
     panel = getattr(get_ipython(), "ml_factory_panel", None)
     if panel is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import ComputeSession
+from ml_factory.checkpoints.compute_session import is_session_ending
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import code_commit
@@ -131,14 +131,8 @@ def run_path(parent: Path, run_id: str) -> Path:
 
 def open_run_checkpoints(folder: Path, run: RunFolder) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
-    session = ComputeSession(folder.parent / "results" / "sessions")
-    schedule = SaveSchedule(ending=session.ending, mean_life_seconds=session.mean_life)
     return CheckpointManager(
-        folder,
-        auto_save_minutes=checkpoint_minutes_from_environment(),
-        run=run.run_id,
-        schedule=schedule,
-        on_saved=session.record_alive,
+        folder, checkpoint_minutes_from_environment(), run=run.run_id, schedule=SaveSchedule(ending=is_session_ending)
     )
 
 

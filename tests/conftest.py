@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import ml_factory  # noqa: F401 - first, so that its OpenMP setting holds for every library
-from ml_factory.storage import pending_uploads
 from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,12 +63,6 @@ def prepared(prepared_template, tmp_path, monkeypatch) -> Workspace:
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(prepared_template, tmp_path / "workspace")
     return Workspace(tmp_path / "workspace")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind(monkeypatch):
-    """What one test leaves on this machine's disk keeps no other from stopping safely."""
-    monkeypatch.setattr(pending_uploads, "_pending", {})
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.progress import progress_phase
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from tests.small_data import SMALL_DATA_WORDS
 
@@ -321,8 +322,9 @@ def test_cli_evaluate_of_forged_artifact_writes_nothing_outside_and_exits_1(call
     outside = tmp_path / "outside"
     names = (os.path.relpath(outside, prepared.results / "DEMO"), str(outside))
     for name in names:
-        forged = {**record, "version": 2, "facts": record["facts"] | {"run_id": name}}
-        file.write_text(json.dumps(forged))
+        forged = {**record, "facts": record["facts"] | {"run_id": name}}
+        del forged["checksum"]
+        file.write_text(json.dumps({**forged, "checksum": fingerprint_json(forged)}))
         caplog.clear()
         assert "No finished linear" in one_line(*call("evaluate", *place, "--model", "linear"))
         assert len(caplog.messages) == 1 and "cannot be a folder's name" in caplog.text

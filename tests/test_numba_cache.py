@@ -54,7 +54,7 @@ def run(package, home):
 def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
     package = tmp_path / "ml_factory"
     (package / "storage").mkdir(parents=True)
-    storage = ("__init__", "private_folder", "mounts", "worker_process")
+    storage = ("__init__", "private_folder", "mounts")
     for name in (
         "__init__.py",
         "numba_cache.py",

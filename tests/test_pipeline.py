@@ -24,7 +24,7 @@ from ml_factory.settings import DataSpec, QuickLimits
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.tracking.log_upload import SUMMARY
+from ml_factory.tracking.run_log import SUMMARY
 from ml_factory.workflows import load_prepared as load
 from ml_factory.workflows import prepare, prepared_dataset
 from ml_factory.workflows.cross_validation import folds

@@ -20,12 +20,13 @@ import textwrap
 import threading
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import configured_hours_remaining, is_free_tpu_session
-from ml_factory.checkpoints.session_lifetimes import DEFAULT_TPU_LIFE
+from ml_factory.checkpoints.compute_session import FREE_TPU_HOURS, configured_hours_remaining, is_free_tpu_session
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.files import files
+from ml_factory.storage.mounts import mount_of
+from ml_factory.storage.remote import Remote
 from ml_factory.tracking.wandb_process import MODES, wandb_mirror_mode
 from utils import runtime
 
@@ -168,7 +169,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
-        mounted = files.kind(mountpoint / "MyDrive") == "folder"
+        mounted = "MyDrive" in Remote(str(mountpoint)).names()
     except WorkspaceError as error:
         return f"{mountpoint} does not answer after mounting: {error.got}"
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
@@ -201,7 +202,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 def _mount_state(mountpoint: Path) -> str:
     """Return "alive", "dead" (mounted, but disconnected: ENOTCONN, EIO, ESTALE, or no answer) or "absent"."""
     try:
-        return "alive" if files.is_mount_point(mountpoint) and files.names(mountpoint) else "absent"
+        return "alive" if mount_of(mountpoint) == str(mountpoint) and Remote(str(mountpoint)).names() else "absent"
     except WorkspaceError:
         return "dead"
 
@@ -380,7 +381,7 @@ def _format_row(name: str, text: str) -> str:
 
 
 def _time_left(hours: float) -> str:
-    usual = f"; a free TPU session usually ends after {DEFAULT_TPU_LIFE / 3600:.1f} h" if is_free_tpu_session() else ""
+    usual = f"; a free TPU session usually ends after {FREE_TPU_HOURS:.1f} h" if is_free_tpu_session() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from ml_factory.errors import CheckpointError
-from ml_factory.storage.files import disk_errors, files
+from ml_factory.storage.files import disk_errors, files, open_regular_file
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.regular_files import open_regular_file
 from ml_factory.storage.safetensors_header import join_safetensors_header, split_safetensors_header
 from ml_factory.storage.serialization import deserialize_state
 
@@ -56,7 +55,7 @@ def verify_checkpoint(path: Path) -> dict:
 
 def read_checkpoint_info(path: Path) -> dict:
     """Return the description from the header alone; the arrays are not verified. Raises as `read_checkpoint`."""
-    with disk_errors(path), open(open_regular_file(path), "rb") as file:
+    with disk_errors(path), open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = int.from_bytes(start, "little")
@@ -65,12 +64,10 @@ def read_checkpoint_info(path: Path) -> dict:
         return _parse(path, file.read(length), size)[0]
 
 
-def _read_verified(path: Path) -> tuple[dict, bytearray]:
-    with disk_errors(path), open(open_regular_file(path), "rb", buffering=0) as file:
-        data = bytearray(os.fstat(file.fileno()).st_size)
-        view, count = memoryview(data), 0
-        while count < len(data) and (read := file.readinto(view[count:])):
-            count += read
+def _read_verified(path: Path) -> tuple[dict, bytes]:
+    with disk_errors(path), open_regular_file(path) as file:
+        data = file.read()
+    view = memoryview(data)
     table, arrays = split_safetensors_header(view)
     info, layout = _parse(path, table, len(data))
     stored = {name: info[name] for name in _COUNTED}

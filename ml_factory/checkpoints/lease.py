@@ -4,8 +4,9 @@
 
 Within one machine the kernel's lock decides (`storage.locks`). A living session renews its lease each minute. Another
 one takes over at once what was released, what is older than a quarter of an hour by the wall clock, and what belonged
-to a process that held the very lock file it holds now, which proves the end of that process: the usual resume on one
-machine. Anything else is watched for three minutes of the monotonic clock: renewed means refused.
+to a process that held the very lock file (kernel, device, inode) that it holds now, which proves the end of that
+process: the usual resume on one machine. Anything else is watched for three minutes of the monotonic clock: renewed
+means refused.
 
 A mount may show a lease late or never; then two sessions may live for a time. Each takeover raises the fence, every
 checkpoint carries it, and a session that sees a higher one, or the same one of a session with a higher id, stops
@@ -23,7 +24,6 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.locks import HeldLock
 from ml_factory.storage.mirror import LEASES_PREFIX, Mirror
 
 RENEW_SECONDS, WATCH_SECONDS, POLL_SECONDS, STALE_SECONDS = 60.0, 180.0, 5.0, 900.0
@@ -61,10 +61,10 @@ class PhaseLease:
         """Return what a checkpoint carries of it."""
         return {"session": self.session, "fence": self.fence}
 
-    def acquire(self, lock: HeldLock | None, saved_fence: Callable[[], int]) -> None:
+    def acquire(self, lock: str, saved_fence: Callable[[], int]) -> None:
         """Take the lease. Raises CheckpointError while another session renews it; nothing was written then.
 
-        lock : the phase's lock, which this process holds; None on a file system without locks.
+        lock : identity of the phase's lock file, which this process holds; "" on a file system without locks.
         saved_fence : returns the highest fence among the phase's checkpoints.
         """
         record = self._read()
@@ -72,7 +72,7 @@ class PhaseLease:
             record = self._watch(record, lock)
         fence = max(record.get("fence", 0), saved_fence())
         renewed = (record.get("session"), record.get("fence")) == (self.session, fence)
-        self.fence, self._lock = fence if renewed else fence + 1, lock.holder if lock is not None else ""
+        self.fence, self._lock = fence if renewed else fence + 1, lock
         self.held = True
         self._write(released=False)
 
@@ -94,14 +94,14 @@ class PhaseLease:
                 next_step="stop this session, or open a run of its own with FRESH",
             )  # fmt: skip
 
-    def _has_ended(self, record: dict, lock: HeldLock | None) -> bool:
+    def _has_ended(self, record: dict, lock: str) -> bool:
         if record["released"] or record["session"] == self.session:
             return True
-        if lock is not None and (lock.proves_end_of(record["lock"]) or (record is _UNREADABLE and not self._mirror)):
+        if lock and (record["lock"] == lock or (record is _UNREADABLE and not self._mirror)):
             return True
         return record is not _UNREADABLE and self._now() - record["seen"] > STALE_SECONDS
 
-    def _watch(self, first: dict, lock: HeldLock | None) -> dict:
+    def _watch(self, first: dict, lock: str) -> dict:
         """Return the newest record when its session has ended. Raises CheckpointError when it is renewed."""
         _log.warning(
             "Another session, on %s, worked on %s: waiting up to %.0f s to see whether it still runs",

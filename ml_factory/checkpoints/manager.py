@@ -44,7 +44,6 @@ class CheckpointManager:
     background : `save_checkpoint` returns when the values are copied in memory, and a thread writes them; otherwise
         they are on the disk when it returns.
     schedule : when to save besides; see `SaveSchedule`.
-    on_saved : called after each save that is on the disk, from the writing thread.
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
 
@@ -53,8 +52,7 @@ class CheckpointManager:
 
     def __init__(
         self, folder: str | os.PathLike, auto_save_minutes: float = 30, keep_last: int = 3, run: str = NO_RUN, *,
-        background: bool = True, schedule: SaveSchedule | None = None,
-        on_saved: Callable[[], object] = lambda: None, during_training: bool = False,
+        background: bool = True, schedule: SaveSchedule | None = None, during_training: bool = False,
     ):  # fmt: skip
         if not auto_save_minutes >= 0:
             raise SettingsError(
@@ -67,7 +65,7 @@ class CheckpointManager:
         self._auto_seconds, self._schedule = auto_save_minutes * 60, schedule or SaveSchedule()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._warned = False  # of an unfitted model
-        self.folder, self._on_saved = CheckpointFolder(folder, keep_last), on_saved
+        self.folder = CheckpointFolder(folder, keep_last)
         self.durations = save_durations(self.folder.folder)
         self._writer = BackgroundThread("checkpoint", inline=not background)
         self._process, self._stop_beating = process_id(), threading.Event()
@@ -79,14 +77,10 @@ class CheckpointManager:
         if name not in self._phases:
             check_phase_name(name, "phase")
             schedule = self._schedule
-            timer = SaveTimer(
-                self._auto_seconds, min(schedule.first_save_minutes * 60, self._auto_seconds), clock=schedule.clock,
-                mean_life=schedule.mean_life_seconds,
-            )  # fmt: skip
+            timer = SaveTimer(self._auto_seconds, schedule.first_save_minutes * 60, schedule.clock)
             self._phases[name] = PhaseCheckpoints(
-                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self.durations, self._on_saved,
-                self._beat,
-            )  # fmt: skip
+                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self.durations, self._beat
+            )
         return self._phases[name]
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:

@@ -20,7 +20,7 @@ from ml_factory.errors import CheckpointError, FileError, SessionOverError, Sett
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.locks import HeldLock, acquire_lock_file, check_lock_file_free, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.serialization import plan_state_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
@@ -49,7 +49,6 @@ class PhaseCheckpoints:
     ending : as of `SaveSchedule`.
     writer : runs the writes, in order.
     durations : of the last save in this folder.
-    on_saved : called after each save that is on the disk.
     on_acquired : called when this process begins to own the phase.
 
     Attributes: `last_save`, status of the last save, None before the first; `lease`.
@@ -57,19 +56,18 @@ class PhaseCheckpoints:
 
     def __init__(
         self, folder: CheckpointFolder, run: str, name: str, timer: SaveTimer, ending: Callable[[float], bool],
-        writer: BackgroundThread, durations: SaveDurations, on_saved: Callable[[], object],
-        on_acquired: Callable[[], object],
+        writer: BackgroundThread, durations: SaveDurations, on_acquired: Callable[[], object],
     ):  # fmt: skip
         self.folder, self.run, self.name = folder, run, name
         self._timer, self._ending, self._writer, self._durations = timer, ending, writer, durations
-        self._on_saved, self._on_acquired = on_saved, on_acquired
+        self._on_acquired = on_acquired
         self.last_save: SaveStatus | None = None
         self.lease = PhaseLease(
             folder.folder / "leases" / f"{fingerprint_json([run, name])[:16]}.json", f"run {run}, phase {name}",
             process_id(), folder.mirror,
         )  # fmt: skip
         self._lock_file = folder.folder / "locks" / f"{run}--{name}.lock"
-        self._lock: HeldLock | None = None
+        self._lock = ""  # identity of the lock file, while it is held
         self._listening = self._refused = False
         self._taken_over: LeaseTakenOverError | None = None
         self._process = process_id()
@@ -100,23 +98,20 @@ class PhaseCheckpoints:
         began = time.perf_counter()
         copy = np.empty(layout.size, np.uint8).data
         layout.fill(copy)
-        blocking = time.perf_counter() - began
         info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.lease.to_dict()}
         saved = {"run": self.run, "phase": self.name, **info, "status": IN_MEMORY}
         status = self.last_save = SaveStatus(self.name, at=time.time())
         publish_save_status(status)
         self._timer.record_save()
         must = force or self._is_stopping()
-        self._writer.submit(lambda: self._write(info, copy, must, status, saved, began, blocking))
+        self._writer.submit(lambda: self._write(info, copy, must, status, saved, began))
         if self._taken_over is not None:
             raise self._taken_over
         if self._is_stopping():
             self._end_work(status)
         return None if saved["status"] == REFUSED else saved
 
-    def _write(
-        self, info: dict, copy: memoryview, must: bool, status: SaveStatus, saved: dict, began: float, blocking: float
-    ) -> None:
+    def _write(self, info: dict, copy: memoryview, must: bool, status: SaveStatus, saved: dict, began: float) -> None:
         """Write the copied state, then push it where the workspace is elsewhere."""
         written = self._write_or_warn(info, copy, must)
         status.at = time.time()
@@ -126,10 +121,8 @@ class PhaseCheckpoints:
             return
         self._timer.record_accepted()
         self._durations.written = time.perf_counter() - began
-        self._timer.record_cost(blocking, self._durations.written - blocking)
         status.sequence, status.where = written["sequence"], SAVED if self.folder.mirror is None else LOCAL
         saved.update(written, status=status.where)
-        self._on_saved()
 
         def pushed(where: str) -> None:
             saved["status"], self._durations.copied = where, time.perf_counter() - began
@@ -325,8 +318,8 @@ class PhaseCheckpoints:
         self._taken_over = error
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock = None
+        if self._lock:
+            self._lock = ""
             release_lock_file(self._lock_file)
 
     def _listen(self) -> None:

@@ -18,7 +18,6 @@ from ml_factory.data.bar_report import BarFinding, pluralize_count
 from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_number_text, infer_decimal_mark
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError
-from ml_factory.storage.files import files
 
 SHOWN = 10
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
@@ -132,13 +131,12 @@ def bad_rows_to_frame(bad: Sequence[_BadRow]) -> pd.DataFrame:
 
 def _read_csv_lines(path: Path) -> list[tuple[int, str]]:
     """Read (number from 1, text) of the lines of a CSV (also .gz) that are not blank; [] for other files."""
-    with files.local_copy(path) as local:
-        with open(local, "rb") as file:
-            head = file.read(4)
-        if head == b"PAR1":
-            return []
-        with gzip.open(local) if head[:2] == b"\x1f\x8b" else open(local, "rb") as file:
-            content = file.read()
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head == b"PAR1":
+        return []
+    with gzip.open(path) if head[:2] == b"\x1f\x8b" else open(path, "rb") as file:
+        content = file.read()
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     lines = content.decode(encoding, errors="replace").splitlines()
     return [(number, text) for number, text in enumerate(lines, start=1) if text.strip()]

@@ -15,7 +15,7 @@ from ml_factory.argument_checks import check_file_exists
 from ml_factory.data.bad_rows import format_bad_lines
 from ml_factory.errors import BarsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.storage.files import files
+from ml_factory.storage.mounts import mount_of
 
 pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")  # a service predicts without them
 
@@ -45,14 +45,14 @@ def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, sk
     """
     path = resolve_bars_file(path)
     check_file_exists(path)
-    with files.local_copy(path) as local:
-        return read_copied_bars_table(path, local, delimiter=delimiter, skip_bad=skip_bad)
+    return read_copied_bars_table(path, path, delimiter=delimiter, skip_bad=skip_bad)
 
 
 def resolve_bars_file(source: str | os.PathLike) -> Path:
-    """Return the local path of the user's file; a file in a bucket is downloaded."""
-    if "://" in os.fspath(source):
-        return importlib.import_module("ml_factory.storage.mirror").download_bucket_file(os.fspath(source))
+    """Return the local path of the user's file; one in a bucket or on a mount is downloaded."""
+    address = os.fspath(source) if "://" in os.fspath(source) else os.path.abspath(Path(source).expanduser())
+    if "://" in address or mount_of(address):
+        return importlib.import_module("ml_factory.storage.mirror").fetch_file(address)
     return Path(source).expanduser()
 
 

@@ -81,7 +81,7 @@ def import_bars(
         listed = bad_rows_to_frame(skipped).to_csv(index=False)
         files.write(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
     if files.is_file(path):
-        if file is not None and files.is_same(path, file):
+        if file is not None and os.path.samefile(path, file):
             return report
         if _has_equal_bars(path, bars):
             return report  # equal bars: the backup of the previous ones stays
@@ -206,11 +206,10 @@ def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
 
 
 def _has_equal_bars(path: Path, bars: pd.DataFrame) -> bool:
-    with files.local_copy(path) as local:
-        try:
-            return pd.read_parquet(local).equals(bars.reset_index())
-        except (pyarrow.ArrowException, OSError, ValueError):
-            return False
+    try:
+        return pd.read_parquet(path).equals(bars.reset_index())
+    except (pyarrow.ArrowException, OSError, ValueError):
+        return False
 
 
 def _back_up_previous(path: Path) -> None:

@@ -1,25 +1,18 @@
-"""Arrays as `.npy` files: written once, verified by content, and memory-mapped instead of read.
-
-A file on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there.
-"""
+"""Arrays as `.npy` files: written once, verified by content, and memory-mapped instead of read."""
 
 import hashlib
 import io
-import time
 import tokenize
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from ml_factory.errors import UnresponsiveMountError
 from ml_factory.hardware import cores
-from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.files import files
 
 BLOCK_BYTES = 8 << 20
-KEEP_DAYS = 14
 _hash_cache: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
 
 
@@ -40,23 +33,20 @@ def npy_content_hash(array: np.ndarray) -> str:
 
 def cached_file_hash(path: Path) -> str:
     """Return the file's hash (`npy_content_hash` of a part, else SHA-256), computed once for each state of the file;
-    "" for a part that is not an array or cannot be read. Raises UnresponsiveMountError.
+    "" for a part that is not an array or cannot be read.
     """
     try:
         state = _state(path)
         if state not in _hash_cache:
             _hash_cache[state] = files.sha256(path) if path.suffix != ".npy" else npy_content_hash(map_npy(path))
-    except (OSError, ValueError) as error:
-        if not isinstance(error, UnresponsiveMountError):  # a file on a mount that does not answer is not damaged
-            return ""
-        raise
+    except (OSError, ValueError):
+        return ""
     return _hash_cache[state]
 
 
 def cache_file_hash(path: Path, digest: str) -> None:
-    """Remember the hash of a file just written; a file on a mount is verified when it is read."""
-    if not files.is_remote(path):
-        _hash_cache[_state(path)] = digest
+    """Remember the hash of a file just written."""
+    _hash_cache[_state(path)] = digest
 
 
 def write_npy_part(path: Path, array: np.ndarray) -> dict:
@@ -79,32 +69,6 @@ def write_npy_part(path: Path, array: np.ndarray) -> dict:
 
 
 # ---- mapping ---------------------------------------------------------------------------------------------------
-
-
-def verified_local_copy(path: Path, digest: str) -> Path:
-    """Return the file itself on a local disk; else its verified copy in the cache, made if it is absent.
-
-    The caller checks the content against `digest`: a damaged copy is replaced once.
-    """
-    if not files.is_remote(path):
-        return path
-    copy = local_cache_folder("parts") / f"{digest[:32]}{path.suffix}"
-    if not copy.is_file() or cached_file_hash(copy) != digest:
-        files.replace(copy, lambda temporary: files.download(path, str(temporary)), flush=False)
-        _remove_old_copies(copy.parent)
-    return copy
-
-
-# ---- cache -----------------------------------------------------------------------------------------------------
-
-
-def _remove_old_copies(folder: Path) -> None:
-    """Remove copies unused for two weeks; processes that have one mapped keep it."""
-    for path in folder.iterdir():
-        with suppress(OSError):
-            facts = path.stat()
-            if time.time() - max(facts.st_atime, facts.st_mtime) > KEEP_DAYS * 86_400:
-                path.unlink()
 
 
 def _state(path: Path) -> tuple:

@@ -9,6 +9,7 @@ processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), bef
 A folder without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,9 +26,8 @@ from ml_factory.errors import (
     WorkspaceError,
     did_you_mean,
 )
-from ml_factory.storage.files import disk_errors, files
+from ml_factory.storage.files import disk_errors, files, open_regular_file
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.regular_files import check_regular_file
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
@@ -186,24 +186,20 @@ class DatasetStore:
         return [problem for name in self.files if (problem := self.describe_damage(name))]
 
     def describe_damage(self, name: str) -> str:
-        """Return the damage of one file in words; "" when it is intact. Raises UnresponsiveMountError."""
-        return self._check_file(name)[1]
-
-    def _check_file(self, name: str) -> tuple[Path, str]:
-        """Return (local path to read the file from, its damage in words)."""
-        path, wanted = stored_path(self.folder, name, inside=self.folder.parent), self._readable[name]
+        """Return the damage of one file in words; "" when it is intact."""
+        path, wanted = self._path(name), self._readable[name]
         try:
-            size = files.size(path)
-            if not files.is_remote(path):
-                with disk_errors(path):
-                    check_regular_file(path)
+            with disk_errors(path), open_regular_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
         except FileError as error:
-            return path, f"{path.name}: {error.got}"
+            return f"{path.name}: {error.got}"
         if size != wanted["bytes"]:
-            return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-        readable = memmap.verified_local_copy(path, wanted["hash"])
-        same = memmap.cached_file_hash(readable) == wanted["hash"]
-        return readable, "" if same else f"{path.name}: its content has changed"
+            return f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
+        same = memmap.cached_file_hash(path) == wanted["hash"]
+        return "" if same else f"{path.name}: its content has changed"
+
+    def _path(self, name: str) -> Path:
+        return stored_path(self.folder, name, inside=self.folder.parent)
 
     def _array(self, name: str) -> np.ndarray:
         """Map one array file, read-only."""
@@ -213,10 +209,9 @@ class DatasetStore:
         """Return the local path of an intact file. Raises WorkspaceError."""
         if name not in self._readable:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
-        readable, problem = self._check_file(name)
-        if problem:
+        if problem := self.describe_damage(name):
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
-        return readable
+        return self._path(name)
 
     def _horizon_file(self, kind: str, horizon: int, suffix: str) -> str:
         name = f"{kind}_h{horizon}.{suffix}"
@@ -253,10 +248,7 @@ def _is_fingerprint(text: object) -> bool:
 
 
 def read_dataset_manifest(folder: Path) -> dict | None:
-    """Return the manifest when its own hash matches, else None: a damaged manifest counts as absent.
-
-    Raises UnresponsiveMountError.
-    """
+    """Return the manifest when its own hash matches, else None: a damaged manifest counts as absent."""
     manifest = files.read_json_or_none(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None

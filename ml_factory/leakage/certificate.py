@@ -191,10 +191,7 @@ def write_certificate(processed: Path, certificate: Certificate) -> Path:
 
 
 def read_certificate(path: Path) -> Certificate | None:
-    """Read a certificate; None where it is absent or damaged.
-
-    Raises UnresponsiveMountError.
-    """
+    """Read a certificate; None where it is absent or damaged."""
     stored = files.read_json_or_none(path)
     try:
         content = {name: value for name, value in stored.items() if name != "hash"}

@@ -44,7 +44,7 @@ def unfinished_proof_horizons(path: Path) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> dict | None:
-    """Read the file where it is valid, else None. Raises UnresponsiveMountError."""
+    """Read the file where it is valid, else None."""
     stored = files.read_json_or_none(path)
     try:
         content = {name: stored[name] for name in ("proof", "horizons", "record")}

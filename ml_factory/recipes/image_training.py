@@ -23,7 +23,7 @@ from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.run_folder import RunFolder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.mirror import Mirror, download_bucket_file
+from ml_factory.storage.mirror import Mirror, fetch_file
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device, pick_device
@@ -193,7 +193,7 @@ def _download(outputs: ImageOutputs) -> Path:
         raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=address,
                             next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
     bucket = outputs.model_bucket.removeprefix("gs://").rstrip("/")
-    found = download_bucket_file(address if "://" in address else f"gs://{bucket}/{address}")
+    found = fetch_file(address if "://" in address else f"gs://{bucket}/{address}")
     if not outputs.load_file:
         return found
     target = Path(outputs.load_file).expanduser()

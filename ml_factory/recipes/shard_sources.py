@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_factory.errors import FactoryError, FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.mirror import Mirror, download_bucket_file
+from ml_factory.storage.mirror import Mirror, fetch_file
 
 shard_lists = LazyModule("webdataset.shardlists")
 PIPE = "pipe:"
@@ -39,7 +39,7 @@ def _local(address: str, allow_pipe: bool) -> list[Path]:
         mirror.pull()
         return _of_folder(mirror.folder, address)
     if address.startswith("gs://"):
-        return [download_bucket_file(address)]
+        return [fetch_file(address)]
     if "://" in address and not address.startswith("file://"):
         raise SettingsError("Shards cannot be read from there", where=address, wanted="a folder, gs:// or pipe:")
     path = Path(address.removeprefix("file://")).expanduser()

@@ -15,8 +15,8 @@ from ml_factory.inference.guard import GuardSettings
 from ml_factory.interrupt import Interrupted
 from ml_factory.serving.app import build_app
 from ml_factory.serving.served_bundle import ServedBundle
-from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.mounts import mount_of
 from ml_factory.storage.scratch_folder import scratch_folder
 
 KEY_VARIABLE = "ML_FACTORY_API_KEY"
@@ -74,7 +74,7 @@ def open_state_folder(state: Path | None) -> Iterator[Path]:
         with scratch_folder("feeds-") as folder:
             yield folder
         return
-    if files.is_remote(state):
+    if mount_of(state):
         raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",
                             got=state, next_step="give a folder of a local disk")  # fmt: skip
     lock = state / "serve.lock"

@@ -12,20 +12,16 @@ import hashlib
 import logging
 import os
 import re
-import shutil
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, FileError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, FileError, SettingsError
 from ml_factory.redaction import redact_values
-from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.folder_removal import REMOVED
+from ml_factory.storage.files import REMOVED, files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.pending_uploads import clear_pending_upload, mark_upload_pending
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import check_symbol
@@ -33,9 +29,7 @@ from ml_factory.storage.workspace import check_symbol
 VERSION = 3  # since 3 with a checksum of the description
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
-RETRY_SECONDS = 60.0  # until an artifact that the workspace refused is written again
 _log = logging.getLogger("ml_factory")
-_retry_at: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
@@ -63,10 +57,7 @@ class Artifact:
     made_from: dict = field(default_factory=dict)
 
     def is_intact(self) -> bool:
-        """Return True when the state's file exists and matches its hash.
-
-        Raises UnresponsiveMountError: a file on a mount that does not answer is not lost.
-        """
+        """Return True when the state's file exists and matches its hash."""
         try:
             return files.sha256(self.path / "state.safetensors") == self.hash
         except FileError:
@@ -115,15 +106,6 @@ class ArtifactRegistry:
     def __init__(self, models_folder: str | os.PathLike):
         self.folder = Path(models_folder)
 
-    @property
-    def local_fallback(self) -> "ArtifactRegistry":
-        """Registry on the local disk for artifacts that a mount refused, until it accepts them."""
-        return ArtifactRegistry(local_cache_folder("models") / fingerprint_json(os.path.abspath(self.folder))[:12])
-
-    def is_persisted(self, artifact: Artifact) -> bool:
-        """Return True when the artifact is in the workspace, not only on the local disk."""
-        return artifact.path.is_relative_to(self.folder)
-
     def register(
         self, symbol: str, kind: str, name: str, state: dict, facts: dict | None = None, made_from: dict | None = None
     ) -> Artifact:
@@ -138,8 +120,6 @@ class ArtifactRegistry:
         facts : JSON-able, such as {"horizon": 20}.
         made_from : as of `Artifact`.
 
-        An artifact that a mount refuses is stored on the local disk, with a warning, and moved to the workspace by the
-        next `list` once the mount answers.
         Raises CheckpointError for a state that cannot be stored, WorkspaceError when the disk is full.
         """
         for field_name, value in (("kind", kind), ("name", name)):
@@ -149,18 +129,7 @@ class ArtifactRegistry:
         digest = hashlib.sha256(data := serialize_state(state)).hexdigest()
         description = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
         description |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
-        try:
-            return self._store(data, **description)
-        except WorkspaceError as error:
-            if not files.is_remote(self.folder):
-                raise
-            artifact = self.local_fallback._store(data, **description)
-            mark_upload_pending((str(self.folder), digest), f"{name} of {symbol}")
-            _log.warning(
-                "%s of %s is stored on this machine's disk for now (%s), and moves to the workspace when possible: %s",
-                name, symbol, artifact.path, error
-            )  # fmt: skip
-            return artifact
+        return self._store(data, **description)
 
     def import_artifact(self, folder: Path) -> Artifact:
         """Import a copy of an artifact: a folder with `state.safetensors` and `artifact.json`.
@@ -181,10 +150,8 @@ class ArtifactRegistry:
         name = f"{description['kind']}-{description['name']}-{description['hash'][:12]}"
         path = stored_path(symbol_folder, name, inside=self.folder)
         with file_lock(symbol_folder / ".registry.lock"):
-            self._write_state(path / "state.safetensors", data, description["hash"])
-            sequence = 1 + max(
-                (artifact_there.sequence for artifact_there in self._list_stored(description["symbol"])), default=0
-            )
+            files.write(path / "state.safetensors", data)
+            sequence = 1 + max((there.sequence for there in self.list(description["symbol"])), default=0)
             artifact = Artifact(
                 path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **description
             )
@@ -192,53 +159,8 @@ class ArtifactRegistry:
             files.write_json(path / "artifact.json", {**record, "checksum": fingerprint_json(record)})
         return artifact
 
-    def _write_state(self, file: Path, data: bytes, wanted: str) -> None:
-        """Write the state and read it back: its checkpoints are released once it is registered."""
-        for _ in range(2):
-            files.write(file, data)
-            if files.is_file(file) and files.sha256(file, False) == wanted:  # read from the disk, not from its cache
-                return
-        raise FileError(
-            "This folder lost what was written to it, twice", where=file,
-            next_step="mount it again and run again: training goes on from its last checkpoint"
-        )  # fmt: skip
-
     def list(self, symbol: str) -> list[Artifact]:
-        """List every complete artifact of this symbol, oldest first. One that cannot be read costs a warning.
-
-        Artifacts in `local_fallback` are first moved to the workspace, as far as it accepts them; the rest count as the
-        newest. A refused one is tried again after RETRY_SECONDS.
-        Raises UnresponsiveMountError where the folder is on a mount that does not answer: that is not an empty folder.
-        """
-        pending = self._move_pending(symbol) if files.is_remote(self.folder) else []
-        found = self._list_stored(symbol)
-        last = max((one.sequence for one in found), default=0)
-        return found + [replace(one, sequence=last + number) for number, one in enumerate(pending, start=1)]
-
-    def _move_pending(self, symbol: str) -> "list[Artifact]":
-        """Move artifacts from the local fallback to the workspace; return those that were refused, oldest first."""
-        pending, pending_folder = [], self.local_fallback.folder / check_symbol(symbol)
-        if not files.is_folder(pending_folder):
-            return pending
-        if time.monotonic() < _retry_at.get(pending_folder, 0.0):
-            return self.local_fallback._list_stored(symbol)
-        with file_lock(pending_folder / ".carry.lock"):
-            for artifact in self.local_fallback._list_stored(symbol):
-                try:
-                    self.import_artifact(artifact.path)
-                    shutil.rmtree(artifact.path, ignore_errors=True)
-                    clear_pending_upload((str(self.folder), artifact.hash))
-                    _log.warning(
-                        "%s of %s, stored on this machine's disk, is in the workspace now", artifact.name, symbol
-                    )
-                except (FileError, CheckpointError, SettingsError) as error:
-                    pending.append(artifact)
-                    _retry_at[pending_folder] = time.monotonic() + RETRY_SECONDS
-                    _log.warning("%s of %s stays on this machine's disk: %s", artifact.name, symbol, error)
-        return pending
-
-    def _list_stored(self, symbol: str) -> "list[Artifact]":
-        """List the artifacts in the folder itself, oldest first."""
+        """List every complete artifact of this symbol, oldest first. One that cannot be read costs a warning."""
         found, symbol_folder = [], self.folder / check_symbol(symbol)
         names = [name for name in files.names(symbol_folder) if not name.startswith(REMOVED)]
         for file in [symbol_folder / name / "artifact.json" for name in names]:
@@ -302,15 +224,6 @@ def _walk(
             yield LineageEntry(depth + 1, "model", name, str(digest), False)
 
 
-def _first_version(facts: dict) -> dict:
-    """Return the sources recorded in the facts of an artifact of version 1; `made_from` came with version 2."""
-    run = facts.get("run")
-    settings = run.get("settings", {}) if isinstance(run, dict) else {}
-    models = dict(zip(settings.get("base_models", ()), settings.get("bases", ()), strict=False))
-    sources = {"run": facts.get("run_id"), "data": facts.get("data"), "models": models}
-    return {name: value for name, value in sources.items() if value}
-
-
 def _record(artifact: Artifact) -> dict:
     return {name: value for name, value in vars(artifact).items() if name != "path"}
 
@@ -322,14 +235,15 @@ def _artifact(file: Path, symbol: str = "") -> Artifact:
     """
     record = files.read_json(file)
     try:
-        checksum, version = record.pop("checksum", None), record["version"]
-        if version > VERSION:
-            raise FileError("A later version of ml_factory registered this", where=file, got=f"version {version}")
-        if version >= 3 and checksum != fingerprint_json(record):
+        checksum, version = record.pop("checksum", None), record.pop("version")
+        if version != VERSION:
+            raise FileError("Another version of ml_factory registered this", where=file, got=f"version {version}",
+                            wanted=VERSION, next_step="train it again")  # fmt: skip
+        if checksum != fingerprint_json({"version": version, **record}):
             raise ValueError("it was changed: its checksum is another")
-        artifact = Artifact(path=file.parent, **{name: value for name, value in record.items() if name != "version"})
+        artifact = Artifact(path=file.parent, **record)
         _check_description(artifact, symbol)
-        return artifact if artifact.made_from else replace(artifact, made_from=_first_version(artifact.facts))
+        return artifact
     except FileError:
         raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:

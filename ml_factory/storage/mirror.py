@@ -20,7 +20,7 @@ from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mirror_removals import LEDGER, noted_removals
-from ml_factory.storage.remote import open_remote
+from ml_factory.storage.remote import Remote
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 _FETCHES = 5  # of a file that changes meanwhile
@@ -60,7 +60,7 @@ class Mirror:
         self.address = address
         self.folder = Path(folder or local_cache_folder("workspaces") / fingerprint_json(address)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.remote = open_remote(address)
+        self.remote = Remote(address)
         self._background, self._lease_thread = BackgroundThread("mirror"), BackgroundThread("mirror-leases")
         self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
         self._behind = False  # and the user was warned
@@ -246,7 +246,7 @@ class Mirror:
 
     def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
         folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
-        names = self.remote.list(folder)
+        names = self.remote.list_files(folder)
         usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
         spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
         for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
@@ -305,9 +305,9 @@ def _is_ledger_entry(entry: object) -> bool:
     return isinstance(entry, dict) and {"version", "local"} <= set(entry)
 
 
-def download_bucket_file(address: str) -> Path:
-    """Download the object at gs://bucket/folder/name once and return its local path. Raises SettingsError,
-    WorkspaceError.
+def fetch_file(address: str) -> Path:
+    """Download the file at gs://bucket/folder/name, or of a folder on a mount, once for each version, and return its
+    local path. Raises SettingsError, WorkspaceError.
     """
     folder, _, name = address.rpartition("/")
     return Mirror(folder).fetch(name)

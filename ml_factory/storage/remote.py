@@ -1,104 +1,258 @@
 """Where a mirrored workspace is kept: a mounted folder (Drive, NFS) or a prefix of a bucket, behind the same methods.
 
-Each copy is compared: what arrived is read back from a mount, and by size and MD5 from a bucket. Every access to a
-mount runs in a child process with a deadline (`files`); a request to a bucket has a timeout.
+Each copy is compared: what arrived is read back from a mount, and by size and MD5 from a bucket. A child process alone
+touches the remote (`worker_process`): it sends a sign of life with each piece of a file, and where it is silent for
+too long, it is killed and abandoned, since nothing gets a process out of a mount that hangs.
 """
 
 import base64
+import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.storage.files import files
+from ml_factory import errors
+from ml_factory.errors import FactoryError, SettingsError, UnresponsiveMountError, WorkspaceError
+from ml_factory.lazy_module import check_packages_installed, import_module_or_explain
+from ml_factory.storage.files import disk_errors, flush_to_disk
+from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 
 SCHEME = "gs"
-# Seconds for one request. The client has no timeout by default, not even for a lost response.
+SILENCE_SECONDS = 20.0  # of a child in a mount
+# Seconds for one request to a bucket. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
+_PIECE, _FLUSHED = 1 << 18, 1 << 24  # bytes between two signs of life; bytes after which a mount is asked to keep them
+_DISCONNECTED = frozenset({errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN})
 # On Google Drive each rename over a file and each deletion fills the Trash: what is written often is overwritten there.
-_OVERWRITTEN = ".ckpt"
+_OVERWRITTEN = (".ckpt", ".jsonl")
 
 
-class Remote(Protocol):
-    """Files by name; facts of a file: {"size", "version"} and what else its copy is compared with.
+class Remote:
+    """Files by name, reached through child processes: an idle one, or a new one where each is at work.
 
-    Methods raise WorkspaceError where the remote refuses or does not answer.
+    Facts of a file are {"size", "version"} and what else its copy is compared with. Methods raise WorkspaceError where
+    the remote refuses, UnresponsiveMountError where a mount does not answer.
+
+    Parameters
+    ----------
+    address : gs://bucket/prefix, or a folder on a mount. Raises SettingsError for a malformed one, MissingPackageError
+        for a bucket without gcsfs.
+
+    Attribute: `may_drop_files`, the absence of one file does not mean that somebody removed it.
     """
 
-    may_drop_files: bool  # absence of one file does not mean that somebody removed it
+    def __init__(self, address: str):
+        self._address, self.may_drop_files = address, "://" not in address
+        if not self.may_drop_files:
+            _prefix_of(address)
+            check_packages_installed("gcsfs")
+        self._idle: list[WorkerProcess] = []
 
-    def list(self, folder: str) -> dict[str, dict]: ...  # name -> facts, of all files below the folder
-    def facts(self, name: str) -> dict: ...
-    def get(self, name: str, path: Path, facts: dict) -> None: ...
-    def put(self, path: Path, name: str) -> str: ...  # returns the version
-    def remove(self, name: str) -> None: ...
-    def is_copy(self, path: Path, name: str, facts: dict) -> bool: ...
+    def list_files(self, folder: str) -> dict[str, dict]:
+        """Return name -> facts of all files below the folder."""
+        return self._call("list_files", folder)
+
+    def facts(self, name: str) -> dict:
+        return self._call("facts", name, where=name)
+
+    def get(self, name: str, path: Path, facts: dict) -> None:
+        """Download a file and compare it with its facts."""
+        self._call("get", name, str(path), facts, where=name)
+
+    def put(self, path: Path, name: str) -> str:
+        """Upload a file, compare what is there then, and return its version."""
+        return self._call("put", str(path), name, where=name)
+
+    def remove(self, name: str) -> None:
+        self._call("remove", name, where=name)
+
+    def is_copy(self, path: Path, name: str, facts: dict) -> bool:
+        return self._call("is_copy", str(path), name, facts, where=name)
+
+    def make_folders(self, *names: str) -> None:
+        """Make these folders. Raises WorkspaceError where the remote cannot be written."""
+        self._call("make_folders", *names)
+
+    def names(self) -> list[str]:
+        """List what is right below the address."""
+        return self._call("names")
+
+    def _call(self, method: str, *args: object, where: str = "") -> Any:
+        try:
+            child = self._idle.pop()
+        except IndexError:
+            seconds = SILENCE_SECONDS if self.may_drop_files else REQUEST_SECONDS + SILENCE_SECONDS
+            paths = [] if self.may_drop_files else [path for path in sys.path if path]
+            child = WorkerProcess(__name__, [self._address], self._address, seconds, paths)
+        try:
+            answer = child.call([method, *args])
+        except WorkerUnavailableError as error:
+            raise _no_answer(f"{self._address}/{where}".rstrip("/"), error) from error
+        self._idle.append(child)
+        if "error" in answer:
+            raise getattr(errors, answer["kind"])(answer.pop("error"), **answer["facts"])
+        return answer["result"]
 
 
-def open_remote(address: str) -> Remote:
-    """Open gs://bucket/prefix, or a folder on a mount."""
-    return Bucket(address) if "://" in address else MountedFolder(address)
+def _no_answer(where: object, reason: object) -> UnresponsiveMountError:
+    return UnresponsiveMountError(
+        "The mount or bucket does not answer; nothing there was changed", where=where, got=reason,
+        next_step="mount it again (on Colab: run the setup cell), then run this again"
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def serve(channel: str, parent: str, address: str) -> None:
+    """Do what the parent asks until it is gone."""
+    link = WorkerParentConnection(channel, parent)
+    opened: list[MountedFolder | Bucket] = []
+
+    def answer(request: list) -> dict:
+        try:
+            opened[:] = opened or [Bucket(address) if "://" in address else MountedFolder(address, link.alive)]
+            return {"result": getattr(opened[0], request[0])(*request[1:])}
+        except FactoryError as error:
+            facts = {name: getattr(error, name) for name in ("where", "got", "wanted")}
+            facts = {name: None if value is None else str(value) for name, value in facts.items()}
+            facts["next_step"] = error.next_step
+            return {"error": error.what, "kind": type(error).__name__, "facts": facts}
+        except Exception as error:  # noqa: BLE001 - memory, a NUL: without an answer the remote would seem dead
+            return {"error": f"{type(error).__name__}: {error}", "kind": "WorkspaceError", "facts": {"where": address}}
+
+    link.answer_requests(answer)
 
 
 class MountedFolder:
-    """A folder on a mount, which is made where it is missing."""
+    """A folder on a mount.
 
-    may_drop_files = True
+    alive : called after each piece of work.
+    """
 
-    def __init__(self, folder: str):
-        self._folder = Path(folder)
-        files.make_folder(self._folder)
-        if not files.is_writable(self._folder):
-            raise WorkspaceError("This workspace cannot be written", where=folder, next_step="choose another folder")
+    def __init__(self, folder: str, alive: Callable[[], object] = bool):
+        self._folder, self._alive = Path(folder), alive
 
-    def list(self, folder: str) -> dict[str, dict]:
-        below = f"{folder}/" if folder else ""
-        return {below + name: _mounted_facts(one) for name, one in files.tree(self._folder / folder).items()}
+    def list_files(self, folder: str) -> dict[str, dict]:
+        found: dict[str, dict] = {}
+        with self._errors(folder):
+            top = os.path.join(self._folder, folder)
+            for place, _, names in os.walk(top, onerror=_raise) if os.path.lexists(top) else ():
+                for path in (os.path.join(place, name) for name in names):
+                    self._alive()
+                    with suppress(FileNotFoundError):
+                        facts = os.lstat(path)
+                        if facts.st_mode & 0o170000 == 0o100000:
+                            found[os.path.relpath(path, self._folder)] = _mounted_facts(facts)
+        return found
+
+    def names(self) -> list[str]:
+        with self._errors(""), suppress(FileNotFoundError):
+            return sorted(os.listdir(self._folder))
+        return []
 
     def facts(self, name: str) -> dict:
-        return _mounted_facts(files.size_and_time(self._folder / name))
+        with self._errors(name):
+            return _mounted_facts(os.stat(self._folder / name))
 
-    def get(self, name: str, path: Path, facts: dict) -> None:
-        files.download(self._folder / name, str(path))
-        _require_same(path.stat().st_size, facts["size"], self._folder / name)
+    def get(self, name: str, path: str, facts: dict) -> None:
+        with self._errors(name), open(self._folder / name, "rb") as source, open(path, "wb") as copy:
+            self._copy(source, copy)
+        _require_same(os.stat(path).st_size, facts["size"], self._folder / name)
 
-    def put(self, path: Path, name: str) -> str:
+    def put(self, path: str, name: str) -> str:
         place = self._folder / name
-        if name.endswith(_OVERWRITTEN) or "/leases/" in name:
-            files.overwrite(place, str(path))
-        else:
-            files.upload(place, str(path))
-        _require_same(files.sha256(place, False), files.sha256(path), place)
+        with self._errors(name), open(path, "rb") as source:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if name.endswith(_OVERWRITTEN) or "/leases/" in name:
+                if place.is_file() and place.stat().st_nlink > 1:  # under its other name it stays as it is
+                    place.unlink()
+                self._write(source, place, os.O_CREAT | os.O_NOFOLLOW)
+            else:
+                part = place.with_name(f".{place.name}.part")
+                part.unlink(missing_ok=True)
+                try:
+                    self._write(source, part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+                    os.replace(part, place)
+                finally:
+                    with suppress(OSError):
+                        part.unlink(missing_ok=True)
+        _require_same(self._sha256(place, fresh=True), self._sha256(path), place)
         return self.facts(name)["version"]
 
     def remove(self, name: str) -> None:
-        if files.is_file(self._folder / name):
-            files.overwrite(self._folder / name, os.devnull)
-            files.remove(self._folder / name)
-        for folder in list(Path(name).parents)[:-2]:  # those that are empty now; data, models, results stay
-            if folder.parts[0] == "data" or files.names(self._folder / folder):
-                break
-            files.remove_folder(self._folder / folder)
+        place = self._folder / name
+        with self._errors(name):
+            if place.is_file() and not place.is_symlink():
+                if place.stat().st_nlink == 1:  # what is deleted stays in Drive's Trash for 30 days, with its size
+                    os.truncate(place, 0)
+                place.unlink()
+            for folder in list(Path(name).parents)[:-2]:  # those that are empty now; data, models, results stay
+                if folder.parts[0] == "data" or any((self._folder / folder).iterdir()):
+                    break
+                (self._folder / folder).rmdir()
 
-    def is_copy(self, path: Path, name: str, facts: dict) -> bool:
-        return path.stat().st_size == facts["size"] and files.sha256(path) == files.sha256(self._folder / name)
+    def is_copy(self, path: str, name: str, facts: dict) -> bool:
+        return os.stat(path).st_size == facts["size"] and self._sha256(path) == self._sha256(self._folder / name)
+
+    def make_folders(self, *names: str) -> None:
+        with self._errors(""):
+            for name in names:
+                (self._folder / name).mkdir(parents=True, exist_ok=True)
+
+    def _write(self, source: Any, place: Path, flags: int) -> None:
+        with open(os.open(place, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666), "wb") as copy:
+            self._copy(source, copy, _FLUSHED)
+            copy.truncate()
+
+    def _copy(self, source: Any, target: Any, flushed: int = 0) -> None:
+        """flushed : bytes after which they are flushed to the disk, and at the end; 0: never."""
+        count = 0
+        while piece := source.read(_PIECE):
+            target.write(piece)
+            count += len(piece)
+            if flushed and count % flushed == 0:
+                flush_to_disk(target.fileno())
+            self._alive()
+        if flushed:
+            target.flush()
+            flush_to_disk(target.fileno())
+
+    def _sha256(self, path: str | Path, fresh: bool = False) -> str:
+        """fresh : read the disk itself, not the page cache."""
+        seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+        with self._errors(path), open(path, "rb", buffering=0) as file:
+            if fresh and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while count := file.readinto(buffer):
+                seen.update(buffer[:count])
+                self._alive()
+        return seen.hexdigest()
+
+    @contextmanager
+    def _errors(self, name: str | Path) -> Iterator[None]:
+        try:
+            with disk_errors(self._folder / name):
+                yield
+        except WorkspaceError as error:
+            if getattr(error.__cause__, "errno", None) in _DISCONNECTED:
+                raise _no_answer(self._folder / name, error.got) from error
+            raise
 
 
 class Bucket:
-    """A prefix of a bucket. Raises SettingsError for a malformed address, WorkspaceError without gcsfs."""
-
-    may_drop_files = False
+    """A prefix of a bucket."""
 
     def __init__(self, address: str):
         self._address, self._prefix = address, _prefix_of(address)
         self._files = _open_client()
 
-    def list(self, folder: str) -> dict[str, dict]:
+    def list_files(self, folder: str) -> dict[str, dict]:
         with self._errors(""):
             self._files.invalidate_cache()
             found = self._files.find(f"{self._prefix}/{folder}".rstrip("/"), detail=True)
@@ -109,12 +263,12 @@ class Bucket:
             self._files.invalidate_cache()
             return _facts(self._files.info(self._key(name)))
 
-    def get(self, name: str, path: Path, facts: dict) -> None:
+    def get(self, name: str, path: str, facts: dict) -> None:
         with self._errors(name):
             self._files.get_file(self._key(name), str(path))
         _require_same(_size_and_digest(path, facts), (facts["size"], facts["md5"]), f"{self._address}/{name}")
 
-    def put(self, path: Path, name: str) -> str:
+    def put(self, path: str, name: str) -> str:
         with self._errors(name):
             self._files.put_file(str(path), self._key(name))
         facts = self.facts(name)
@@ -126,7 +280,7 @@ class Bucket:
             if self._files.exists(self._key(name)):
                 self._files.rm_file(self._key(name))
 
-    def is_copy(self, path: Path, name: str, facts: dict) -> bool:
+    def is_copy(self, path: str, name: str, facts: dict) -> bool:
         return _size_and_digest(path, facts) == (facts["size"], facts["md5"])
 
     def _key(self, name: str) -> str:
@@ -174,8 +328,12 @@ def _facts(info: dict) -> dict:
     return {"size": int(info["size"]), "md5": info.get("md5Hash"), "version": str(version)}
 
 
-def _mounted_facts(size_and_time: list[int]) -> dict:
-    return {"size": size_and_time[0], "version": "-".join(map(str, size_and_time))}
+def _mounted_facts(found: os.stat_result) -> dict:
+    return {"size": found.st_size, "version": f"{found.st_size}-{found.st_mtime_ns}"}
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _require_same(found: object, wanted: object, where: str | Path) -> None:
@@ -187,8 +345,8 @@ def _require_same(found: object, wanted: object, where: str | Path) -> None:
         )  # fmt: skip
 
 
-def _size_and_digest(path: Path, facts: dict) -> tuple[int, str | None]:
+def _size_and_digest(path: str | Path, facts: dict) -> tuple[int, str | None]:
     """Return (size, MD5). A composed object has no MD5; then only sizes are compared."""
     with open(path, "rb") as file:
         digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode() if facts["md5"] else None
-    return path.stat().st_size, digest
+    return os.stat(path).st_size, digest

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 from ml_factory.errors import FileError
-from ml_factory.storage.files import files
 
 LONGEST_NAME = 255  # bytes, of most file systems
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^[A-Za-z]:")  # separators and drives of any system, control characters
@@ -35,7 +34,9 @@ def stored_path(folder: str | os.PathLike, *names: object, inside: str | os.Path
                 next_step="restore the file that holds this name, or delete it",
             )  # fmt: skip
     path = Path(folder, *map(str, names))
-    if link := files.first_link(os.path.abspath(path), os.path.abspath(inside or folder)):
+    below = path.absolute().relative_to(Path(inside or folder).absolute())
+    ways = [Path(inside or folder) / way for way in [*reversed(below.parents), below][1:]]
+    if link := next(filter(os.path.islink, ways), None):
         raise FileError(
             "A symbolic link is in the place of a file or folder of the workspace", where=link,
             next_step="remove the link",

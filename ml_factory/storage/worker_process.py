@@ -5,7 +5,7 @@ does the work: it sends a sign of life after each operation, and a child that se
 abandoned, never waited for: one inside a dead mount ends when the kernel lets it.
 
     parent -> child   {…}
-    child -> parent   {} while it works; then {"bytes": n, …} and n bytes
+    child -> parent   {} while it works; then {"answer": …}
 """
 
 import json
@@ -87,31 +87,28 @@ class WorkerProcess:
     stuck_in : resource that the child may hang in, such as a mount; no child is started while four for this resource
         hang.
     deadline : seconds without a sign of life after which the child is killed.
-    descriptors : open files that the child inherits.
     paths : folders that the child imports from, in addition to the library's.
 
     One request at a time; a second thread waits for its turn.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[object], stuck_in: str, deadline: float, descriptors: Sequence[int] = (),
-        paths: Sequence[Path] = ()
-    ):  # fmt: skip
+        self, module: str, arguments: Sequence[object], stuck_in: str, deadline: float, paths: Sequence[str | Path] = ()
+    ):
         self.deadline = deadline
-        self._module, self._arguments, self._stuck_in, self._descriptors = module, arguments, stuck_in, descriptors
+        self._module, self._arguments, self._stuck_in = module, arguments, stuck_in
         self._paths = [_ROOT, *paths]
         self._process: subprocess.Popen | None = None
         self._channel: socket.socket | None = None
         self._received, self._parent, self._closed = bytearray(), process_id(), False
         self._one_call = threading.Lock()
 
-    def call(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
-        """Send one request; return (the answer, the bytes that follow it).
+    def call(self, request: object) -> Any:
+        """Send one request; return the answer.
 
         Raises WorkerUnavailableError, or WorkerDiedError; the next request then starts another child.
         """
-        deadline_seconds = self.deadline if deadline is None else deadline
-        if not self._one_call.acquire(timeout=deadline_seconds):
+        if not self._one_call.acquire(timeout=self.deadline):
             raise WorkerUnavailableError("an earlier request is still under way")
         try:
             if self._closed:
@@ -119,9 +116,9 @@ class WorkerProcess:
             if self._process is None or self._process.poll() is not None or self._parent != process_id():
                 self._start_or_raise()
             try:
-                self._channel.settimeout(deadline_seconds)
+                self._channel.settimeout(self.deadline)
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
-                return self._answer(deadline_seconds)
+                return self._answer()
             except WorkerUnavailableError:
                 self._kill()
                 raise
@@ -164,31 +161,20 @@ class WorkerProcess:
 
     __del__ = close
 
-    def _answer(self, deadline_seconds: float) -> tuple[dict, bytes]:
-        """Return the next line that is not only a sign of life, and the bytes that follow it."""
-        while (line := self._line(deadline_seconds)) == b"{}":
-            pass
-        answer = json.loads(line)
-        while len(self._received) < answer["bytes"]:
-            self._receive(deadline_seconds)
-        data = bytes(self._received[: answer["bytes"]])
-        del self._received[: answer["bytes"]]
-        return answer, data
-
-    def _line(self, deadline_seconds: float) -> bytes:
-        while (end := self._received.find(b"\n")) < 0:
-            self._receive(deadline_seconds)
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        return line
-
-    def _receive(self, deadline_seconds: float) -> None:
-        if not _wait_until_readable(self._channel.fileno(), deadline_seconds):
-            raise WorkerUnavailableError(f"no answer for {deadline_seconds:g} s")
-        more = self._channel.recv(_PIECE)
-        if not more:
-            raise ConnectionResetError
-        self._received += more
+    def _answer(self) -> Any:
+        """Return the next line that is not only a sign of life."""
+        while True:
+            while (end := self._received.find(b"\n")) < 0:
+                if not _wait_until_readable(self._channel.fileno(), self.deadline):
+                    raise WorkerUnavailableError(f"no answer for {self.deadline:g} s")
+                more = self._channel.recv(_PIECE)
+                if not more:
+                    raise ConnectionResetError
+                self._received += more
+            line = bytes(self._received[:end])
+            del self._received[: end + 1]
+            if line != b"{}":
+                return json.loads(line)["answer"]
 
     def _start(self) -> None:
         """Start a child, unless too many earlier ones still hang."""
@@ -203,7 +189,7 @@ class WorkerProcess:
         with theirs:
             self._process = start_python_process(
                 ["-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments],
-                pass_fds=[theirs.fileno(), *self._descriptors],
+                pass_fds=[theirs.fileno()],
             )
         _reap(self._process)
 
@@ -240,13 +226,11 @@ class WorkerParentConnection:
             self._reported_at = now
             self._socket.sendall(b"{}\n")
 
-    def answer_requests(self, handle: Callable[[dict], tuple[dict, bytes]]) -> None:
+    def answer_requests(self, handle: Callable[[Any], object]) -> None:
         """Answer every request until the parent is gone."""
         with self._socket.makefile("rb") as requests:
             for line in requests:
-                answer, data = handle(json.loads(line))
-                self._socket.sendall(json.dumps({**answer, "bytes": len(data)}).encode() + b"\n")
-                self._socket.sendall(data)
+                self._socket.sendall(json.dumps({"answer": handle(json.loads(line))}).encode() + b"\n")
 
 
 def _exit_with_parent(channel: int, parent: int) -> None:

@@ -23,6 +23,7 @@ from ml_factory.errors import (
 from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import Mirror, open_mirror
+from ml_factory.storage.mounts import mount_of
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
@@ -103,15 +104,16 @@ class Workspace:
         if "://" not in text:
             text = os.path.abspath(Path(text).expanduser() if text else default_workspace_root())
         self.address: str = text
-        self._mirror = open_mirror(text) if "://" in text or files.is_remote(text) else None
+        self._mirror = open_mirror(text) if "://" in text or mount_of(text) else None
         self._pulled: set[str] = set()
         self.files = files
         self.root = Path(text) if self._mirror is None else self._mirror.folder
         _mirrors[self.root] = self._mirror
-        for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
+        folders = (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results)
+        for folder in folders:
             _make_folder(folder)
-            if self._mirror and "://" not in text and not self._mirror.has_synchronized():  # a user looks there
-                _make_folder(Path(text) / folder.relative_to(self.root))
+        if self._mirror and "://" not in text and not self._mirror.has_synchronized():  # a user looks there
+            self._mirror.remote.make_folders(*(str(folder.relative_to(self.root)) for folder in folders))
         if not self.files.is_writable(self.root):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")
@@ -221,11 +223,18 @@ def workspace_symbols(workspace: Workspace) -> list[str]:
 def mirror_of(folder: Path) -> tuple[Mirror | None, Path]:
     """Return (mirror, local folder) of a folder in an opened workspace or on a mount; else (None, the folder)."""
     mirror = _mirrors.get(folder.parent)
-    if mirror is None and files.is_remote(folder):
+    if mirror is None and mount_of(folder):
         mirror = open_mirror(str(folder.parent))
         mirror.pull(f"{folder.name}/")
         return mirror, mirror.folder / folder.name
     return mirror, folder
+
+
+def push_in_background(folder: Path) -> None:
+    """Upload a folder of an opened workspace in the background; no effect where the workspace is local."""
+    for root, mirror in list(_mirrors.items()):
+        if mirror is not None and folder.is_relative_to(root):
+            mirror.push_in_background(f"{folder.relative_to(root).as_posix()}/")
 
 
 def push_workspace_on_exit(verb: Verb) -> Verb:

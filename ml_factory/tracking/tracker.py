@@ -1,13 +1,11 @@
-"""Tracker of one run: a local JSONL log, uploaded to the workspace and mirrored to W&B.
+"""Tracker of one run: a JSONL log in the workspace, mirrored to W&B.
 
-The local log is authoritative. The mirror is a separate process (see `wandb_process`) that reads the local log, so that
-W&B never delays the run.
+The log is authoritative. The mirror is a separate process (`wandb_process`, `wandb_sync`) that reads it, so that W&B
+never delays the run.
 """
 
-import importlib
-import json
+import io
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,30 +15,23 @@ from pathlib import Path
 from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.process_identity import process_id
-from ml_factory.redaction import redact_secrets, redact_values
+from ml_factory.redaction import redact_values
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.storage.atomic_replace import flush_to_disk
-from ml_factory.storage.files import disk_errors, files, local_cache_folder
-from ml_factory.storage.json_values import LARGEST_JSON, fingerprint_json, parse_json, to_json_value
-from ml_factory.storage.regular_files import read_regular_file
-from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
+from ml_factory.storage.files import disk_errors, files, flush_to_disk, local_cache_folder
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
+from ml_factory.storage.workspace import push_in_background
 from ml_factory.tracking.run_log import (
+    SUMMARY,
     RunLogAttempt,
-    RunLogFile,
     count_run_log_steps,
     format_log_line,
-    list_log_files,
-    log_segment_name,
-    parse_log_file_name,
+    list_log_attempts,
+    read_log_attempts,
+    sort_log_attempts,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.wandb_process import DeadlineWatchdog, WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
-from ml_factory.tracking.wandb_sync import PROJECT, SECONDS_PER_MB, WandbSync, artifact_name
-
-TAKEN_OVER = "taken over"
-LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
-# Code of the mirror process.
-_MIRROR = f"import sys; from {__name__} import run_mirror_process; run_mirror_process(sys.stdin.read())"
+from ml_factory.tracking.wandb_process import WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
+from ml_factory.tracking.wandb_sync import PROJECT, TAKEN_OVER, artifact_name
 
 
 class Tracker:
@@ -51,7 +42,7 @@ class Tracker:
     run_id : names the run; the same after a resume.
     settings : JSON-able; stored with the log and sent to W&B.
     folder : this run's log folder in the workspace.
-    local_folder : on a local disk; by default below the user's cache folder.
+    local_folder : of W&B's own files; by default below the user's cache folder.
     mirror : "auto" (W&B online where there is a key, else offline), "offline" or "off". The environment variable
         ML_FACTORY_WANDB can only reduce this.
     snapshot : files from which the run resumes; the mirror keeps the newest of them at W&B until the run has registered
@@ -62,38 +53,24 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        run_id: str,
-        settings: dict,
-        folder: str | os.PathLike,
-        local_folder: str | os.PathLike | None = None,
-        mirror: str = "auto",
-        snapshot: RunSnapshot | None = None,
-        project: str = PROJECT,
-    ):
+        self, run_id: str, settings: dict, folder: str | os.PathLike, local_folder: str | os.PathLike | None = None,
+        mirror: str = "auto", snapshot: RunSnapshot | None = None, project: str = PROJECT,
+    ):  # fmt: skip
         self.run_id, self.folder = run_id, Path(folder).absolute()
-        self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
         mode = wandb_mirror_mode(mirror)
-        self._file = self._mirror = None
-        self._logged = self._finished = False
-        self._texts: dict[str, str] = {}
-        with disk_errors(self.local_folder):
-            self.local_folder.mkdir(parents=True, exist_ok=True)
-        self._log_uploader = LogUploader(self.local_folder, self.folder)
-        local = [file.attempt.number for file in list_log_files(self.local_folder)]
-        self._attempt, self._number = RunLogAttempt(1 + max(local, default=0), process_id()[:8]), 0
-        uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
-        self._attempt = RunLogAttempt(
-            1 + max([*local, *(file.attempt.number for file in uploaded)], default=0),
-            process_id()[:8],
-        )
-        self._open_segment()
+        self._mirror: WandbMirrorProcess | None = None
+        self._finished = False
+        last = max((one.number for one in list_log_attempts(self.folder)), default=0)
+        self._attempt = RunLogAttempt(last + 1, process_id()[:8])
+        self._path = self.folder / self._attempt.file_name
+        self._file: io.FileIO | None = None
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
         self._write_json("run.json", record)
         if mode != "off":
+            local = Path(local_folder or local_cache_folder("runs") / fingerprint_json([str(self.folder), run_id])[:16])
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"], "project": project}
-            spec["snapshot"] = snapshot.to_dict() if snapshot is not None else None
-            self._mirror = WandbMirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
+            spec |= {"attempt": list(self._attempt), "snapshot": snapshot.to_dict() if snapshot is not None else None}
+            self._mirror = WandbMirrorProcess.start(mode, local.absolute(), self._path.stem, spec)
 
     @property
     def attempt(self) -> int:
@@ -106,15 +83,27 @@ class Tracker:
             raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
         line = format_log_line(int(step), time.time(), redact_values(metrics)).encode()
         try:
-            with disk_errors(self.local_folder):
-                if self._file is None:
-                    self._open_segment()
-                self._file.write(line)
-            self._logged = True
+            with disk_errors(self.folder):
+                self._append(line)
         except WorkspaceError as error:
             warn_wandb_once(f"A step of {self.run_id} is not in its log: {error}", f"step {self.run_id}")
         if self._mirror is not None:
             self._mirror.check()
+
+    def _append(self, line: bytes) -> None:
+        """Append a whole line or nothing. Raises OSError."""
+        if self._file is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file = io.FileIO(
+                os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666), "w"
+            )
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), size)
+            raise
 
     def log_missing(self, history: Sequence[tuple[int, dict]]) -> None:
         """Log the steps of a checkpoint's history, (step, metrics), that the log lacks: a cloud drive may have lost
@@ -122,18 +111,20 @@ class Tracker:
 
         The last step is always logged: later steps of an earlier attempt are void from there on.
         """
-        known = count_run_log_steps([step for step, _ in history], self.local_folder, self.folder)
+        known = count_run_log_steps([step for step, _ in history], self.folder)
         for step, metrics in history[min(known, len(history) - 1) :] if history else ():
             self.log(step, metrics)
 
-    def close_segment(self) -> None:
-        """Close the open segment and copy it to the workspace, right before a checkpoint is saved.
+    def flush(self) -> None:
+        """Put the log on the disk, right before a checkpoint is saved, and have it uploaded where the workspace is
+        elsewhere.
 
         No checkpoint is then ever ahead of the log, and log entries ahead of the checkpoint are void after a resume.
         """
-        if self._logged:
-            self._close_file()
-        self._upload()
+        if self._file is not None:
+            with suppress(OSError):  # a line that is missing later is logged again from the checkpoint's history
+                flush_to_disk(self._file.fileno())
+        push_in_background(self.folder)
 
     def finish(
         self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
@@ -150,16 +141,12 @@ class Tracker:
         """
         if self._finished:
             return
-        self._finished = True
-        self._close_file()
         record = {
-            "run_id": self.run_id,
-            "status": status,
-            "finished_at": _now(),
-            "summary": to_json_value(summary or {}),
-        }
-        self._write_json(SUMMARY, record)
-        self._log_uploader.close()
+            "run_id": self.run_id, "status": status, "finished_at": _now(), "summary": to_json_value(summary or {}),
+        }  # fmt: skip
+        self._close()
+        if not self._has_later_attempt():
+            self._write_json(SUMMARY, record)
         if self._mirror is not None:
             self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
 
@@ -171,96 +158,31 @@ class Tracker:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, LeaseTakenOverError):
-            self._abandon()
+        if isinstance(error, LeaseTakenOverError):  # a later session owns this run's log: no summary
+            self._close()
+            if self._mirror is not None:
+                self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
         self.finish(status="finished" if kind is None else "failed")
 
-    def _abandon(self) -> None:
-        """Stop logging without a summary: a later session owns this run's log."""
+    def _close(self) -> None:
+        self.flush()
         self._finished = True
-        self._close_file()
-        self._log_uploader.close()
-        if self._mirror is not None:
-            self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
+        if self._file is not None:
+            self._file.close()
 
-    def _open_segment(self) -> None:
-        path = self.local_folder / log_segment_name(self._attempt, self._number)
-        with disk_errors(path):
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives until the segment is closed
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, None
-        if file is None:
-            return
-        with suppress(OSError):  # `_upload` reports a copy that misses a line
-            flush_to_disk(file.fileno())
-        file.close()
-        self._number, self._logged = self._number + 1, False
-
-    def _upload(self, patience: float = PATIENCE) -> list[RunLogFile]:
-        """Upload closed segments to the workspace; return the log's files there, none where it refuses."""
+    def _has_later_attempt(self) -> bool:
+        """Return True when a later attempt has logged to the folder; its summary stays."""
         try:
-            names = self._log_uploader.upload(self._attempt, self._number, self._texts, patience)
-        except WorkspaceError as error:
-            warn_wandb_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
-            return []
-        self._texts.clear()
-        return [file for name in names if (file := parse_log_file_name(self.folder / name))]
+            order = sort_log_attempts({self._attempt: [], **read_log_attempts(self.folder)})
+        except WorkspaceError:  # damaged: the order of attempts is unknown
+            return False
+        return order[-1] != self._attempt
 
     def _write_json(self, name: str, record: dict) -> None:
-        self._texts[name] = json.dumps(redact_values(record), indent=2, allow_nan=False) + "\n"
-        self._upload()
-
-
-def run_mirror_process(text: str) -> None:
-    """Follow the local log into W&B until the run has ended or the parent is gone, in the mirror process."""
-    spec = json.loads(text)
-    status, end = Path(spec["status"]), Path(spec["end"])
-    sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
-    watchdog = DeadlineWatchdog(status)
-    watchdog.set_deadline(spec["init_seconds"], "W&B did not answer")
-    with suppress(OSError):
-        os.nice(10)
-    wandb = import_wandb()
-    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named), watchdog.set_deadline)
-    watchdog.set_deadline(None, "")
-    status.write_text("ready")
-    sync.follow_log(lambda: has_run_ended(end, spec["parent"]))
-    record = read_exit_record(end)
-    payloads = record.get("artifacts", [])
-    unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
-    watchdog.set_deadline(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
-    size = sum(sum(files.sizes(file)) for payload in payloads for file in payload["files"])
-    size += sync.checkpoints_size() if unfinished else 0
-    watchdog.set_deadline(
-        spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time"
-    )
-    for payload in payloads:
-        sync.log_artifact(**payload)
-    if unfinished:
-        sync.upload_checkpoints()
-    sync.run.summary.update(record["summary"])
-    sync.run.finish(exit_code=0 if record["status"] == "finished" else 1)
-    if payloads:
-        sync.delete_checkpoints(payloads)
-
-
-def import_wandb():
-    """Import the wandb module; only in child processes, because it may hang."""
-    return importlib.import_module("wandb")
-
-
-def begin_wandb_run(wandb, spec: dict, **named):
-    """Start a W&B run with our settings: quiet and with deadlines."""
-    settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
-    return wandb.init(
-        project=spec.get("project", PROJECT),
-        dir=spec["local"],
-        config=spec["settings"],
-        mode=spec["mode"],
-        settings=settings,
-        **named,
-    )
+        try:
+            files.write_json(self.folder / name, record)
+        except WorkspaceError as error:
+            warn_wandb_once(f"The log of {self.run_id} is not complete: {error}", f"log {self.run_id}")
 
 
 def _artifact_payload(artifact: Artifact) -> dict:
@@ -273,23 +195,5 @@ def _artifact_payload(artifact: Artifact) -> dict:
     }  # fmt: skip
 
 
-def _cache_folder(folder: Path, run_id: str) -> Path:
-    """Return the local folder, the same for the same run of the same workspace."""
-    return local_cache_folder("runs") / fingerprint_json([str(folder), run_id])[:16]
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat()
-
-
-def read_exit_record(end: Path) -> dict:
-    """Return the run's record of its end; status "killed" without one."""
-    try:
-        return parse_json(read_regular_file(end, LARGEST_JSON), finite=False)
-    except (OSError, ValueError):
-        return {"status": "killed", "summary": {}}
-
-
-def has_run_ended(end: Path, parent: int) -> bool:
-    """Return True when the run has ended, or its process is gone."""
-    return end.exists() or os.getppid() != parent

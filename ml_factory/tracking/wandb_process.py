@@ -29,6 +29,9 @@ _log = logging.getLogger("ml_factory")
 _warned: set[str] = set()  # texts or topics of the warnings logged so far
 SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
 _DISABLED = "W&B has failed"
+_MIRROR = (
+    "import sys; from ml_factory.tracking.wandb_sync import run_mirror_process; run_mirror_process(sys.stdin.read())"
+)
 
 
 class WandbMirrorProcess:
@@ -40,25 +43,25 @@ class WandbMirrorProcess:
         self._ended = False
 
     @classmethod
-    def start(cls, code: str, mode: str, folder: Path, attempt, spec: dict) -> "WandbMirrorProcess | None":
+    def start(cls, mode: str, folder: Path, name: str, spec: dict) -> "WandbMirrorProcess | None":
         """Start the mirror process on the run that `spec` describes, or warn once why it cannot start.
 
         Parameters
         ----------
-        code : Python code to run; receives `spec` as JSON on standard input.
         mode : "online" or "offline".
-        folder : the run's local folder.
-        attempt : of the run's log.
+        folder : of W&B's own files, on the local disk.
+        name : of this attempt's files there.
         spec : JSON-able description of the run.
         """
         if not _wandb_installed():
             warn_wandb_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
-        status, end = (folder / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
-        spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(folder), "parent": os.getpid()}
+        status, end = (folder / f"mirror-{name}.{what}" for what in ("status", "end"))
+        spec = {**spec, "mode": mode, "local": str(folder), "parent": os.getpid()}
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
-            process = _start(code, {**spec, "status": str(status), "end": str(end)}, folder, mode)
+            folder.mkdir(parents=True, exist_ok=True)
+            process = _start(_MIRROR, {**spec, "status": str(status), "end": str(end)}, folder, mode)
         except OSError as error:
             warn_wandb_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None

@@ -18,7 +18,6 @@ from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.tracking.run_log import read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.tracker import begin_wandb_run, import_wandb
 from ml_factory.tracking.wandb_process import (
     FINISH_SECONDS,
     INIT_SECONDS,
@@ -26,7 +25,7 @@ from ml_factory.tracking.wandb_process import (
     run_wandb_query,
     wandb_mirror_mode,
 )
-from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name
+from ml_factory.tracking.wandb_sync import CHECKPOINTS, PROJECT, WandbSync, artifact_name, import_wandb
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
 _CHILD = f"import sys; from {__name__} import _child_main; _child_main({{task!r}}, sys.stdin.read())"
@@ -66,7 +65,7 @@ def restore_artifact_or_checkpoints(
     with tempfile.TemporaryDirectory() as folder:
         kind = names.get(_fetch(list(names), Path(folder)), "")
         if kind == CHECKPOINTS:
-            snapshot.restore_into(Path(folder))
+            snapshot.restore(Path(folder))
         elif kind:
             registry.import_artifact(Path(folder))
     return kind
@@ -141,9 +140,8 @@ def _fetch_in_child(spec: dict) -> dict:
 
 def _replay_in_child(spec: dict) -> dict:
     """Log the whole record to W&B."""
-    wandb = import_wandb()
-    sync = WandbSync(wandb, spec, lambda **named: begin_wandb_run(wandb, spec, **named))
-    sync.sync_earlier_steps(sys.maxsize)
+    sync = WandbSync(import_wandb(), spec)
+    sync.log_earlier_steps(sys.maxsize)
     sync.run.summary.update(spec["summary"])
     where = str(Path(sync.run.dir).parent)
     sync.run.finish()

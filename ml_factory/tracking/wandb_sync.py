@@ -1,34 +1,35 @@
-"""Replay of a run's local log to W&B, each step once and in order, and upload of its checkpoints and artifacts.
-
-It runs in the mirror process and follows the local log. The `wandb` module is passed in; only `tracker` imports it.
+"""Replay of a run's log to W&B, each step once and in order, and upload of its checkpoints and artifacts: the code of
+the mirror process, which follows the log.
 """
 
+import importlib
+import json
+import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ml_factory.errors import FactoryError
-from ml_factory.tracking.run_log import (
-    RunLogAttempt,
-    log_segment_name,
-    parse_log_lines,
-    read_log_segments,
-    read_log_steps,
-)
+from ml_factory.errors import FactoryError, FileError
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import LARGEST_JSON, parse_json
+from ml_factory.tracking.run_log import RunLogAttempt, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
+from ml_factory.tracking.wandb_process import DeadlineWatchdog
 
 POLL_SECONDS = 0.5
 # Until the first checkpoint is uploaded to a service that answers, and between two; offline only the last one.
 FIRST_SECONDS, CHECKPOINT_SECONDS = 120.0, 600.0
 SECONDS_PER_MB = 4.0  # deadline of an upload or a download: 250 kB/s
 CHECKPOINTS = "checkpoints"  # artifact type, and prefix of its name, of a run's checkpoints
-PROJECT = "ohlcv-ml-factory"
-KEPT_VERSIONS = 2  # versions of a run's checkpoints at W&B, in addition to the one being uploaded
+KEPT_VERSIONS = 2  # of a run's checkpoints at W&B, in addition to the one being uploaded
 QUERY_SECONDS = 20
+PROJECT = "ohlcv-ml-factory"
+TAKEN_OVER = "taken over"
 _ILLEGAL_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -39,20 +40,25 @@ class WandbSync:
     ----------
     wandb : the module, or a stand-in.
     spec : description of the run, as `tracker.Tracker` passes it to its mirror.
-    begin_run : (keywords of wandb.init in addition to the usual ones) -> a W&B run.
     set_deadline : (seconds or None, reason), as of `wandb_process.DeadlineWatchdog`, for the next operations.
     """
 
-    def __init__(self, wandb, spec: dict, begin_run: Callable, set_deadline: Callable = lambda seconds, reason: None):
-        self._wandb, self._spec, self._begin_run, self._set_deadline = wandb, spec, begin_run, set_deadline
-        self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
-        self._attempt, self._online = RunLogAttempt(*spec["attempt"]), spec["mode"] == "online"
-        self._name = _wandb_name(spec["run_id"])
-        self._number, self._offset = 0, 0  # the segment that is read, and the bytes of it that were
-        self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
-        self._snapshot = RunSnapshot.from_dict(spec["snapshot"]) if spec["snapshot"] else None
-        self._versions = _ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
-        self.run = begin_run(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
+    def __init__(self, wandb, spec: dict, set_deadline: Callable = lambda seconds, reason: None):
+        self._wandb, self._spec, self._set_deadline = wandb, spec, set_deadline
+        self._folder, self._attempt = Path(spec["folder"]), RunLogAttempt(*spec["attempt"])
+        self._online, self._offset = spec["mode"] == "online", 0
+        self._sent: dict = {}
+        self._send_at = time.monotonic() + FIRST_SECONDS
+        snapshot = spec["snapshot"]
+        self._snapshot = (
+            RunSnapshot(**{**snapshot, "parts": tuple(map(tuple, snapshot["parts"]))}) if snapshot else None
+        )
+        name, self._checkpoints = _wandb_name(spec["run_id"]), artifact_name(CHECKPOINTS, spec["run_id"])
+        settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
+        self.run = wandb.init(
+            project=spec.get("project", PROJECT), dir=spec["local"], config=spec["settings"], mode=spec["mode"],
+            settings=settings, id=name, name=name, **({"resume": "allow"} if self._online else {}),
+        )  # fmt: skip
 
     def follow_log(self, over: Callable[[], bool]) -> None:
         """Log the valid steps of earlier attempts, then this attempt's as they come, until the run is `over`.
@@ -66,7 +72,7 @@ class WandbSync:
             for record in self._new_records():
                 waiting.setdefault(record["step"], {}).update(record["metrics"])
             if last_step is None and (waiting or ended):
-                last_step = self.sync_earlier_steps(min(waiting, default=sys.maxsize))
+                last_step = self.log_earlier_steps(min(waiting, default=sys.maxsize))
             for step in sorted(waiting)[: None if ended else -1]:
                 metrics = waiting.pop(step)
                 if step > last_step:
@@ -75,32 +81,23 @@ class WandbSync:
             if ended:
                 return
             if self._online and time.monotonic() > self._send_at:
-                self._set_deadline(CHECKPOINT_SECONDS, "W&B did not answer which checkpoints it has")
                 self.upload_checkpoints()
-                self._set_deadline(None, "")
             time.sleep(POLL_SECONDS)
 
-    def sync_earlier_steps(self, first: int) -> int:
-        """Log the valid steps below `first` that the service lacks; return the last step logged.
+    def log_earlier_steps(self, first: int) -> int:
+        """Log the valid steps below `first` that the service lacks; return the last step that it has then.
 
         A service that is ahead of `first` holds steps that became void when the run resumed from an older checkpoint:
-        its run is rewound. Where it cannot rewind, all steps are logged to a new run.
+        a resume repeats them to the bit, and they are not logged again.
         """
-        known = self.run.starting_step if self._online else 0
-        if known > first:
-            known = self._rewind(first)
-        return self._log_rows(row for row in read_log_steps(self._local, self._folder, before=self._attempt)
-                         if known <= row["step"] < first)  # fmt: skip
-
-    def _log_rows(self, rows: Iterable[dict]) -> int:
-        """Log these rows; return the last step, or a value below every step."""
-        last_step = -sys.maxsize
-        for row in rows:
-            self.run.log(row["metrics"], step=row["step"])
-            last_step = row["step"]
+        last_step = self.run.starting_step - 1 if self._online else -sys.maxsize
+        for row in read_log_steps(self._folder, before=self._attempt):
+            if last_step < row["step"] < first:
+                self.run.log(row["metrics"], step=row["step"])
+                last_step = row["step"]
         return last_step
 
-    def log_artifact(self, name: str, kind: str, files: Iterable[Path], metadata: dict) -> None:
+    def log_artifact(self, name: str, kind: str, files: Iterable[str | Path], metadata: dict) -> None:
         """Log an artifact of these files."""
         artifact = self._wandb.Artifact(name, type=kind, metadata=metadata)
         for file in files:
@@ -108,108 +105,79 @@ class WandbSync:
         self.run.log_artifact(artifact)
 
     def upload_checkpoints(self) -> None:
-        """Log the run's snapshot as a new version of one artifact, unless its content is unchanged.
-
-        A folder that does not answer is left for the next time. Only the newest earlier versions stay. Where a later
-        session has uploaded its own snapshot, nothing is uploaded: this session has been taken over, and may not know.
+        """Log the run's snapshot as a new version of one artifact, unless its content is unchanged. A file that cannot
+        be read is left for the next time.
         """
-        self._send_at = time.monotonic() + (FIRST_SECONDS if self._sent is None else CHECKPOINT_SECONDS)
-        if self._snapshot is None:
-            return
-        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._local) as folder:
-            content = self._snapshot.content()
-            if not content or content == self._sent:
+        self._send_at = time.monotonic() + (CHECKPOINT_SECONDS if self._sent else FIRST_SECONDS)
+        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._spec["local"]) as folder:
+            content = self._snapshot.content() if self._snapshot is not None else {}
+            if content and content != self._sent:
+                packed = self._snapshot.pack(Path(folder))
+                self.set_transfer_deadline(packed)
+                self.delete_old_checkpoints(KEPT_VERSIONS)
+                self.log_artifact(self._checkpoints, CHECKPOINTS, packed, {"run": self._spec["run_id"]})
+                self._set_deadline(None, "")
+                self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
+
+    def delete_old_checkpoints(self, keep: int) -> None:
+        """Delete all but the newest `keep` versions of the run's checkpoints at W&B, which keeps every one: a night's
+        training would leave forty. One with an alias of the user stays; what the service refuses is left there.
+        """
+        with suppress(self._wandb.Error, ValueError, RuntimeError, OSError):
+            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=QUERY_SECONDS) if self._online else None
+            if api is None or not api.artifact_exists(f"{PROJECT}/{self._checkpoints}:latest"):
                 return
-            facts = self._snapshot.pack(Path(folder))
-            if self._online and _is_snapshot_outdated(facts, self._versions.metadata()):
-                return
-            if self._online:
-                self._versions.delete_old()
-            name = artifact_name(CHECKPOINTS, self._spec["run_id"])
-            self.log_artifact(name, CHECKPOINTS, sorted(Path(folder).iterdir()), facts)
-            self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
-
-    def checkpoints_size(self) -> int:
-        """Return the bytes that `upload_checkpoints` may have to upload."""
-        with suppress(FactoryError, OSError):
-            return self._snapshot.size() if self._snapshot is not None else 0
-        return 0
-
-    def delete_checkpoints(self, payloads: Iterable[dict]) -> None:
-        """Delete a finished run's checkpoints at W&B once W&B has its artifacts."""
-        if self._online and all(
-            _ArtifactVersions(self._wandb, payload["kind"], payload["name"]).metadata() for payload in payloads
-        ):
-            self._versions.delete_old(0)
-
-    def _rewind(self, first: int) -> int:
-        """Rewind the W&B run, or start a new one; return the first step that it lacks."""
-        self.run.finish()
-        try:
-            self.run = self._begin_run(id=self._name, name=self._name, resume_from=f"{self._name}?_step={first - 1}")
-            return first
-        except (
-            self._wandb.Error,
-            ValueError,
-            RuntimeError,
-            OSError,
-        ):  # this server or plan cannot rewind: lose no step
-            new_name = _wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
-            self.run = self._begin_run(id=new_name, name=new_name, resume="allow")
-            return 0
-
-    def _new_records(self) -> Iterator[dict]:
-        """Yield the records of this attempt's segments that were not read yet, up to the last complete line."""
-        segments = read_log_segments(self._local, attempt=self._attempt, since=self._number)
-        for (attempt, number), lines in segments.items():
-            if number > self._number:
-                self._number, self._offset = number, 0
-            new, self._offset = lines[self._offset :], len(lines)
-            yield from parse_log_lines(new, self._local / log_segment_name(attempt, number))
-
-
-class _ArtifactVersions:
-    """The versions of the artifact of this type and name: lookup of the newest, deletion of old ones.
-
-    Each upload of checkpoints is a new version of one name, and W&B keeps them all: at one every ten minutes a night's
-    training would leave forty. A service that does not answer, or refuses a deletion, costs space there and has no
-    other effect: refused deletions are left for the next time.
-    """
-
-    def __init__(self, wandb, kind: str, name: str):
-        self._wandb, self._kind, self._name = wandb, kind, name
-
-    def metadata(self) -> dict:
-        """Return the metadata of the newest version; {} without one, or without an answer."""
-        found = self._list()
-        return dict(found[0].metadata or {}) if found else {}
-
-    def delete_old(self, keep: int = KEPT_VERSIONS) -> int:
-        """Delete all but the newest `keep` versions and those with an alias of the user; return the number deleted."""
-        deleted = 0
-        for version in self._list()[keep:]:
-            own = set(version.aliases) - {"latest"}
-            try:
-                if not own:
+            found = list(api.artifacts(CHECKPOINTS, f"{PROJECT}/{self._checkpoints}"))
+            found.sort(key=lambda version: int(version.version.removeprefix("v")), reverse=True)
+            for version in found[keep:]:
+                if not set(version.aliases) - {"latest"}:
                     version.delete(delete_aliases=keep == 0)
-                    deleted += 1
-            except self._refusals():
-                continue
-        return deleted
 
-    def _list(self) -> list:
-        """List the versions, newest first."""
-        try:
-            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=QUERY_SECONDS)
-            if not api.artifact_exists(f"{PROJECT}/{self._name}:latest"):
-                return []
-            found = list(api.artifacts(self._kind, f"{PROJECT}/{self._name}"))
-        except self._refusals():
-            return []
-        return sorted(found, key=lambda version: int(version.version.removeprefix("v")), reverse=True)
+    def set_transfer_deadline(self, paths: Iterable[str | Path]) -> None:
+        """Let the process end where W&B does not take these files in time."""
+        seconds = self._spec["finish_seconds"] + sum(map(os.path.getsize, paths)) / 1e6 * SECONDS_PER_MB
+        self._set_deadline(seconds, "W&B did not take the last data in time")
 
-    def _refusals(self) -> tuple[type[Exception], ...]:
-        return self._wandb.Error, ValueError, RuntimeError, OSError
+    def _new_records(self) -> list[dict]:
+        """Return the records of this attempt that were not read yet, up to the last complete line."""
+        path = self._folder / self._attempt.file_name
+        data = files.read(path)[self._offset :] if path.is_file() else b""
+        self._offset += data.rfind(b"\n") + 1
+        return parse_log_lines(data, path)
+
+
+def run_mirror_process(text: str) -> None:
+    """Follow the log into W&B until the run has ended or the parent is gone, in the mirror process."""
+    spec = json.loads(text)
+    status, end = Path(spec["status"]), Path(spec["end"])
+    sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
+    watchdog = DeadlineWatchdog(status)
+    watchdog.set_deadline(spec["init_seconds"], "W&B did not answer")
+    with suppress(OSError):
+        os.nice(10)
+    sync = WandbSync(import_wandb(), spec, watchdog.set_deadline)
+    watchdog.set_deadline(None, "")
+    status.write_text("ready")
+    sync.follow_log(lambda: end.exists() or os.getppid() != spec["parent"])
+    try:
+        record = parse_json(files.read(end, LARGEST_JSON), finite=False)
+    except (FileError, ValueError):
+        record = {"status": "killed", "summary": {}}
+    payloads = record.get("artifacts", [])
+    if not payloads and record["status"] != TAKEN_OVER:  # another session uploads its own checkpoints
+        sync.upload_checkpoints()
+    sync.set_transfer_deadline(path for payload in payloads for path in payload["files"])
+    for payload in payloads:
+        sync.log_artifact(**payload)
+    sync.run.summary.update(record["summary"])
+    sync.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+    if payloads:
+        sync.delete_old_checkpoints(0)
+
+
+def import_wandb():
+    """Import the wandb module; only in child processes, because it may hang."""
+    return importlib.import_module("wandb")
 
 
 def _wandb_name(text: str) -> str:
@@ -220,10 +188,3 @@ def _wandb_name(text: str) -> str:
 def artifact_name(kind: str, run_id: str) -> str:
     """Return the W&B artifact name of a run's "model" or "stack", or of its "checkpoints"."""
     return _wandb_name(f"{kind}-{run_id}")
-
-
-def _is_snapshot_outdated(local: dict, metadata: dict) -> bool:
-    """Return True when W&B has a checkpoint of a later session for a unit in this snapshot."""
-    fences = metadata.get("fences")
-    remote = fences if isinstance(fences, dict) else {}
-    return any(remote.get(unit, 0) > fence for unit, fence in local["fences"].items())

@@ -19,12 +19,10 @@ from ml_factory.errors import CheckpointError, FileError, SettingsError
 from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.files import files
 from ml_factory.storage.private_folder import is_folder_held, private_folder
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.tracking.log_merge import merge_log_segments
-from ml_factory.tracking.run_log import RunLogAttempt, list_log_files
 from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.runs.stored_runs import StoredRun, StoredRuns, list_interrupted_removals, read_stored_runs
 from ml_factory.workflows.superseded_data import (
@@ -36,7 +34,6 @@ from ml_factory.workflows.superseded_data import (
 )
 
 Thing = TypeVar("Thing")
-_NO_ATTEMPT = RunLogAttempt(0)  # attempts are counted from 1
 _ABANDONED_SECONDS = 24 * 3600
 
 
@@ -44,8 +41,7 @@ _ABANDONED_SECONDS = 24 * 3600
 class RemovableItem:
     """One thing that nothing needs.
 
-    kind : "model", "results", "prepared data", "log segments", "compiled kernels", "compiled programs"
-        or "leftover".
+    kind : "model", "results", "prepared data", "checkpoints", "compiled kernels", "compiled programs" or "leftover".
     path : folder or file.
     size : bytes that its deletion frees.
     why : reason why nothing needs it.
@@ -112,15 +108,15 @@ def clean(
     workspace: Workspace | str | Path, symbol: str, keep: int = 3, *, dry_run: bool = False,
     listed: CleanResult | None = None,
 ) -> CleanResult:  # fmt: skip
-    """Delete what nothing needs any more: older models and their results, superseded prepared data, many small log
-    segments (merged), kernels compiled from other sources, programs compiled for accelerators that no process used for
-    a day, and what killed processes left: half-prepared data, temporary copies.
+    """Delete what nothing needs any more: older models and their results, superseded prepared data, checkpoints of
+    finished runs that arrived late, kernels compiled from other sources, programs compiled for accelerators that no
+    process used for a day, and what killed processes left, such as half-prepared data.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
     listed : result of a dry run: only what it lists is deleted, as far as nothing needs it by now.
 
-    Whatever another process works on is skipped. Raises SettingsError, UnresponsiveMountError.
+    Whatever another process works on is skipped. Raises SettingsError.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
@@ -154,11 +150,11 @@ def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[
     data, registry = read_stored_data_sets(processed), ArtifactRegistry(workspace.models)
     artifacts = registry.list(symbol)
     used = _artifacts_in_use(artifacts, stored.runs, data.current, keep)
-    old_models = [one for one in artifacts if one.path not in used and registry.is_persisted(one)]
+    old_models = [one for one in artifacts if one.path not in used]
     old_runs = _superseded_runs(stored.runs, artifacts, used, keep)
     items = [*_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
-    items += [*_interrupted_data_items(data), *_temporary_copy_items()]
-    items += [_log_item(workspace, run) for run in stored.runs if run.ended and run not in old_runs]
+    items += _interrupted_data_items(data)
+    items += [_checkpoints_item(workspace, run) for run in stored.runs if run.ended and run not in old_runs]
     kept = tuple(f"kept: models, results and data, since {path} has no readable record" for path in stored.unknown)
     if not kept:
         runs = {run.run_id: run for run in stored.runs}
@@ -266,19 +262,18 @@ def _results_item(workspace: Workspace, run: StoredRun, model: Path | None) -> R
     return RemovableItem("results", run.folder, files.folder_bytes(run.folder), why, remove)
 
 
-def _log_item(workspace: Workspace, run: StoredRun) -> RemovableItem | None:
-    log = run.folder / "log"
-    listed = list_log_files(log)
-    segments = [file for file in listed if not file.is_merged]
-    if len(segments) <= len({file.attempt for file in listed}):
+def _checkpoints_item(workspace: Workspace, run: StoredRun) -> RemovableItem | None:
+    """Return the checkpoints of a finished run: an upload that hung while the run ended leaves one on the drive."""
+    folder = stored_path(workspace.checkpoints, run.run_id)
+    if not files.names(folder):
         return None
 
-    def merge() -> bool:
+    def remove() -> bool:
         with run.locked(workspace):
-            merge_log_segments(log, _NO_ATTEMPT, 0)
+            files.remove_folder(folder)
         return True
 
-    return RemovableItem("log segments", log, 0, f"{len(segments)} files, merged to one an attempt", merge)
+    return RemovableItem("checkpoints", folder, files.folder_bytes(folder), "of a finished run, saved late", remove)
 
 
 def _data_items(data: StoredDataSets, needed: set[str]) -> Iterator[RemovableItem]:
@@ -305,15 +300,6 @@ def _program_items() -> Iterator[RemovableItem]:
             yield RemovableItem("compiled programs", folder, size, why, remove)
 
 
-def _temporary_copy_items() -> Iterator[RemovableItem]:
-    """Yield temporary folders of files on their way to or from a mount."""
-    for top in (local_cache_folder("incoming"), local_cache_folder("outgoing")):
-        for folder in sorted(path for path in top.glob("tmp*") if path.is_dir() and not path.is_symlink()):
-            if _is_abandoned(folder):
-                remove, why = partial(_remove_abandoned_folder, folder, top), "a copy that a killed process left"
-                yield RemovableItem("leftover", folder, files.folder_bytes(folder), why, remove)
-
-
 def _is_abandoned(folder: Path) -> bool:
     """Return whether no process holds a local folder, and nothing in it was written for a day."""
     newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
@@ -325,7 +311,7 @@ def _remove_abandoned_folder(folder: Path, inside: Path) -> bool:
 
 
 def _interrupted_data_items(data: StoredDataSets) -> Iterator[RemovableItem]:
-    if files.is_remote(data.processed) or is_preparing(data.processed):  # another machine may be at it
+    if is_preparing(data.processed):
         return
     for name in sorted(data.begun()):
         folder = data.processed / name

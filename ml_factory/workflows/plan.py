@@ -103,7 +103,7 @@ def plan_models(
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
-    started, hours = time.perf_counter(), expected_hours_left(workspace.results / "sessions")
+    started, hours = time.perf_counter(), expected_hours_left()
     plan = _Planner(workspace, data, tuple(models), quick, seed, settings, scheme or FoldSchemeSpec())
     units = [unit for name in models for unit in plan.fits(name)] if {"train", "stack"} & set(tasks) else []
     units += [unit for name in models for unit in plan.folds(name)] if "folds" in tasks else []

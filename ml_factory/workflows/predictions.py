@@ -183,7 +183,7 @@ def _labels_to_predict(data: PreparedDataset, artifact: Artifact, lookback: int)
 
 def is_prediction_of_artifact(path: Path, artifact: Artifact) -> bool:
     """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
-    model. Predictions that cannot be read are made again. Raises UnresponsiveMountError.
+    model. Predictions that cannot be read are made again.
     """
     checksum = files.read_json_or_none(_checksum_path(path))
     try:

@@ -67,8 +67,7 @@ def fit_stack(
     ):
         artifact = _fit_pool(workspace, manager, data, run, spec, folds)
         tracker.finish(training_log_summary(artifact), artifact=artifact)
-    if ArtifactRegistry(workspace.models).is_persisted(artifact):
-        run.end()
+    run.end()
     return artifact
 
 

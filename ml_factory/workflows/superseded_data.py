@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ml_factory.datasets.store import DatasetStore, read_dataset_manifest
 from ml_factory.errors import CheckpointError, NotPreparedError
-from ml_factory.storage.files import files
-from ml_factory.storage.folder_removal import REMOVED
-from ml_factory.storage.locks import check_lock_file_free, file_lock, local_lock_path
+from ml_factory.storage.files import REMOVED, files
+from ml_factory.storage.locks import check_lock_file_free, file_lock
 from ml_factory.storage.stored_paths import stored_path
 
 _DATA_SET = re.compile(r"[0-9a-f]{12}")
@@ -42,7 +41,7 @@ class StoredDataSets:
 
 
 def read_stored_data_sets(processed: Path) -> StoredDataSets:
-    """Read the manifests of a symbol's data sets. Raises UnresponsiveMountError."""
+    """Read the manifests of a symbol's data sets."""
     manifests = {}
     for name in files.names(processed):
         if not name.startswith((".", REMOVED)) and files.is_folder(processed / name):
@@ -69,7 +68,7 @@ def remove_data_set(processed: Path, name: str) -> bool:
 def is_preparing(processed: Path) -> bool:
     """Return whether a process of this machine prepares this symbol now."""
     try:
-        check_lock_file_free(local_lock_path(processed / "prepare.lock"), "the prepared data")
+        check_lock_file_free(processed / "prepare.lock", "the prepared data")
     except CheckpointError:
         return True
     return False

@@ -20,8 +20,7 @@ from ml_factory.settings import QuickLimits, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.tracking.log_upload import is_log_complete
-from ml_factory.tracking.run_log import count_run_log_steps
+from ml_factory.tracking.run_log import count_run_log_steps, is_log_complete
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
@@ -81,9 +80,8 @@ def train_with_holdout(
         registry = ArtifactRegistry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(training_log_summary(artifact), artifact=artifact)
-        if registry.is_persisted(artifact):  # else only its checkpoints are
-            phase.remove_files()
-            run.end()
+        phase.remove_files()
+        run.end()
     return artifact
 
 
@@ -163,7 +161,7 @@ def complete_train_log(
         with open_run_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
             tracker.finish(training_log_summary(artifact), artifact=artifact)
-    if not run.ended and ArtifactRegistry(workspace.models).is_persisted(artifact):  # else only its checkpoints are
+    if not run.ended:
         if spec.task == "train":
             with (
                 suppress(CheckpointError),  # the process that works on it releases them

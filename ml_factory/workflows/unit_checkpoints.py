@@ -61,7 +61,7 @@ class UnitCheckpoints:
 
 
 class LoggedCheckpoints(UnitCheckpoints):
-    """Checkpoints of a fit that are never ahead of its log: the logged segment is closed and copied before each save.
+    """Checkpoints of a fit that are never ahead of its log: the log is put on the disk before each save.
 
     An epoch is saved before it is logged, so a run killed in between logs it first when it resumes.
     """
@@ -79,7 +79,7 @@ class LoggedCheckpoints(UnitCheckpoints):
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
         if not force and not self.due():
             return None
-        self._tracker.close_segment()
+        self._tracker.flush()
         return super().save(state, metrics=metrics, force=force)
 
 

@@ -74,8 +74,8 @@ def _mark(folder: Path, share: str) -> Path:
 
 def _compile_in_workers(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
     """Compile shares in one worker per core until none is left; an interrupt waits for none."""
-    where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
-    children = [WorkerProcess(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
+    where, workers = [path for path in sys.path if path], min(cores(), len(shares))
+    children = [WorkerProcess(__name__, [folder], "compiling", PATIENCE, where) for _ in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         try:
             for work in [pool.submit(_compile, child, shares, folder, done) for child in children]:
@@ -93,7 +93,7 @@ def _compile(child: WorkerProcess, shares: deque[str], folder: Path, done: Calla
         except IndexError:
             return
         try:
-            child.call({"share": share})
+            child.call(share)
         except WorkerUnavailableError as error:
             _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
         else:
@@ -108,11 +108,7 @@ def serve(channel: str, parent: str, folder: str) -> None:
     """Compile what is asked for until the parent is gone."""
     _save_one_at_a_time(Path(folder) / "save.lock")
 
-    def answer(request: dict) -> tuple[dict, bytes]:
-        warm_up_kernel_share(request["share"])
-        return {}, b""
-
-    WorkerParentConnection(channel, parent).answer_requests(answer)
+    WorkerParentConnection(channel, parent).answer_requests(warm_up_kernel_share)
 
 
 def _save_one_at_a_time(lock: Path) -> None:

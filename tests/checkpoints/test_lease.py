@@ -6,11 +6,10 @@ import pytest
 
 from ml_factory.checkpoints.lease import STALE_SECONDS, WATCH_SECONDS, LeaseTakenOverError, PhaseLease
 from ml_factory.errors import CheckpointError
-from ml_factory.storage.locks import HeldLock
 from ml_factory.storage.mirror import Mirror
 
 NOW = 1_000_000.0
-LOCK = HeldLock("here 2", frozenset({"here 1"}))
+LOCK = "boot 8:1"
 
 
 class Clock:
@@ -56,7 +55,7 @@ def record(path, **changed):
         ({"released": True}, 0, 4, 0),
         ({"released": True}, 9, 10, 0),
         ({"session": "me"}, 0, 3, 0),  # this very session, in another part of it
-        ({"lock": "here 1"}, 0, 4, 0),  # a killed process of this machine
+        ({"lock": LOCK}, 0, 4, 0),  # a killed process of this machine
         ({"seen": NOW - STALE_SECONDS - 1}, 0, 4, 0),
         ({}, 0, 4, WATCH_SECONDS),  # killed just now, on another machine
         ({"seen": NOW + 10**6}, 0, 4, WATCH_SECONDS),  # its clock is ahead
@@ -73,7 +72,7 @@ def test_lease_is_taken_at_once_or_after_watching(tmp_path, found, saved, fence,
     taken.acquire(LOCK, lambda: saved)
     assert (taken.fence, clock.seconds, taken.held) == (fence, waited, True)
     stored = json.loads(path.read_text())
-    assert (stored["session"], stored["fence"], stored["lock"], stored["released"]) == ("me", fence, "here 2", False)
+    assert (stored["session"], stored["fence"], stored["lock"], stored["released"]) == ("me", fence, LOCK, False)
 
 
 def test_lease_that_is_renewed_meanwhile_is_refused_and_one_released_is_taken(tmp_path):
@@ -84,7 +83,7 @@ def test_lease_that_is_renewed_meanwhile_is_refused_and_one_released_is_taken(tm
         refused.acquire(LOCK, lambda: 0)
     assert clock.seconds == 60 and not refused.held and json.loads(path.read_text())["session"] == "other"
     taken, clock = lease(path, events=[(30, lambda: record(path, beat=7, released=True))])
-    taken.acquire(None, lambda: 0)
+    taken.acquire("", lambda: 0)
     assert clock.seconds == 30 and taken.fence == 4
 
 
@@ -124,7 +123,7 @@ def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch)
     one, two = (Mirror(str(tmp_path / "drive/ws"), tmp_path / name) for name in ("one", "two"))
     name = "checkpoints/leases/x.json"
     first, _ = lease(one.folder / name, "first", mirror=one)
-    first.acquire(HeldLock("machine one"), lambda: 0)
+    first.acquire("machine one", lambda: 0)
     one._lease_thread.wait(30)
 
     def beat():
@@ -133,9 +132,9 @@ def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch)
 
     second, _ = lease(two.folder / name, "second", [(60, beat)], two)
     with pytest.raises(CheckpointError, match="being renewed"):
-        second.acquire(HeldLock("machine two"), lambda: 0)
+        second.acquire("machine two", lambda: 0)
     later, clock = lease(two.folder / name, "later", mirror=two)  # the first machine is gone
-    later.acquire(HeldLock("machine two"), lambda: 0)
+    later.acquire("machine two", lambda: 0)
     assert clock.seconds == WATCH_SECONDS and later.fence == 2
     two._lease_thread.wait(30)
     with pytest.raises(LeaseTakenOverError):  # it was only away

@@ -8,7 +8,7 @@ from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.remote import Bucket
+from ml_factory.storage.remote import Remote
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -116,9 +116,9 @@ def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_r
     (there.folder / "other.csv").write_text("not asked for")
     there.push()
     address, copies = f"{gcs_bucket}/bars.csv", []
-    get = Bucket.get
+    get = Remote.get
     monkeypatch.setattr(
-        Bucket, "get", lambda self, name, *given, **more: (copies.append(name), get(self, name, *given, **more))
+        Remote, "get", lambda self, name, *given, **more: (copies.append(name), get(self, name, *given, **more))
     )
     for _ in range(2):
         assert import_bars(address, place, "MES").rows == 400

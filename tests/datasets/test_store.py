@@ -110,27 +110,6 @@ def test_store_file_is_hashed_once_per_process(base, matrix, tmp_path, monkeypat
     assert len(hashed) == 2  # each once, while it was written
 
 
-def test_store_on_mount_copies_part_once_and_verifies_copy(processed, matrix, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(files, "is_remote", lambda path: str(path).startswith(str(processed)))
-    copied = []
-    download = files.download
-    monkeypatch.setattr(files, "download", lambda path, target: copied.append(path) or download(path, target))
-    store = DatasetStore.current(processed)
-    for _ in range(2):
-        np.testing.assert_array_equal(store.load_features(), matrix.values)
-    assert len(copied) == 2  # the features and the facts of their rows
-    copy = memmap.verified_local_copy(copied[-1], store.files[copied[-1].name]["hash"])
-    damage_byte(copy)
-    np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
-    assert len(copied) == 3
-    copy.unlink()
-    damage_byte(file_of(processed, "features"))
-    with pytest.raises(WorkspaceError, match="content has changed"):
-        store.load_features()
-    assert DatasetStore.find(processed, PRINT) is None
-
-
 def test_store_load_features_by_column_and_time_returns_selected_part(processed, base, matrix):
     store = DatasetStore.current(processed)
     first, last = (pd.Timestamp(int(base.known_at[i]), tz="UTC") for i in (20, 40))

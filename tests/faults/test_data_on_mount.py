@@ -9,7 +9,7 @@ import pytest
 
 from ml_factory import notebook, pipeline
 from ml_factory.errors import UnresponsiveMountError
-from ml_factory.storage import mounts
+from ml_factory.storage import remote
 from ml_factory.storage.workspace import Workspace
 from utils import colab_setup
 
@@ -22,8 +22,7 @@ _RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it th
 def drive(mount, tmp_path, monkeypatch):
     """A drive with a deadline of a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mounts, "DEADLINE", 4.0)
-    monkeypatch.setattr(mounts, "RETRY_DEADLINE", 0.5)
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 4.0)
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)
     late.daemon = True
@@ -42,7 +41,7 @@ def workspace(drive, prepared_template) -> Workspace:
 
 @pytest.mark.soak
 def test_pipeline_on_mount_makes_no_file_call_in_main_process(drive, monkeypatch):
-    monkeypatch.setattr(mounts, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 60.0)  # nothing hangs here, however busy the machine
     root, own = drive.path / "ml_factory", os.getpid()
     pipeline.prepare(root, SYMBOL, (HORIZON,))
     assert not drive.requested_by(own)

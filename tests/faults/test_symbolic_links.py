@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.errors import CheckpointError, FileError
-from ml_factory.storage.atomic_replace import temporary_path
-from ml_factory.storage.files import files
+from ml_factory.errors import FileError
+from ml_factory.storage.files import files, temporary_path
 from ml_factory.storage.locks import acquire_lock_file, file_lock, release_lock_file
 
 TEXT = b"{}\n" * 1000  # also when read as JSON nothing is wrong with it
@@ -53,19 +52,6 @@ def test_lock_file_behind_link_is_refused(tmp_path, victim, dangling):
     assert dangling is not target.exists()
 
 
-def test_run_whose_locks_lie_in_linked_folder_is_refused(tmp_path):
-    """Without the lock two processes would own one run."""
-    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "checkpoints"
-    elsewhere.mkdir()
-    folder.mkdir()
-    (folder / "locks").symlink_to(elsewhere)
-    with CheckpointManager(folder, run="run", background=False) as manager:
-        for _ in range(2):  # nothing of the refused attempt is kept
-            with pytest.raises(CheckpointError, match=r"symbolic link .*replace the link by a folder"):
-                manager.save_checkpoint("p", {"step": 1}, force=True)
-    assert not list(elsewhere.iterdir())
-
-
 @pytest.mark.parametrize("flush", [True, False])
 def test_replace_with_link_at_temporary_path_writes_new_file(tmp_path, victim, flush):
     path = tmp_path / "results" / "a.json"
@@ -86,24 +72,6 @@ def test_replace_whose_temporary_file_became_link_raises_and_keeps_file(tmp_path
     with pytest.raises(FileError):
         files.replace(path, exchange)
     assert path.read_bytes() == b"before" and not path.is_symlink()
-
-
-def test_replace_beside_foreign_leftover_and_link_makes_no_target(tmp_path):
-    """The time of the file system is asked with a file at the temporary path."""
-    path = tmp_path / "a.json"
-    (tmp_path / ".a.json.elsewhere.tmp").write_bytes(b"of a process that is not seen from here")
-    temporary_path(path).symlink_to(tmp_path / "never created")
-    files.write(path, b"ours")
-    assert path.read_bytes() == b"ours" and not (tmp_path / "never created").exists()
-
-
-def test_upload_with_link_at_temporary_path_writes_new_file(tmp_path, victim):
-    source, path = tmp_path / "source", tmp_path / "results" / "a.json"
-    path.parent.mkdir()
-    source.write_bytes(b"ours")
-    temporary_path(path).symlink_to(victim)
-    files.upload(path, str(source))
-    assert path.read_bytes() == b"ours" and not path.is_symlink()
 
 
 def test_replace_over_link_replaces_the_link_itself(tmp_path, victim):

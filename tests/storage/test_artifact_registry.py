@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, FileError, SettingsError, WorkspaceError
-from ml_factory.storage import artifact_registry as registry_module
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import serialize_state
 
@@ -187,18 +185,6 @@ def test_registry_lineage_marks_absent_and_torn_artifacts_and_breaks_cycles(regi
     assert [line[0] for line in observed(registry, top)] == [0, 1, 2, 1]
 
 
-def test_registry_artifact_of_version_1_derives_lineage_from_facts(registry):
-    base = put(registry, 1)
-    run = {"settings": {"base_models": ["xgboost"], "bases": [base.hash]}}
-    top = registry.register("ES", "stack", "stack", {}, {"run_id": "stack-1", "data": "d" * 64, "run": run})
-    record = json.loads((top.path / "artifact.json").read_text())
-    del record["made_from"]
-    (top.path / "artifact.json").write_text(json.dumps({**record, "version": 1}))
-    found = registry.find("ES", kind="stack")
-    assert found.made_from == {"run": "stack-1", "data": "d" * 64, "models": {"xgboost": base.hash}}
-    assert [one.kind for one in registry.lineage(found)] == ["stack", "run", "data", "model"]
-
-
 def test_import_artifact_accepts_whole_copy_and_rejects_altered_record(registry, tmp_path):
     there = ArtifactRegistry(tmp_path / "elsewhere").register(
         "ES", "model", "gru", {"v": 1}, {"horizon": 5}, {"data": "d" * 64}
@@ -216,44 +202,3 @@ def test_import_artifact_accepts_whole_copy_and_rejects_altered_record(registry,
         with pytest.raises(FactoryError):
             registry.import_artifact(there.path)
     assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()
-
-
-def test_registry_register_with_lost_write_raises_and_lists_no_artifact(tmp_path, monkeypatch):
-    """A write reports success and stores nothing: the checkpoints behind the artifact must not be released for it."""
-    registry, dropped = ArtifactRegistry(tmp_path), [2]
-    write = files.write
-
-    def forgetful(path, data):
-        if dropped[0]:
-            dropped[0] -= 1
-            data = data[:-1]
-        write(path, data)
-
-    monkeypatch.setattr(files, "write", forgetful)
-    with pytest.raises(WorkspaceError, match="lost what was written"):
-        registry.register("DEMO", "model", "toy", {"weights": np.ones(3)})
-    assert registry.list("DEMO") == []
-    dropped[0] = 1  # once: written again
-    assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).is_intact()
-
-
-def test_registry_on_full_drive_retries_local_fallback_once_a_minute(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    now, offered = [1000.0], []
-    monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
-
-    def full(registry, folder):
-        offered.append(folder)
-        raise FileError("No space left")
-
-    registry = ArtifactRegistry(tmp_path / "drive" / "models")
-    kept = put(registry.local_fallback, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(ArtifactRegistry, "import_artifact", full)
-        for moment in (1000.0, 1001.0, 1059.0, 1060.5):
-            now[0] = moment
-            assert registry.find("ES").hash == kept.hash and not registry.is_persisted(registry.find("ES"))
-    assert len(offered) == 2 == caplog.text.count("stays on this machine's disk")
-    now[0] = 1200.0
-    assert registry.is_persisted(registry.find("ES")) and not registry.local_fallback.list("ES")

@@ -4,14 +4,12 @@ import errno
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_replace import temporary_path
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
@@ -68,58 +66,25 @@ def test_every_fault_of_every_operation_leaves_the_old_file(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_leftovers_of_killed_writers_go_once_they_are_old(tmp_path):
-    old, young = tmp_path / ".a.bin.1-1.tmp", tmp_path / ".a.bin.2-2.tmp"
-    other = tmp_path / ".b.bin.1-1.tmp"
-    for path in (old, young, other):
-        path.write_bytes(b"x")
-    os.utime(old, (time.time() - 7200,) * 2)
-    files.write(tmp_path / "a.bin", b"new")
-    assert not old.exists() and young.exists() and other.exists()
-
-
-def test_temporary_file_of_living_writer_stays_and_of_dead_one_goes_whatever_the_clock(tmp_path, spawn):
+def test_temporary_file_of_living_writer_stays_and_of_killed_one_goes(tmp_path, spawn):
     code = """
 import sys, time
-from pathlib import Path
-from ml_factory.storage.atomic_replace import temporary_path
-path = temporary_path(Path(sys.argv[1]))
-path.write_bytes(b"half")
-print(path, flush=True)
-time.sleep(600)
+from ml_factory.storage.files import files
+def write(path):
+    path.write_bytes(b"half")
+    print(path, flush=True)
+    time.sleep(600)
+files.replace(sys.argv[1], write)
 """
     writer = spawn(code, tmp_path / "a.bin")
     temporary = Path(writer.stdout.readline().strip())
-    os.utime(temporary, (time.time() - 7200,) * 2)  # this machine's clock was set two hours ahead after it was written
+    (tmp_path / ".b.bin.1-1.tmp").touch()  # of another file
     files.write(tmp_path / "a.bin", b"new")
     assert temporary.exists()
     writer.kill()
     writer.wait()
-    os.utime(temporary)  # written just now
     files.write(tmp_path / "a.bin", b"newer")
-    assert os.listdir(tmp_path) == ["a.bin"]
-
-
-def test_temporary_file_with_reused_process_id_goes(tmp_path):
-    own = temporary_path(tmp_path / "a.bin").name
-    scope, pid, start, thread = own.removeprefix(".a.bin.").removesuffix(".tmp").split("-")
-    other = tmp_path / f".a.bin.{scope}-{pid}-{int(start) - 1}-{thread}.tmp"
-    living = tmp_path / f".a.bin.{scope}-{pid}-{start}-1.tmp"
-    other.write_bytes(b"x")
-    living.write_bytes(b"x")
-    files.write(tmp_path / "a.bin", b"new")
-    assert not other.exists() and living.exists()
-
-
-def test_temporary_file_of_other_machine_is_compared_with_a_file_written_now(tmp_path, monkeypatch):
-    """A clock two hours ahead removes nothing; the file system's own time decides."""
-    fresh, old = tmp_path / ".a.bin.00000000-1-1-1.tmp", tmp_path / ".a.bin.00000000-2-1-1.tmp"
-    for path in (fresh, old):
-        path.write_bytes(b"x")
-    os.utime(old, (time.time() - 7200,) * 2)
-    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 7200)
-    files.write(tmp_path / "a.bin", b"new")
-    assert sorted(os.listdir(tmp_path)) == [fresh.name, "a.bin"]
+    assert sorted(os.listdir(tmp_path)) == [".b.bin.1-1.tmp", "a.bin"]
 
 
 def test_json_round_trip_and_refusals(tmp_path):

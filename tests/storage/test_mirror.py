@@ -12,6 +12,7 @@ from ml_factory.storage import mirror as mirrors
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.mirror_removals import LEDGER
+from ml_factory.storage.remote import Bucket, MountedFolder
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 
@@ -148,6 +149,8 @@ def test_bucket_mirror_pull_of_damaged_copy_raises_and_keeps_file(machines, monk
             file.write(b"new!" * 50)
 
     with monkeypatch.context() as patch:
+        patch.setattr(two, "remote", Bucket(two.address))
+        two.remote.may_drop_files = False
         patch.setattr(two.remote._files, "get_file", torn)
         with pytest.raises(WorkspaceError, match="not what the workspace holds"):
             two.pull()
@@ -180,6 +183,8 @@ def test_bucket_mirror_pull_skips_names_outside_workspace(machines, tmp_path, mo
     one, two = machines
     write(one, "kept.npy", b"1")
     one.push()
+    two.remote = Bucket(two.address)
+    two.remote.may_drop_files = False
     found = two.remote._files.find(two.remote._prefix, detail=True)
     facts = found[f"{two.remote._prefix}/kept.npy"]
     names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside", "a/NUL",
@@ -414,7 +419,8 @@ def test_mirror_of_mount_refuses_push_whose_copy_differs(drive, monkeypatch):
     _, one, two = drive
     write(one, "checkpoints/r/p.0.ckpt", b"content")
     with monkeypatch.context() as patch:
-        patch.setattr(files, "overwrite", lambda path, source: files.write(path, b"conten"))
+        patch.setattr(one, "remote", MountedFolder(one.address))
+        patch.setattr(one.remote, "_write", lambda source, place, flags: place.write_bytes(b"conten"))
         with pytest.raises(WorkspaceError, match="not what the workspace holds"):
             one.push()
     assert one.push().pushed == ("checkpoints/r/p.0.ckpt",) and two.pull().pulled == ("checkpoints/r/p.0.ckpt",)

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.tracking import run_log, wandb_process
-from ml_factory.tracking import tracker as tracker_module
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
 from tests.tracking.offline_file import READ
@@ -58,7 +56,7 @@ def test_tracker_log_holds_steps_metrics_and_summary(track, tmp_path):
         for step in (1, 2, 3):
             tracker.log(step, {"loss": np.float32(1 / step), "note": "x"})
             tracker.log(step, {"val": math.inf if step == 1 else math.nan if step == 2 else 1.5})
-            tracker.close_segment()
+            tracker.flush()
             assert steps(tmp_path / "w") == list(range(1, step + 1))
         tracker.finish({"accuracy": np.float64(0.5), "auc": math.nan})
     log = read_log(tmp_path / "w")
@@ -93,35 +91,17 @@ def test_tracker_resumed_attempt_replaces_steps_after_checkpoint(track, tmp_path
     for step in range(1, 8):
         first.log(step, {"loss": step})
         if step == 4:
-            first.close_segment()
-    abandon(first)  # 5, 6, 7 lie on the local disk only
-    assert steps(tmp_path / "w") == [1, 2, 3, 4]
+            first.flush()
+    abandon(first)
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6, 7]
     second = track()
     assert second.attempt == 2
-    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6, 7]  # brought in when the run goes on
     for step in (5, 6):
         second.log(step, {"loss": step * 10})
     second.finish()
     log = read_log(tmp_path / "w")
     assert log["step"].tolist() == [1, 2, 3, 4, 5, 6]  # stopped earlier this time: 7 is void
     assert log["loss"].tolist() == [1, 2, 3, 4, 50, 60] and log["attempt"].tolist() == [1] * 4 + [2] * 2
-
-
-def test_tracker_after_local_disk_loss_loses_unclosed_segment_only(track, tmp_path):
-    first = track()
-    for step in range(1, 6):
-        first.log(step, {"loss": step})
-        if step == 3:
-            first.close_segment()
-    abandon(first)
-    for file in (tmp_path / "l").iterdir():
-        file.unlink()
-    second = track()
-    assert second.attempt == 2
-    for step in range(4, 7):
-        second.log(step, {"loss": step})
-    second.finish()
-    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6]
 
 
 attempts_of_steps = st.lists(st.lists(st.integers(0, 9), max_size=5).map(sorted), max_size=4)
@@ -142,7 +122,9 @@ def test_merge_attempts_equals_replay_in_order(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = run_log.merge_log_attempts({run_log.RunLogAttempt(number): lines for number, lines in reversed(numbered)})
+    rows = run_log.merge_log_attempts(
+        {run_log.RunLogAttempt(number, "0" * 8): lines for number, lines in reversed(numbered)}
+    )
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 
@@ -151,7 +133,7 @@ def test_read_log_skips_torn_last_line_and_raises_on_other_damage(track, tmp_pat
     for step in (1, 2):
         tracker.log(step, {"loss": 1.0})
     tracker.finish()
-    segment = next((tmp_path / "w").glob("segment-*"))
+    segment = next((tmp_path / "w").glob("0001-*.jsonl"))
     data = segment.read_bytes()
     for size in range(len(data)):
         segment.write_bytes(data[:size])
@@ -161,16 +143,15 @@ def test_read_log_skips_torn_last_line_and_raises_on_other_damage(track, tmp_pat
         read_log(tmp_path / "w")
 
 
-def test_tracker_with_unwritable_workspace_uploads_segments_later(track, tmp_path, caplog):
-    tracker = track()
-    (tmp_path / "w").rename(tmp_path / "gone")
+def test_tracker_with_unwritable_workspace_warns_and_logs_from_history_later(track, tmp_path, caplog):
     (tmp_path / "w").write_text("in the way")
+    tracker = track()
     for step in (1, 2):
         tracker.log(step, {"loss": 1.0})
-        tracker.close_segment()
-    assert len(caplog.records) <= 2 and "stays on the local disk" in caplog.text
+        tracker.flush()
+    assert len(caplog.records) == 2 and "not in its log" in caplog.text
     (tmp_path / "w").unlink()
-    (tmp_path / "gone").rename(tmp_path / "w")
+    tracker.log_missing([(1, {"loss": 1.0}), (2, {"loss": 1.0})])
     tracker.finish()
     assert steps(tmp_path / "w") == [1, 2]
 
@@ -245,7 +226,7 @@ def test_wandb_mirror_logs_each_step_once_in_order(track, fake_wandb):
             tracker.log(step, {"loss": step})
             tracker.log(step, {"val": -step})
             if step % 10 == 0:
-                tracker.close_segment()
+                tracker.flush()
                 time.sleep(0.3)
         tracker.finish({"accuracy": 0.5})
     assert tracker.wait_mirror(30)
@@ -261,7 +242,7 @@ def test_wandb_mirror_after_kill_replays_valid_steps(track, fake_wandb):
     for step in range(1, 8):
         first.log(step, {"loss": step})
         if step == 4:
-            first.close_segment()
+            first.flush()
     abandon(first)
     calls = fake_wandb()
     second = track(mirror="auto")
@@ -327,43 +308,6 @@ def test_tracker_warns_once_if_wandb_client_fails_during_run(track, fake_wandb, 
         time.sleep(0.05)
     tracker.finish()
     assert [record.getMessage().endswith("RuntimeError: no") for record in caplog.records] == [True]
-
-
-def test_mirror_main_measures_checkpoint_size_under_deadline(tmp_path, monkeypatch):
-    """The files may lie on a mount that hangs: who asks for their sizes without one is an orphan for ever."""
-    under = []
-
-    class Guard:
-        def __init__(self, status):
-            self.deadline = None
-
-        def set_deadline(self, seconds, reason):
-            self.deadline = seconds
-            under.append(seconds)
-
-    class Story:
-        run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
-
-        def __init__(self, wandb, spec, begin, set_deadline):
-            self.set_deadline = set_deadline
-
-        def follow_log(self, over):
-            assert under[-1] is None
-
-        def checkpoints_size(self):
-            assert under[-1] == 7
-            return 1_000_000
-
-        def upload_checkpoints(self):
-            assert under[-1] > 7
-
-    for name, stand_in in {"DeadlineWatchdog": Guard, "WandbSync": Story, "import_wandb": lambda: None}.items():
-        monkeypatch.setattr(tracker_module, name, stand_in)
-    monkeypatch.setattr(os, "nice", lambda step: step)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    places = {name: str(tmp_path / name) for name in ("status", "end")}
-    tracker_module.run_mirror_process(json.dumps({**places, "init_seconds": 5, "finish_seconds": 7, "parent": 0}))
-    assert len(under) == 4
 
 
 def test_tracker_process_exits_without_waiting_for_hanging_wandb_client(tmp_path, fake_wandb, spawn):
@@ -458,7 +402,7 @@ def test_tracker_with_real_wandb_offline_logs_steps_and_writes_no_key(tmp_path, 
     for step in range(1, 6):
         tracker.log(step, {"loss": 1 / step, "note": KEY})
         if step == 3:
-            tracker.close_segment()
+            tracker.flush()
     tracker.finish({"note": f"the key is {KEY}"})
     assert tracker.wait_mirror(90)
     lines = spawn(READ, tmp_path / "l").stdout.read().splitlines()

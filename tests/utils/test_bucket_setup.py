@@ -7,7 +7,6 @@ import types
 import pytest
 
 from ml_factory.checkpoints import compute_session
-from ml_factory.checkpoints.session_lifetimes import SessionLifetimeLog
 from ml_factory.errors import WorkspaceError
 from utils import colab_setup, runtime
 
@@ -67,41 +66,16 @@ def test_colab_setup_with_refused_authentication_raises_with_next_step(colab):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
 
 
-def test_default_life_of_free_tpu_session_is_90_minutes_until_observed(monkeypatch, tmp_path):
-    monkeypatch.delenv("ML_FACTORY_COLAB_TIER", raising=False)
-    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
-    assert compute_session.default_session_life() == 7200.0
-    monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert compute_session.default_session_life() == 5400.0
-    monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
-    assert compute_session.default_session_life() == 7200.0
-    clock = [0.0]
-    first = SessionLifetimeLog(tmp_path, "first", lambda: clock[0])
-    first.record_alive()
-    clock[0] = 9000.0
-    first.record_alive()
-    clock[0] = 50_000.0  # long not seen: taken away after 9,000 s; (5,400 + 9,000) s by 2
-    assert SessionLifetimeLog(tmp_path, "second", lambda: clock[0]).mean_life(5400.0) == 7200.0
-
-
-def test_hours_expected_on_free_tpu_is_mean_session_life(monkeypatch, tmp_path):
+def test_hours_expected_on_free_tpu_is_a_usual_session_at_most(monkeypatch):
     for name in ("ML_FACTORY_COLAB_TIER", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "ML_FACTORY_SESSION_HOURS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600)
-    assert compute_session.expected_hours_left(tmp_path) == pytest.approx(11, abs=0.01)
+    assert compute_session.expected_hours_left() == pytest.approx(11, abs=0.01)
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert compute_session.expected_hours_left(tmp_path) == 1.5
+    assert compute_session.expected_hours_left() == 1.5
     assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(
         compute_session.configured_hours_remaining()
     )
-    day_ago = time.time() - 86_400
-    clock = [day_ago]
-    taken = SessionLifetimeLog(tmp_path, "first", lambda: clock[0])
-    taken.record_alive()
-    clock[0] = day_ago + 9000
-    taken.record_alive()  # and never again
-    assert compute_session.expected_hours_left(tmp_path) == 2.0
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1.75")
-    assert compute_session.expected_hours_left(tmp_path) == pytest.approx(0.75, abs=0.01)
+    assert compute_session.expected_hours_left() == pytest.approx(0.75, abs=0.01)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from ml_factory.checkpoints import compute_session
-from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.errors import SettingsError, UnresponsiveMountError, WorkspaceError
 from ml_factory.storage import workspace as places
 from utils import colab_setup, runtime
 
@@ -208,7 +208,6 @@ def test_mount_drive_in_thread_is_refused(monkeypatch):
 
 
 def test_mount_drive_with_dead_mount_forces_remount(tmp_path, monkeypatch):
-    """ENOTCONN on every call is what a mount shows whose daemon was killed."""
     calls = []
 
     class Drive:
@@ -218,9 +217,11 @@ def test_mount_drive_with_dead_mount_forces_remount(tmp_path, monkeypatch):
             monkeypatch.undo()
             (tmp_path / "MyDrive").mkdir()
 
-    real = os.stat
-    dead = lambda path, **k: (_ for _ in ()).throw(OSError(107, "gone")) if path == tmp_path else real(path, **k)  # noqa: E731
-    monkeypatch.setattr(os, "stat", dead)
+    def dead(remote):
+        raise UnresponsiveMountError("gone")
+
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path))
+    monkeypatch.setattr(colab_setup.Remote, "names", dead)
     monkeypatch.setitem(sys.modules, "google.colab.drive", Drive)
     assert colab_setup.mount_drive(tmp_path) == ""
     assert calls == [(str(tmp_path), True)]
@@ -228,7 +229,7 @@ def test_mount_drive_with_dead_mount_forces_remount(tmp_path, monkeypatch):
 
 def test_mount_drive_with_live_mount_does_not_remount(tmp_path, monkeypatch):
     (tmp_path / "MyDrive").mkdir()
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path))
     monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted again"))
     assert colab_setup.mount_drive(tmp_path) == ""
 

@@ -378,14 +378,14 @@ def test_script_of_the_guide_exports_only_table_of_database_url(server, tmp_path
 
 
 def test_export_to_bucket_uploads_file_and_record(server, tmp_path, monkeypatch, gcs_bucket):  # noqa: F811
-    from ml_factory.storage.mirror import download_bucket_file
+    from ml_factory.storage.mirror import fetch_file
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     result = export_data(server.source(), f"{gcs_bucket}/set/es.parquet", table="bars", symbol="ES=F")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
     assert result.path == f"{gcs_bucket}/set/es.parquet"
-    assert len(pd.read_parquet(download_bucket_file(result.path))) == 1000
-    assert json.loads(download_bucket_file(result.path + ".json").read_text())["file_hash"] == result.file_hash
+    assert len(pd.read_parquet(fetch_file(result.path))) == 1000
+    assert json.loads(fetch_file(result.path + ".json").read_text())["file_hash"] == result.file_hash
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
     ("minutes", "fits"), [(42, ["whole", "in part"]), (20, ["in part", "later"]), (90, ["whole"] * 2)]
 )
 def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, costs, monkeypatch):
-    monkeypatch.setattr(plan_module, "expected_hours_left", lambda records: (60 * minutes + RESERVE_SECONDS) / 3600)
+    monkeypatch.setattr(plan_module, "expected_hours_left", lambda: (60 * minutes + RESERVE_SECONDS) / 3600)
     settings = {"xgboost": {"rounds": 40}, "lightgbm": {"rounds": 45}}
     table = plan(prepared, data, ["lightgbm", "xgboost"], settings=settings).table
     assert table["fits"].tolist() == fits and list(table.index) == ["xgboost", "lightgbm"]

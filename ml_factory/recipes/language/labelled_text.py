@@ -13,7 +13,7 @@ from ml_factory.errors import FileError, SettingsError
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.mirror import download_bucket_file
+from ml_factory.storage.mirror import fetch_file
 
 COLUMNS = ("Id", "Text", "Label")
 LARGEST = 1 << 30  # bytes of a file
@@ -50,7 +50,7 @@ def read_labelled_texts(address: str) -> LabelledTexts:
     address : a file, or gs://bucket/file.
     Raises SettingsError, FileError with the number of the first wrong line.
     """
-    path = download_bucket_file(address) if "://" in address else check_file_exists(Path(address).expanduser())
+    path = fetch_file(address) if "://" in address else check_file_exists(Path(address).expanduser())
     lines = [line.removesuffix(b"\r") for line in files.read(path, LARGEST).split(b"\n")]
     header = _text(lines[0].removeprefix(b"\xef\xbb\xbf"), path, 1).split("\t")
     names = [name.strip().lower() for name in header]

@@ -22,7 +22,7 @@ from ml_factory.recipes.language.causal_lm import Tokenizer
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.mirror import download_bucket_file
+from ml_factory.storage.mirror import fetch_file
 
 parquet, datasets = LazyModule("pyarrow.parquet"), LazyModule("datasets")
 
@@ -47,7 +47,7 @@ def open_text(name: str, config: str = "", split: str = "train", column: str = "
 
     column : of the text in rows and lines. config, split : of the hub's data set.
     """
-    path = download_bucket_file(name) if name.startswith("gs://") else Path(name).expanduser()
+    path = fetch_file(name) if name.startswith("gs://") else Path(name).expanduser()
     if files.is_folder(path):
         found = [path / entry for entry in files.names(path) if Path(entry).suffix.lower() in _READERS]
         if not found:

@@ -9,7 +9,7 @@ from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import RunSettings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.log_upload import is_log_complete
+from ml_factory.tracking.run_log import is_log_complete
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import changed_code_files
-from ml_factory.errors import SettingsError, UnresponsiveMountError
+from ml_factory.errors import SettingsError
 from ml_factory.models.base import describe_differences
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
 from ml_factory.settings import DATA_PACKAGES, RunSettings
@@ -70,19 +70,10 @@ def format_run_status(workspace: Workspace, run: RunFolder, spec: RunSettings, *
     """Return what was found of this run and what is done now, in one line.
 
     finished : True where its artifact exists.
-    On an unresponsive mount the status is unknown.
     """
     what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
     if finished:
         return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
-    try:
-        return _status_of_unfinished(workspace, run, spec, what)
-    except UnresponsiveMountError as error:
-        silent = f"the mount does not answer ({error.got})"
-        return f"Status of {what} unknown: {silent}. No new run is begun before that."
-
-
-def _status_of_unfinished(workspace: Workspace, run: RunFolder, spec: RunSettings, what: str) -> str:
     reached = unfinished_run_progress(workspace, run, spec)
     if reached:
         elsewhere = ", ".join(describe_differences(_read_run_machine(run), run_machine_facts(spec)))

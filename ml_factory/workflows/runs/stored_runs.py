@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import TASKS
-from ml_factory.storage.files import files
-from ml_factory.storage.folder_removal import REMOVED
+from ml_factory.storage.files import REMOVED, files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.found_barriers import found_barriers_names
 from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, fit_phase_name, folds_phase_name
@@ -88,7 +87,7 @@ def count_trials(workspace: Workspace, symbol: str) -> int:
 
 
 def read_stored_runs(workspace: Workspace, symbol: str) -> StoredRuns:
-    """Read the record of every run of a symbol. Raises UnresponsiveMountError."""
+    """Read the record of every run of a symbol."""
     parent, runs, unknown = workspace.results / symbol, [], []
     for name in files.names(parent):
         if name.partition("-")[0] not in TASKS or not files.is_folder(parent / name):
