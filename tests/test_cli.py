@@ -17,10 +17,9 @@ from types import SimpleNamespace
 import nbformat
 import pandas as pd
 import pytest
-import typer
 from rich.console import Console
 
-from ml_factory import Bundle, __main__, cli_output, commands, notebook_suite
+from ml_factory import Bundle, cli, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
@@ -31,7 +30,7 @@ from ml_factory.storage.workspace import Workspace
 from tests.small_data import SMALL_DATA_WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = tuple(typer.main.get_command(__main__.app).commands)
+VERBS = tuple(cli.verbs())
 
 
 @pytest.fixture

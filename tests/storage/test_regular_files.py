@@ -70,7 +70,7 @@ def test_file_without_holes_whose_blocks_are_counted_later_is_read(tmp_path, mon
         "ml_factory.storage.files:files.read",
         "ml_factory.storage.files:files.read_json",
         "ml_factory.storage.files:files.sha256",
-        "ml_factory.commands.dataclass_options:_read_table",
+        "ml_factory.cli:_read_table",
         "ml_factory.notebook_parameters:read_notebook_parameters",
     ],
 )
@@ -85,7 +85,7 @@ def test_read_table_of_hostile_toml_raises_one_line_within_limits(tmp_path):
     paths = [tmp_path / f"{name}.toml" for name in TOML]
     for path in paths:
         path.write_text(TOML[path.stem])
-    for outcome in read_with_limits("ml_factory.commands.dataclass_options:_read_table", paths):
+    for outcome in read_with_limits("ml_factory.cli:_read_table", paths):
         outcome.check_refused("SettingsError", "FileError")
 
 
