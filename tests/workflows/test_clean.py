@@ -19,7 +19,6 @@ from ml_factory.storage import folder_removal
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.tracking.run_log import list_log_files, read_log_segments
 from ml_factory.workflows.runs.stored_runs import read_stored_runs
 
 DATA = fingerprint_json("data")
@@ -280,20 +279,6 @@ def test_clean_on_mount_empties_files_before_deleting_them(mounted, workspace, m
     assert (workspace.root / "copy.json").read_bytes()
 
 
-def test_clean_merges_log_segments_of_finished_run_without_losing_a_line(workspace):
-    log = add_run(workspace, 0) / "log"
-    for number in range(5):
-        files.write(log / f"segment-0001-0a0a0a0a-{number:04}.jsonl", b'{"step": %d}\n' % number)
-    before = read_log_segments(log)
-    running = add_run(workspace, 1, ended=False) / "log"
-    for number in range(5):
-        files.write(running / f"segment-0001-0a0a0a0a-{number:04}.jsonl", b"{}\n")
-    result = pipeline.clean(workspace, "MES")
-    assert kinds(result) == {"log segments": 1}
-    assert len(list_log_files(log)) == 1 and read_log_segments(log) == before
-    assert len(list_log_files(running)) == 5
-
-
 def test_clean_deletes_kernels_of_other_sources_unused_for_a_day(workspace, tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     kernels = tmp_path / "cache" / "ml_factory-kernels"
@@ -424,7 +409,7 @@ def test_clean_within_training_changes_nothing_of_it(prepared, monkeypatch):
         prepared, "DEMO", 5, "linear", fresh=True, **options,
         callbacks=[lambda epoch, metrics: cleaned.append(pipeline.clean(prepared, "DEMO", 1))],
     )  # fmt: skip
-    assert len(cleaned) == 3 and sum(len(one.items) for one in cleaned) >= 1
+    assert len(cleaned) == 3
     assert (again.predictions_hash != "" and again.artifact_hash == whole.artifact_hash) or again.exact
     found = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
     assert found["run_id"].unique().tolist() == [again.run_id]
