@@ -295,8 +295,7 @@ def compress(
         model: Folder of a finished run of recipe t5, or the name of a market's network.
         symbol: Market of the network.
         horizon: Horizon of the network.
-        methods: magnitude:SHARE, structured:SHARE (or its parts heads, ffn, units), distill:SHARE, int8_dynamic,
-            int8_weights; a+int8_dynamic for both. Separated by commas.
+        methods: magnitude:SHARE, structured:SHARE, distill:SHARE, int8_dynamic, int8_weights, separated by commas.
         recovery_epochs: Of training after pruning.
         recovery_rate: Share of the first learning rate in it.
         distill_epochs: Of a student's training.
