@@ -40,8 +40,8 @@ from ml_factory.workflows.audits.audit_training import (
     audit_training_row_count,
     audit_training_subsample,
 )
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
-from ml_factory.workflows.predictions import predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
 from ml_factory.workflows.results.data import AuditResult
@@ -162,7 +162,7 @@ def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[
 
 
 class _Training:
-    """`train_with_holdout` and `predict_and_evaluate_artifact` as a pipeline under proof: the functions that
+    """`train_with_holdout` and `evaluate_artifacts` as a pipeline under proof: the functions that
     `train` calls.
     """
 
@@ -186,7 +186,7 @@ class _Training:
             workspace = Workspace(folder)
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
             artifact = train_with_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
-            state, verdict = artifact.load_state(), predict_and_evaluate_artifact(workspace, part, artifact)
+            state, verdict = artifact.load_state(), evaluate_artifacts(workspace, part, {self.model: artifact})
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
         evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}

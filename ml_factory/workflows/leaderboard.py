@@ -17,9 +17,9 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.backtest import backtest
-from ml_factory.workflows.compare_models import ModelComparison, compare_finished_models
+from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.predictions import load_fitted_models
+from ml_factory.workflows.predictions import artifacts_to_compare, load_fitted_models
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.runs.stored_runs import count_trials
@@ -123,7 +123,9 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
         reason = f"trained on other data than that prepared now, {data.fingerprint[:12]}" if data else ""
     rows = []
     if data is not None and any(one.facts["data"] == data.fingerprint for one in models):
-        rows = _model_rows(workspace, data, compare_finished_models(workspace, data))
+        rows = _model_rows(
+            workspace, data, evaluate_artifacts(workspace, data, artifacts_to_compare(workspace, data, None))
+        )
     for name in [name for name in newest if name not in {row["model"] for row in rows}]:
         rows.append({
             "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
@@ -133,16 +135,16 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
     return rows
 
 
-def _model_rows(workspace: Workspace, data: PreparedDataset, compared: ModelComparison) -> list[dict]:
-    rows = []
+def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluation) -> list[dict]:
+    rows, metrics = [], compared.test_metrics
     for name, artifact in compared.artifacts.items():
         verdict = compared.verdicts[name]
         timed = compared.rows[-TIMED_ROWS:]
         rows.append({
             "symbol": data.symbol, "horizon": data.horizon, "model": name, "chosen": name == compared.chosen,
             "status": verdict.status, "sentence": verdict.sentence,
-            "log_loss": float(compared.metrics.loc[name, "log_loss"]), "best_baseline": verdict.best_baseline,
-            "baseline_log_loss": float(compared.metrics.loc[verdict.best_baseline, "log_loss"]),
+            "log_loss": float(metrics.loc[name, "log_loss"]), "best_baseline": verdict.best_baseline,
+            "baseline_log_loss": float(metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
             **_after_costs(workspace, data, artifact), "fit_seconds": _fit_seconds(artifact),
