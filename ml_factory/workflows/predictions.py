@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
@@ -35,7 +34,6 @@ from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_ba
 from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, quick_row_limit
 
 STACK = "stack"
-_MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte
 _log = logging.getLogger("ml_factory")
 
 
@@ -287,9 +285,6 @@ def read_prediction_frame(path: Path) -> pd.DataFrame:
     data = files.read(path)
     step = "predict again: it makes what is missing or damaged"
     with refuse_damaged_content(WorkspaceError, "These predictions are damaged", where=path, next_step=step):
-        facts = pyarrow.parquet.read_metadata(io.BytesIO(data))
-        if facts.num_rows * facts.num_columns > _MOST_VALUES + len(data):  # repeated values take no space in a file
-            raise ValueError(f"{facts.num_rows:,} rows of {facts.num_columns:,} columns in {len(data):,} bytes")
         return pd.read_parquet(io.BytesIO(data))
 
 
