@@ -58,11 +58,6 @@ class StderrHandler(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-def cli_progress_of_work(what: str, as_json: bool):
-    """Show the phases of this work as bars or lines."""
-    return cli_progress_bars(as_json, what=what)
-
-
 @contextmanager
 def cli_training_progress(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
     """Yield the epoch callback of a training: a line per epoch of a network, none per block of a booster."""

@@ -24,7 +24,6 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows import predictions as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
 from ml_factory.workflows.backtest import backtest
@@ -36,6 +35,7 @@ from ml_factory.workflows.cross_validate import (
 from ml_factory.workflows.cross_validation.fold_schemes import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel
 from ml_factory.workflows.evaluate import evaluate
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
@@ -60,7 +60,7 @@ from ml_factory.workflows.load_prepared import (
 )
 from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predict import predict
-from ml_factory.workflows.predictions import load_predictions
+from ml_factory.workflows.predictions import load_predictions, write_prediction_frame
 from ml_factory.workflows.prepare import prepare
 from ml_factory.workflows.prepared_dataset import quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.results.data import AuditResult, SearchBarriersResult
@@ -220,7 +220,7 @@ def train(
         artifact = train_with_holdout(
             workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, estimator=estimator,
         )  # fmt: skip
-    verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
+    verdict = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
         **report.write_model_report(workspace, opened, data, artifact, verdict, reused=reused), found=found,
@@ -275,10 +275,10 @@ def cross_validate(
     fitted = FoldModel(spec, model, fitted_with, weights)
     scores = fit_and_score_folds(workspace, data, plan, opened, fitted, mirror=chosen.mirror)
     path, paths_path = opened.folder / "folds.parquet", None
-    predict_module.write_prediction_frame(path, scores.scores)
+    write_prediction_frame(path, scores.scores)
     if scores.paths is not None:
         paths_path = opened.folder / "paths.parquet"
-        predict_module.write_prediction_frame(paths_path, scores.paths)
+        write_prediction_frame(paths_path, scores.paths)
     opened.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
@@ -326,7 +326,7 @@ def stack(
         complete_train_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
-    verdict = predict_module.predict_and_evaluate_artifact(workspace, data, artifact)
+    verdict = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
     weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
     return StackResult(
         **report.write_model_report(workspace, opened, data, artifact, verdict, reused=reused), found=found,

@@ -17,10 +17,9 @@ from types import SimpleNamespace
 import nbformat
 import pandas as pd
 import pytest
-import typer
 from rich.console import Console
 
-from ml_factory import Bundle, __main__, cli_output, commands, notebook_suite
+from ml_factory import Bundle, cli, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
@@ -32,7 +31,7 @@ from ml_factory.storage.workspace import Workspace
 from tests.small_data import SMALL_DATA_WORDS
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = tuple(typer.main.get_command(__main__.app).commands)
+VERBS = tuple(cli.verbs())
 
 
 @pytest.fixture
@@ -99,24 +98,20 @@ def test_cli_invalid_horizon_exits_2_and_names_option(verb, call, prepared, monk
     assert "--horizon" in err and "int" in err
 
 
-VERBS_ON_DATA = [
-    ("prepare", "no raw bars", "MES"), ("train", "no raw bars", "MES"), ("stack", "no raw bars", "MES"),
-    ("audit", "Nothing is prepared", "DEMO"), ("train", "Nothing is prepared", "DEMO"),
-    ("cross-validate", "Nothing is prepared", "DEMO"), ("plan", "Nothing is prepared", "DEMO"),
-    ("evaluate", "Nothing is prepared", "DEMO"), ("predict", "No model is finished", "DEMO"),
-    ("export", "No model is finished", "DEMO"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("verb", "words", "symbol"), VERBS_ON_DATA)
-def test_cli_absent_data_exits_1_before_pipeline_is_imported(verb, words, symbol, call, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands.training, "pipeline", None)  # a use of it would end in an AttributeError
-    monkeypatch.setattr(commands.data, "pipeline", None)
+@pytest.mark.parametrize("verb", ["prepare", "train"])
+def test_cli_symbol_without_bars_exits_1_and_proposes_the_nearest(verb, call, tmp_path):
     (tmp_path / "data" / "raw").mkdir(parents=True)
     (tmp_path / "data" / "raw" / "MESX_5m.parquet").touch()
-    code, out, err = call(verb, "--workspace", tmp_path, "--symbol", symbol)
-    assert code == 1 and words in one_line(code, out, err)
-    assert ("symbols here: MESX" in err and "did you mean 'MESX'?" in err) == (symbol == "MES")
+    code, out, err = call(verb, "--workspace", tmp_path, "--symbol", "MES")
+    assert code == 1 and "no raw bars" in one_line(code, out, err)
+    assert "symbols here: MESX" in err and "did you mean 'MESX'?" in err
+
+
+def test_cli_option_typed_twice_exits_2_and_dashes_are_underscores(call, tmp_path):
+    code, out, err = call("train", "--workspace", tmp_path, "--horizon", 5, "--horizon", 6)
+    assert code == 2 and "--horizon specified multiple times" in one_line(code, out, err)
+    code, out, err = call("plan", "--workspace", tmp_path, "--units_per_hour", -1)
+    assert code == 2 and "units_per_hour" in one_line(code, out, err)
 
 
 class Reached(FactoryError):
@@ -292,20 +287,16 @@ def test_cli_stack_and_evaluate_wrong_request_exits_with_code_in_one_line(words,
     assert got == code and message in one_line(got, out, err)
 
 
-def test_cli_stack_and_evaluate_json_reports_requested_models_and_report_path(call, prepared):
+def test_cli_evaluate_reports_requested_models_with_their_runs_and_title(call, prepared):
     place = ("--workspace", prepared.root, "--horizon", 5)
-    bases = ("--base-model", "lightgbm", "--base-model", "linear")
-    code, out, err = call("stack", *place, *bases, "--folds", 2, "--quick", "--json")
-    stacked = json.loads(out)
-    assert code == 0 and stacked["base_models"] == ["lightgbm", "linear"] and stacked["limited"], err
-    assert Path(stacked["report_path"]).is_file() and err == ""
-    code, out, _ = call("evaluate", *place, "--model", "linear", "--model", "stack", "--title", "Two", "--json")
+    for model in ("lightgbm", "linear"):
+        assert call("train", *place, "--model", model, "--quick")[0] == 0
+    code, out, err = call("evaluate", *place, "--model", "linear", "--title", "Two", "--json")
     facts = json.loads(out)
-    assert code == 0 and {"linear", "stack", "prior"} <= {row["name"] for row in facts["metrics"]}
-    assert "lightgbm" not in {row["name"] for row in facts["metrics"]}
+    assert code == 0 and err == "" and {row["name"] for row in facts["metrics"]} == {"linear", *BASELINES}
     assert "<p class=title>Two</p>" in Path(facts["report_path"]).read_text()
     runs = facts["run_ids"]
-    assert set(runs) == {"linear", "stack"} and "only finished run" in facts["choices"]["linear"]
+    assert set(runs) == {"linear"} and "only finished run" in facts["choices"]["linear"]
     code, out, _ = call("evaluate", *place, "--model", "linear", "--run", runs["linear"])
     assert code == 0 and f"linear: run {runs['linear']} (the requested run)" in " ".join(out.split())
     assert facts["report_path"] in out

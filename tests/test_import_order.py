@@ -18,7 +18,7 @@ hardware process_identity redaction errors background_thread seeding lazy_module
 storage numba_cache checkpoints tracking argument_checks code_fingerprint
 data features targets datasets leakage models training evaluation ensemble settings run_folder inference workflows
 interrupt serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
-recipes commands __main__
+recipes commands cli __main__
 """
 LAYERS = LAYERS_TEXT.split()
 

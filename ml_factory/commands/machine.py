@@ -1,27 +1,42 @@
-"""Verbs about this machine and what is stored: doctor, clean, tracking."""
+"""Verbs about this machine, what is stored and the notebooks: doctor, clean, tracking, run, suite."""
 
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ml_factory import __version__
-from ml_factory.cli_output import cli_progress_of_work, print_cli_result, print_json
-from ml_factory.commands.options import MarketOptions, WorkspaceOptions, check_symbol_stored
-from ml_factory.errors import SettingsError
+from ml_factory.argument_checks import quick_from_environment
+from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json, stderr_console
+from ml_factory.commands.options import (
+    BarFile,
+    Fresh,
+    Horizon,
+    Market,
+    Place,
+    Quick,
+    Seed,
+    Texts,
+    check_symbol_stored,
+    parse_name_value_options,
+)
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.lazy_module import LazyModule
+from ml_factory.notebook_suite import find_suite_notebook, run_notebook_suite, run_suite_notebook
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 
-pipeline = LazyModule("ml_factory.pipeline")
+pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.wandb_restore")
+settings_module = LazyModule("ml_factory.settings")
+suite_answer = LazyModule("ml_factory.workflows.suite_answer")
 
 
-def doctor(place: WorkspaceOptions) -> None:
+def doctor(*, place: Place = Place()) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
     checks = doctor_of.run_doctor_checks(Workspace(place.workspace))
     if place.as_json:
@@ -32,17 +47,18 @@ def doctor(place: WorkspaceOptions) -> None:
             table.add_row("ok" if check.good else "!!", check.name, escape(check.value), escape(check.advice))
         Console(highlight=False).print(table)
     if not all(check.good for check in checks):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
-def clean(
-    market: MarketOptions,
-    keep: Annotated[int, typer.Option(help="Newest models of each name and horizon that stay.")] = 3,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List sizes only.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-) -> None:
+def clean(*, market: Market = Market(), keep: int = 3, dry_run: bool = False, yes: bool = False) -> None:
     """List what nothing needs, with sizes, ask, and delete it.
+
     Example: `python -m ml_factory clean --symbol MES --keep 3`
+
+    Args:
+        keep: Newest models of each name and horizon that stay.
+        dry_run: List sizes only.
+        yes: Do not ask.
     """
     place = market.check()
     check_symbol_stored(place, market.symbol)
@@ -57,29 +73,89 @@ def clean(
     if not market.as_json:
         print(listed.summary())
     if not yes:
-        typer.confirm("Delete these?", abort=True)
-    with cli_progress_of_work("cleaning", market.as_json):
+        confirm("Delete these?", "clean")
+    with cli_progress_bars(market.as_json, what="cleaning"):
         result = pipeline.clean(place, market.symbol, keep, listed=listed)
-    if market.as_json:
-        print_json(result.to_dict())
-    else:
-        print(result.total())
+    print_json(result.to_dict()) if market.as_json else print(result.total())
 
 
-def tracking(
-    action: Annotated[str, typer.Argument(help="replay: upload the whole local record of a run to W&B.")],
-    run: Annotated[str, typer.Option("--run", help="A folder under results/SYMBOL, as `train` names it.")],
-    market: MarketOptions,
-    offline: Annotated[bool, typer.Option("--offline", help="Leave a folder for `wandb sync` instead.")] = False,
-) -> None:
-    """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
+def confirm(question: str, verb: str) -> None:
+    """Ask on standard error. Raises FactoryError for another answer than yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise FactoryError("Nothing was deleted", where=verb, next_step="answer y, or add --yes")
+
+
+def tracking(action: str, *, run: str, market: Market = Market(), offline: bool = False) -> None:
+    """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`
+
+    Args:
+        action: replay: upload the whole local record of a run to W&B.
+        run: A folder under results/SYMBOL, as `train` names it.
+        offline: Leave a folder for `wandb sync` instead.
+    """
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     results = Workspace(market.workspace).results
     folder = stored_path(results / check_symbol(market.symbol), Path(run).name, "log", inside=results)
-    with cli_progress_of_work("uploading to W&B", market.as_json):
+    with cli_progress_bars(market.as_json, what="uploading to W&B"):
         sent = recovery.replay_log_to_wandb(folder, mirror="offline" if offline else "auto")
     if market.as_json:
         print_json(sent)
     else:
         print(f"{sent['steps']} steps of {sent['run']} uploaded to W&B, {sent['mode']}: {sent['folder']}")
+
+
+def run(
+    notebook: str, *, place: Place = Place(), parameter: Annotated[Texts, Parameter("-p")] = (), out: Path | None = None
+) -> None:
+    """Run one notebook, headless.
+
+    Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p HORIZON=20`
+
+    Args:
+        notebook: Such as 02_train_tabular, or 02.
+        parameter: NAME=VALUE, several times.
+        out: The executed copy; empty: results/notebooks/.
+    """
+    given = parse_name_value_options(parameter)
+    path = find_suite_notebook(notebook)
+    workspace = Workspace(place.workspace or given.get("WORKSPACE", ""))
+    given["WORKSPACE"] = workspace.address
+    with cli_progress_bars(place.as_json, what=path.name):
+        written = run_suite_notebook(path, out or stored_path(workspace.results, "notebooks", path.name), given)
+    workspace.push()
+    print_json({"notebook": str(written)}) if place.as_json else print(written)
+
+
+def suite(
+    *, market: Market = Market(), file: BarFile = BarFile(), horizon: Horizon = 20, seed: Seed = 0,
+    quick: Quick = False, fresh: Fresh = False,
+) -> None:  # fmt: skip
+    """Run the eight notebooks in order.
+
+    Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`
+    """
+    symbol, quick = market.symbol, quick_from_environment(quick)
+    place = market.check((horizon,), seed=seed, data=file.data)
+    if file.data is not None:
+        with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
+            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))
+            pipeline.prepare(place, symbol, (horizon,), data=file.data, settings=settings)
+    given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
+    seconds = {}
+
+    def done(name: str, took: float) -> None:
+        seconds[name] = took
+        stderr_console.print(f"{name:24} {took:6.1f} s")
+
+    with cli_progress_bars(market.as_json, what="notebooks"):
+        written = run_notebook_suite(place, given, done)
+        found = pipeline.evaluate(place, symbol, horizon)
+        answer = suite_answer.suite_answer(place, found)
+    report = str(found.report_path)
+    if market.as_json:
+        facts = {"notebooks": [str(path) for path in written], "seconds": seconds}
+        print_json(facts | {"answer": answer, "report": report})
+    else:
+        print(*answer, f"Report: {report}", sep="\n")

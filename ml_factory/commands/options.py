@@ -1,63 +1,74 @@
-"""Options that several verbs share, as dataclasses, and the checks that run before heavy imports."""
+"""Options that several verbs share, and the checks that run before heavy imports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from typer import Option
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ml_factory.argument_checks import DEMO, DEMOS, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import cli_status_printer
-from ml_factory.commands.own_modules import OwnModules, import_own_modules
+from ml_factory.commands.own_modules import import_own_modules
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars, workspace_symbols
 
-
-class StampOption(StrEnum):
-    start = "start"
-    end = "end"
-
-
 PREPARED = "current.json"  # of data/processed/{symbol}/
+AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 
-Horizon = Annotated[int, Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
-Model = Annotated[str, Option("--model", help="One of " + ", ".join(available_models()) + ".")]
-Models = Annotated[list[str] | None, Option("--model", help="Several times; empty: all.")]
-Folds = Annotated[int, Option("--folds", help="Number of test blocks, or of blocks to combine.")]
-Seed = Annotated[int, Option("--seed", help="Same seed, same data, same result.")]
-Quick = Annotated[bool, Option("--quick", help="Limit training (never data or labels).")]
-Fresh = Annotated[bool, Option("--fresh", help="Open a new run; the old one stays.")]
-Run = Annotated[str, Option("--run", help="Id of the run whose model; empty: the newest.")]
+Texts = tuple[str, ...]
+Horizon = Annotated[int, Parameter(help="Bars of the 5-minute frame until the vertical barrier.")]
+Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.")]
+Model = Annotated[str, Parameter(help="One of " + ", ".join(available_models()) + ".")]
+Models = Annotated[Texts, Parameter("--model", help="Several times; empty: all.")]
+Finished = Annotated[str, Parameter(help="A finished model, or stack.")]
+Folds = Annotated[int, Parameter(help="Number of test blocks, or of blocks to combine.")]
+Seed = Annotated[int, Parameter(help="Same seed, same data, same result.")]
+Quick = Annotated[bool, Parameter(help="Limit training (never data or labels).")]
+Fresh = Annotated[bool, Parameter(help="Open a new run; the old one stays.")]
+Run = Annotated[str, Parameter(help="Id of the run whose model; empty: the newest.")]
+OwnModules = Annotated[
+    Texts,
+    Parameter("--import", help="Module or .py file that defines features or networks of your own. It is run. "
+              "Several times."),
+]  # fmt: skip
+Json = Annotated[bool, Parameter("--json", help="Print the facts as JSON on standard output.")]
+CONFIG_HELP = "TOML or JSON with values by option, which typed ones replace; table `set`: those of --set."
+Config = Annotated[Path | None, Parameter("--config", help=CONFIG_HELP)]  # the command line puts in what the file holds
 Setting = Annotated[
-    list[str] | None,
-    Option("--set", help="NAME=VALUE, or MODEL.NAME=VALUE of one of several, such as batch_size=64. Several times."),
+    Texts,
+    Parameter("--set", help="NAME=VALUE, or MODEL.NAME=VALUE of one of several, such as batch_size=64. Several times."),
 ]
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
-class WorkspaceOptions:
-    """Workspace and output"""
+class Place:
+    """Workspace and output.
 
-    workspace: Annotated[str, Option("--workspace", help="Folder of the workspace; empty: the default.")] = ""
-    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON on standard output.")] = False
+    Args:
+        workspace: Folder of the workspace; empty: the default.
+    """
+
+    workspace: str = ""
+    as_json: Json = False
+    config: Config = None
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
-class MarketOptions(WorkspaceOptions):
-    """Workspace, market and output"""
+class Market(Place):
+    """Workspace, market and output.
 
-    symbol: Annotated[
-        str,
-        Option(
-            "--symbol",
-            help=f"Market, as in data/raw/SYMBOL_1m.parquet; {' and '.join(DEMOS)} are synthetic.",
-        ),
-    ] = DEMO
+    Args:
+        symbol: Market, as in data/raw/SYMBOL_1m.parquet; DEMO and DEMO-NULL are synthetic.
+    """
+
+    symbol: str = DEMO
 
     def check(
         self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
@@ -80,30 +91,37 @@ class MarketOptions(WorkspaceOptions):
         return place
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
-class FeatureMarketOptions(MarketOptions):
-    """Workspace, market and output"""
+class FeatureMarket(Market):
+    """Market whose features and networks may be the user's own."""
 
-    own_modules: OwnModules = None
+    own_modules: OwnModules = ()
 
     def check(
         self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
     ) -> Workspace:
-        """Import the user's modules, which may define models, and check as `MarketOptions` does."""
+        """Import the user's modules, which may define models, and check as `Market` does."""
         import_own_modules(self.own_modules)
         return super().check(horizons, models=models, seed=seed, data=data)
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
-class RunFlagOptions:
-    """Run and model"""
+class RunFlags:
+    """Run and model.
+
+    Args:
+        uncertified: Accept data not proved free of look-ahead.
+        run: Resume the run with this id, or fail with the reason.
+    """
 
     seed: Seed = 0
     quick: Quick = False
     fresh: Fresh = False
-    uncertified: Annotated[bool, Option("--uncertified", help="Accept data not proved free of look-ahead.")] = False
-    run: Annotated[str, Option("--run", help="Resume the run with this id, or fail with the reason.")] = ""
-    setting: Setting = None
+    uncertified: bool = False
+    run: str = ""
+    setting: Setting = ()
 
     def pipeline_arguments(self, as_json: bool) -> dict[str, Any]:
         """Return the keyword arguments of a pipeline function, without the model's settings."""
@@ -113,32 +131,41 @@ class RunFlagOptions:
         }  # fmt: skip
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
-class BarFileOptions:
-    """File of bars"""
+class BarFile:
+    """File of bars.
 
-    data: Annotated[str | None, Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")] = None
-    stamp: Annotated[StampOption, Option("--stamp", help="Whether bars are stamped at start or end.")] = (
-        StampOption.start
-    )
-    zone: Annotated[str | None, Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")] = None
-    minutes: Annotated[int | None, Option("--minutes", help="Length of a bar; empty: as the file has it.")] = None
-    decimal: Annotated[str | None, Option("--decimal", help="Decimal mark of text prices, . or ,")] = None
-    strict: Annotated[bool, Option("--strict", help="Refuse what is otherwise only reported.")] = False
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out rows that cannot be bars, and list them.")] = False
-    columns: Annotated[
-        list[str] | None, Option("--columns", help="Names in --data: close=Schluss,open=Start. Several times.")
-    ] = None
+    Args:
+        data: Parquet or CSV with bars; also gs://bucket/file.
+        stamp: Whether bars are stamped at start or end.
+        zone: Zone of naive timestamps, such as America/Chicago.
+        minutes: Length of a bar; empty: as the file has it.
+        decimal: Decimal mark of text prices, . or ,
+        strict: Refuse what is otherwise only reported.
+        skip_bad: Leave out rows that cannot be bars, and list them.
+        columns: Names in --data: close=Schluss,open=Start. Several times.
+    """
+
+    data: str | None = None
+    stamp: Literal["start", "end"] = "start"
+    zone: str | None = None
+    minutes: int | None = None
+    decimal: str | None = None
+    strict: bool = False
+    skip_bad: bool = False
+    columns: Texts = ()
 
     def raw_bar_spec_fields(self) -> dict[str, Any]:
         """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
-        parts = [part.strip() for text in self.columns or () for part in text.split(",") if part.strip()]
-        pairs = parse_name_value_options(parts, "--columns", "close=Schluss")
-        return {
-            "minutes": self.minutes, "stamp": self.stamp.value, "zone": self.zone, "decimal": self.decimal,
-            "strict": self.strict, "skip_bad": self.skip_bad,
-            "columns": tuple((ours.strip(), theirs.strip()) for ours, theirs in pairs.items()),
-        }  # fmt: skip
+        pairs = parse_name_value_options(split_commas(self.columns), "--columns", "close=Schluss")
+        columns = tuple((ours.strip(), theirs.strip()) for ours, theirs in pairs.items())
+        return {name: value for name, value in vars(self).items() if name != "data"} | {"columns": columns}
+
+
+def split_commas(texts: Sequence[str]) -> list[str]:
+    """Return the names in these texts, of which one may hold several with commas between."""
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def check_raw_bars_exist(workspace: Workspace, symbol: str) -> None:
@@ -179,15 +206,13 @@ def check_model_trained(workspace: Workspace, symbol: str) -> None:
         )  # fmt: skip
 
 
-def parse_settings(texts: list[str] | None) -> dict[str, Any]:
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
-    return {
-        name: parse_setting_value(text)
-        for name, text in parse_name_value_options(texts or [], "--set", "dropout=0.2").items()
-    }
+    given = parse_name_value_options(texts, "--set", "dropout=0.2")
+    return {name: parse_setting_value(text) for name, text in given.items()}
 
 
-def parse_name_value_options(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
+def parse_name_value_options(texts: Sequence[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
     """Parse values by name from texts NAME=VALUE. Raises SettingsError for another text."""
     found = {}
     for text in texts:

@@ -10,27 +10,18 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Annotated
-
-from typer import Option
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import FactoryError, SettingsError
 
-OwnModules = Annotated[
-    list[str] | None,
-    Option("--import", help="Module or .py file that defines features or networks of your own. It is run. "
-           "Several times."),
-]  # fmt: skip
 
-
-def import_own_modules(names: Sequence[str] | None) -> None:
+def import_own_modules(names: Sequence[str]) -> None:
     """Import modules by name, as Python finds them, or from .py files, whose file name is the module's name.
 
     Raises BarsError where there is no such file, SettingsError for a module that cannot be imported, and what its own
     features and networks are refused with.
     """
-    for name in names or ():
+    for name in names:
         try:
             if name.endswith(".py"):
                 _import_file(check_file_exists(Path(name).expanduser()).resolve())

@@ -2,16 +2,17 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer import Option
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ml_factory.argument_checks import check_file_exists
-from ml_factory.commands.options import parse_name_value_options
-from ml_factory.commands.own_modules import OwnModules, import_own_modules
+from ml_factory.commands.options import Config, OwnModules, Texts, parse_name_value_options
+from ml_factory.commands.own_modules import import_own_modules
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
@@ -24,47 +25,35 @@ served_bundle = LazyModule("ml_factory.serving.served_bundle")
 POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class AddressOptions:
-    """Address"""
-
-    host: Annotated[str, Option("--host", help="Address to listen on; others than this machine's need a key.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000
-    no_key: Annotated[bool, Option("--no-key", help="Listen on --host without ML_FACTORY_API_KEY.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print the address and the bundles as JSON.")] = False
-
-
 def serve(
-    bundle: Annotated[list[Path], typer.Argument(help="Bundles, one of each symbol.")],
-    address: AddressOptions,
-    own_modules: OwnModules = None,
-    state: Annotated[
-        Path | None, Option("--state", help="Folder of the feeds' state; empty: it ends with the process.")
-    ] = None,
-    follow: Annotated[
-        Path | None, Option("--follow", help="Answer the bars appended to this file instead; state in FILE.state.")
-    ] = None,
-    no_clock: Annotated[
-        bool, Option("--no-clock", help="With --follow: bars are not compared with the clock.")
-    ] = False,
-    guard: Annotated[
-        list[str] | None, Option("--guard", help="NAME=VALUE of the guard, such as drift=abstain. Several times.")
-    ] = None,
-) -> None:
-    """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`"""
+    bundle: Annotated[list[Path], Parameter(negative=())], *, own_modules: OwnModules = (), state: Path | None = None,
+    follow: Path | None = None, no_clock: bool = False, guard: Texts = (), host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000, no_key: bool = False,
+    as_json: Annotated[bool, Parameter("--json")] = False, config: Config = None,
+) -> None:  # fmt: skip
+    """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`
+
+    Args:
+        bundle: Bundles, one of each symbol.
+        state: Folder of the feeds' state; empty: it ends with the process.
+        follow: Answer the bars appended to this file instead; state in FILE.state.
+        no_clock: With --follow: bars are not compared with the clock.
+        guard: NAME=VALUE of the guard, such as drift=abstain. Several times.
+        host: Address to listen on; others than this machine's need a key.
+        port: 0 takes a free one.
+        no_key: Listen on --host without ML_FACTORY_API_KEY.
+        as_json: Print the address and the bundles as JSON.
+    """
     for path in bundle:
         _check_bundle_exists(path)
     import_own_modules(own_modules)
     guarded = _parse_guard(guard)
     if follow is not None:
-        _follow(bundle, follow, state, guarded, live=not no_clock, as_json=address.as_json)
+        _follow(bundle, follow, state, guarded, live=not no_clock, as_json=as_json)
         return
     server.run_server(
-        bundle, host=address.host, port=address.port, no_key=address.no_key, state=state,
-        guard=guarded,
-        announce=lambda facts: _print_address(facts, address.as_json),
+        bundle, host=host, port=port, no_key=no_key, state=state, guard=guarded,
+        announce=lambda facts: _print_address(facts, as_json),
     )  # fmt: skip
 
 
@@ -82,10 +71,10 @@ def _check_bundle_exists(path: Path) -> None:
                          next_step=did_you_mean(path.name, found) or made)  # fmt: skip
 
 
-def _parse_guard(texts: list[str] | None) -> Any:
+def _parse_guard(texts: Sequence[str]) -> Any:
     """Return the settings of the guard with the fields of these texts NAME=VALUE. Raises SettingsError."""
     names = [field.name for field in fields(guard_settings.GuardSettings)]
-    given = parse_name_value_options(texts or [], "--guard", "drift=abstain")
+    given = parse_name_value_options(texts, "--guard", "drift=abstain")
     for name in given:
         if name not in names:
             raise SettingsError("There is no such setting", where="--guard", got=name,

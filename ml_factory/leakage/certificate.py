@@ -1,44 +1,20 @@
-"""Certificates of the look-ahead proof: bound to bars, code and settings, not valid for any others.
+"""Certificates of the look-ahead proof: of a whole data set, bound to its bars, code and settings, valid for no others.
 
-processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon. The bars are bound by a hash chained over
-blocks of them, so that after an append the earlier bars stay certified and only the new ones are proved.
+processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import takewhile
 from pathlib import Path
 
-from ml_factory.data.prefix_hash import PrefixHasher, hash_block_edges
 from ml_factory.errors import NotPreparedError
-from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
-FORMAT = 2
+FORMAT = 3
 FOLDER = "certificates"
-
-
-# ---- the certificate -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _CertifiedStretch:
-    """Bars from the end of the previous stretch up to `rows`, proved in one run.
-
-    hash : of all bars up to `rows`
-    until : when the last of them is complete
-    form : "full" or "quick"
-    cuts : number of moments tested
-    """
-
-    rows: int
-    hash: str
-    until: str
-    form: str
-    cuts: int
 
 
 @dataclass(frozen=True)
@@ -46,11 +22,9 @@ class Certificate:
     """Result of a proof for one data set and horizon.
 
     subject : fingerprint of the prepared data set
-    code, settings : hashes
-    stretches : the proved stretches of bars
-    blocks : prefix hashes of the bars
-    history : bars before a cut that a window of the proof needs
-    cuts : [moment, kind] of the newest stretch
+    bars, code : hashes
+    form : "full" or "quick"
+    cuts : [moment, kind]
     disturbances : perturbations of the future that were tested
     compared : part -> rows compared
     leaks : detected leaks; empty in a valid certificate
@@ -59,11 +33,9 @@ class Certificate:
     symbol: str
     horizon: int
     subject: str
+    bars: str
     code: str
-    settings: str
-    stretches: tuple[_CertifiedStretch, ...]
-    blocks: tuple[str, ...]
-    history: int
+    form: str
     cuts: tuple[tuple[str, str], ...]
     disturbances: tuple[str, ...]
     compared: Mapping[str, int]
@@ -74,92 +46,25 @@ class Certificate:
         """True where no leak was found."""
         return not self.leaks
 
-    @property
-    def form(self) -> str:
-        """ "full" where every stretch is, else "quick"."""
-        return "full" if all(one.form == "full" for one in self.stretches) else "quick"
-
     def describe(self) -> str:
-        """Describe for a report: the form, and the range of bars of each form."""
+        """Describe for a report: the form and the number of cuts, or the leaks."""
         if not self.passed:
             return f"FAILED: {len(self.leaks)} leaks, the first in {self.leaks[0].part}, {self.leaks[0].column}"
-        if len({one.form for one in self.stretches}) == 1:
-            return f"{self.form}, {sum(one.cuts for one in self.stretches)} cuts"
-        return ", then ".join(f"{one.form} to {one.until[:16]} ({one.cuts} cuts)" for one in self.stretches)
+        return f"{self.form}, {len(self.cuts)} cuts"
 
     def to_dict(self) -> dict:
         """Return JSON values, with a hash over all of them."""
-        stored = redact_values(to_json_value(asdict(self))) | {
-            "format": FORMAT,
-            "form": self.form,
-            "passed": self.passed,
-        }
+        stored = redact_values(to_json_value(asdict(self))) | {"format": FORMAT, "passed": self.passed}
         return stored | {"hash": fingerprint_json(stored)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Certificate":
         """Parse a stored certificate; raise KeyError or TypeError where it is none."""
-        names = {item.name for item in fields(cls)}
-        given = {name: value for name, value in stored.items() if name in names}
-        given["stretches"] = tuple(_CertifiedStretch(**one) for one in stored["stretches"])
-        given["leaks"] = tuple(Leak(**one) for one in stored["leaks"])
-        for name in ("blocks", "disturbances"):
-            given[name] = tuple(stored[name])
-        given["cuts"] = tuple(tuple(cut) for cut in stored["cuts"])
-        return cls(**given)
-
-
-@dataclass(frozen=True)
-class _CertificateCoverage:
-    """The bars that an earlier certificate covers: `rows` of them, in these stretches."""
-
-    rows: int
-    stretches: tuple[_CertifiedStretch, ...]
-    history: int
-
-
-NO_COVERAGE = _CertificateCoverage(0, (), 0)
-
-
-def certificate_coverage(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> _CertificateCoverage:
-    """Return the longest prefix of these bars that the certificate proves in this form or a stronger one.
-
-    Where bars were revised, the blocks before them stay covered.
-    """
-    if not certificate.passed or certificate.history < 1:
-        return NO_COVERAGE
-    hard = list(takewhile(lambda one: form != "full" or one.form == "full", certificate.stretches))
-    while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_prefix(hard[-1].rows) != hard[-1].hash):
-        hard.pop()  # equal hashes of a prefix imply equal hashes of every shorter prefix
-    if hard:
-        return _CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
-    edges = hash_block_edges(min(len(prefixes), certificate.stretches[0].rows))
-    same = [k for k, edge in enumerate(edges) if prefixes.hash_prefix(edge) == certificate.blocks[k]]
-    if not same or (form == "full" and certificate.stretches[0].form != "full"):
-        return NO_COVERAGE
-    rows, first = edges[same[-1]], certificate.stretches[0]
-    kept = _CertifiedStretch(
-        rows, prefixes.hash_prefix(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts
-    )
-    return _CertificateCoverage(rows, (kept,), certificate.history)
-
-
-def issue_certificate(
-    proof: Proof, prefixes: PrefixHasher, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
-    form: str, before: _CertificateCoverage = NO_COVERAGE,
-) -> Certificate:  # fmt: skip
-    """Return the certificate of these bars: the covered stretches, and the one that this proof adds."""
-    new = _CertifiedStretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
-    return Certificate(
-        symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
-        stretches=(*before.stretches, new) if before.rows < len(prefixes) else before.stretches,
-        blocks=tuple(prefixes.block_hashes(len(prefixes))), history=before.history or proof.history,
-        cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
-        disturbances=("truncate", *proof.disturbances), compared=dict(proof.compared), leaks=proof.leaks,
-    )  # fmt: skip
-
-
-# ---- on disk -------------------------------------------------------------------------------------------------------
+        given = {item.name: stored[item.name] for item in fields(cls)}
+        return cls(**given | {
+            "leaks": tuple(Leak(**one) for one in stored["leaks"]), "disturbances": tuple(stored["disturbances"]),
+            "cuts": tuple(tuple(cut) for cut in stored["cuts"]),
+        })  # fmt: skip
 
 
 def certificate_path(processed: Path, subject: str, horizon: int) -> Path:
@@ -168,16 +73,6 @@ def certificate_path(processed: Path, subject: str, horizon: int) -> Path:
     subject : the data set's fingerprint
     """
     return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
-
-
-def proof_progress_path(processed: Path, subject: str) -> Path:
-    """Return the path of the saved progress of a proof of this data set (`leakage.progress_file`)."""
-    return Path(processed) / FOLDER / subject[:12] / "unfinished.json"
-
-
-def audit_trainings_path(processed: Path, subject: str) -> Path:
-    """Return the path where an audit saves the results of its trainings (`leakage.progress_file`)."""
-    return Path(processed) / FOLDER / subject[:12] / "trainings.json"
 
 
 def write_certificate(processed: Path, certificate: Certificate) -> Path:
@@ -200,20 +95,6 @@ def read_certificate(path: Path) -> Certificate | None:
         return Certificate.from_dict(stored)
     except (KeyError, TypeError, AttributeError):
         return None
-
-
-def best_certificate_coverage(
-    processed: Path, prefixes: PrefixHasher, horizon: int, *, code: str, settings: str, form: str
-) -> _CertificateCoverage:
-    """Return the widest coverage of these bars by any certificate of this symbol with equal code and settings."""
-    best = NO_COVERAGE
-    for subject in files.names(Path(processed) / FOLDER):
-        certificate = read_certificate(certificate_path(processed, subject, horizon))
-        if certificate is None or (certificate.code, certificate.settings) != (code, settings):
-            continue
-        found = certificate_coverage(certificate, prefixes, form)
-        best = found if found.rows > best.rows else best
-    return best
 
 
 def require_certificate(processed: Path, symbol: str, horizon: int, *, subject: str, code: str) -> Certificate:

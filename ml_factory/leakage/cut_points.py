@@ -44,7 +44,7 @@ class CutPoint:
 
 def choose_cut_points(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, TimedTable] | None = None, rotation: int = 0,
+    rows: np.ndarray | None = None, labels: Mapping[str, TimedTable] | None = None,
     bar_minutes: int = 1,
 ) -> list[CutPoint]:  # fmt: skip
     """Choose at most `count` cuts in time order; the same arguments give the same ones.
@@ -60,7 +60,6 @@ def choose_cut_points(
     earliest, latest : positions that a cut may have (its first future bar)
     rows : int64 ns, `known_at` of the rows of features
     labels : tables whose rows give the moments when a label is resolved
-    rotation : which kind comes first
     bar_minutes : length of the bars
     """
     start, bar_ns = bars.index.as_unit("ns").asi8, bar_minutes * MINUTE_NS
@@ -73,7 +72,6 @@ def choose_cut_points(
         kinds["row of extreme"] = _first_rows_after(kinds["extreme"], start, rows, bar_ns)
     kinds |= _label_kinds(start, labels or {}, random, bar_ns)
     chosen: dict[int, str] = {}
-    kinds = dict(list(kinds.items())[rotation % len(kinds) :] + list(kinds.items())[: rotation % len(kinds)])
     usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
     for rotation in zip_longest(*usable.values()):
         for why, place in zip(usable, rotation, strict=True):

@@ -56,7 +56,7 @@ class PipelineUnderTest(Protocol):
     """Interface of a pipeline that the proof can test.
 
     `bars` are checked bars, of 1 minute unless `facts` (the `market_facts` of the whole file) has `bar_minutes`. A
-    pipeline that also runs bar by bar has `stream_features(bars, facts, rows, seed, since) -> TimedTable` of the same
+    pipeline that also runs bar by bar has `stream_features(bars, facts, rows, seed) -> TimedTable` of the same
     features.
 
     market_facts : constant facts of the market, from the first `count_head_bars(bars)` bars or from settings
@@ -128,9 +128,9 @@ class StandardPipelineUnderTest:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
         return matrix.known_at, matrix.values, list(matrix.names)
 
-    def stream_features(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> TimedTable:
+    def stream_features(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int) -> TimedTable:
         """Return the same rows from a stream without a future (`leakage.streaming_check`)."""
-        return stream_feature_table(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
+        return stream_feature_table(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed)
 
     def coarse_frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec

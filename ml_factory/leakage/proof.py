@@ -6,7 +6,7 @@ from its first bar as well, and the facts of the market are derived from every s
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,13 +17,11 @@ from ml_factory.leakage.cut_points import CutPoint, choose_cut_points
 from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_future_bars
 from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
 from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.leakage.split_and_fit_check import (
     check_fitted_for_leaks,
     check_splits_are_purged,
-    count_labels_to_split,
     match_labels_to_features,
 )
 from ml_factory.leakage.streaming_check import select_common_columns
@@ -37,9 +35,8 @@ SPARE_BARS = 2_000
 
 def prove_no_look_ahead(
     pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    whole: Callable[[], Mapping[str, TimedTable]] | None = None, since: int = 0, history: int = 0,
-    progress: Callable[[int, int], None] | None = None, prefix_builds: Sequence[PrefixBuild] = (),
-    progress_file: ProofProgressFile | None = None,
+    whole: Callable[[], Mapping[str, TimedTable]] | None = None, progress: Callable[[int, int], None] | None = None,
+    prefix_builds: Sequence[PrefixBuild] = (),
 ) -> Proof:  # fmt: skip
     """Test whether the pipeline's past depends on its future.
 
@@ -50,136 +47,60 @@ def prove_no_look_ahead(
     spec : extent of the proof
     facts : result of `market_facts` on the bars, where available
     whole : returns the tables of all bars where some are stored; called after the prefixes were built
-    since, history : bars before `since` are proved: only later ones are tested, by `ProofSpec.for_appended_bars`, with
-        `history` bars of their past
     progress : called with (builds done, builds in all)
     prefix_builds : builds from a time before later bars were shown, in addition to those made here
-    progress_file : saves each step, so that a killed proof continues and ends with the same result
     """
-    spec = spec or ProofSpec()
-    if not since:
-        return _ProofRun(pipeline, bars, spec, progress, progress_file).run(facts, whole, prefix_builds=prefix_builds)
-    part = spec.for_appended_bars(len(bars) - since, len(bars))
-    low, tables = _window_before(pipeline, bars, facts, since, history, spec.ahead)
-    attempt = _ProofRun(pipeline, bars.iloc[low:], part, progress, progress_file, rotation=since)
-    return attempt.run(facts, tables and (lambda: tables), since - low)
-
-
-def _window_before(
-    pipeline: PipelineUnderTest, bars: pd.DataFrame, facts: dict, since: int, history: int, ahead: int
-) -> tuple[int, Mapping[str, TimedTable] | None]:
-    """Return the first bar from which rows of features exist before `since`, and the tables of the bars from there.
-
-    The tables are None where the bars cannot be built: the proof run then reports the error.
-    """
-    # Few new bars are built with all of their past each time, many in windows of it.
-    back = history if len(bars) - since <= history + ahead else 2 * history
-    until = bars.index.as_unit("ns").asi8[since]
-    while True:
-        low = max(0, since - back)
-        try:
-            tables = run_pipeline_under_test(pipeline, bars.iloc[low:], facts)
-            enough = np.count_nonzero(tables["features"].proven <= until) >= LEAST_ROWS
-        except Exception:  # noqa: BLE001 - the past may be too short for a first row; the longest is the file
-            tables, enough = None, False
-        if enough or not low:
-            return low, tables
-        back *= 2
+    return _ProofRun(pipeline, bars, spec or ProofSpec(), progress).run(facts, whole, prefix_builds)
 
 
 class _ProofRun:
-    def __init__(
-        self, pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None,
-        progress_file: ProofProgressFile | None = None, rotation: int = 0,
-    ):  # fmt: skip
-        """Start a run; `rotation` decides which kinds of cuts and perturbations come first."""
+    def __init__(self, pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None):
         self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
-        self.record, self.rotation, self.finished = progress_file, rotation, []
         self.leaks: dict[tuple[str, str], Leak] = {}
         self.compared: dict[str, int] = {}
         self.cuts: list[CutPoint] = []
         self.builds, self.reported, self.history, self.started = 0, 0, 0, time.perf_counter()
 
-    def run(
-        self, facts: dict | None, build: Callable | None, since: int = 0, prefix_builds: Sequence[PrefixBuild] = ()
-    ) -> Proof:
-        if not since:
-            prefix_builds = (
-                *prefix_builds,
-                *build_pipeline_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars),
-            )
+    def run(self, facts: dict | None, build: Callable | None, prefix_builds: Sequence[PrefixBuild]) -> Proof:
+        unseen = build_pipeline_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars)
         facts = self.run_guarded(lambda: self.pipeline.market_facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
             self.bar_minutes = facts.get("bar_minutes", 1)
             whole = self.run_guarded(build or (lambda: run_pipeline_under_test(self.pipeline, self.bars, facts)))
         if whole is not None:
-            self.check_prefix_builds(prefix_builds, whole)
+            self.check_prefix_builds([*prefix_builds, *unseen], whole)
             self.history = self.bars_before_first_row(whole["features"]) + SPARE_BARS
-            self.select_cuts(facts, whole, since)
-            self.restore_progress()
+            self.select_cuts(facts, whole)
             with progress_phase("proof", len(self.bars)) as self.done:
-                self.run_steps(self.cut_steps(facts, whole))
-            self.run_steps([("feed", lambda: self.check_feed(facts, whole["features"], since))])
-            if self.spec.fit_rows:
-                with progress_phase("fitted", self.spec.fit_rows):
-                    self.check_fitted_objects(whole, facts, since)
+                self.check_cuts(facts, whole)
+            self.check_feed(facts, whole["features"])
+            with progress_phase("fitted", self.spec.fit_rows):
+                self.check_fitted_objects(whole, facts)
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
-            self.history, time.perf_counter() - self.started,
+            time.perf_counter() - self.started,
         )  # fmt: skip
-
-    def cut_steps(self, facts: dict, whole: Mapping[str, TimedTable]) -> Iterator[tuple[str, Callable]]:
-        """Yield (name, step) of everything that is tested at cuts."""
-        yield "facts", lambda: self.check_facts(facts)
-        for number, cut in enumerate(self.cuts):
-            yield f"window {number}", lambda n=number, c=cut: self.check_window(n, c, facts, whole)
-        # Some cuts again, on the file from its first bar, unless windows are the whole file anyway.
-        for number, cut in self.spread_cuts([] if self.small else self.cuts):
-            yield f"whole file {number}", lambda n=number, c=cut: self.check_whole_file(n, c, facts, whole)
-
-    def run_steps(self, steps: Iterable[tuple[str, Callable]]) -> None:
-        """Run the steps that are not finished, and save the result of each."""
-        for name, step in steps:
-            if name not in self.finished:
-                step()
-                self.finished.append(name)
-                if self.record:
-                    self.record.save(self.to_dict())
-
-    def run_step(self, name: str, build: Callable):
-        """Return the result of `build`, or None; a step that later ones need, so it is built again on resume."""
-        if name in self.finished:
-            before = self.builds, dict(self.leaks)
-            made = self.run_guarded(build)
-            if self.leaks.keys() == before[1].keys():  # an exception was reported before
-                self.builds, self.leaks = before
-            return made
-        made = []
-        self.run_steps([(name, lambda: made.append(self.run_guarded(build)))])
-        return made[0]
-
-    def to_dict(self) -> dict:
-        leaks, cuts = [leak.to_dict() for leak in self.leaks.values()], [cut.at for cut in self.cuts]
-        return {"cuts": cuts, "did": self.finished, "leaks": leaks, "compared": self.compared, "builds": self.builds}
-
-    def restore_progress(self) -> None:
-        """Continue from the saved progress of this very proof."""
-        reported = self.record.load() if self.record else None
-        if reported and reported["cuts"] == [cut.at for cut in self.cuts]:
-            self.finished, self.compared, self.builds = reported["did"], reported["compared"], reported["builds"]
-            self.leaks |= {(leak.part, leak.column): leak for leak in (Leak(**one) for one in reported["leaks"])}
 
     # -- one step each ---------------------------------------------------------------------------------------------
 
-    def select_cuts(self, facts: dict, whole: Mapping[str, TimedTable], since: int) -> None:
+    def check_cuts(self, facts: dict, whole: Mapping[str, TimedTable]) -> None:
+        """Test everything that is tested at cuts."""
+        self.check_facts(facts)
+        for number, cut in enumerate(self.cuts):
+            self.check_window(number, cut, facts, whole)
+        # Some cuts again, on the file from its first bar, unless windows are the whole file anyway.
+        for number, cut in self.spread_cuts([] if self.small else self.cuts):
+            self.check_whole_file(number, cut, facts, whole)
+
+    def select_cuts(self, facts: dict, whole: Mapping[str, TimedTable]) -> None:
         start = self.bars.index.as_unit("ns").asi8
         warm = whole["features"].at[min(LEAST_ROWS, len(whole["features"]) - 1)]
-        earliest = max(int(np.searchsorted(start, warm)) + 1, since)
         labels = {part: table for part, table in whole.items() if part.startswith("labels")}
         self.cuts = choose_cut_points(
-            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
-            rows=whole["features"].at, labels=labels, rotation=self.rotation, bar_minutes=self.bar_minutes,
+            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed,
+            earliest=int(np.searchsorted(start, warm)) + 1, rows=whole["features"].at, labels=labels,
+            bar_minutes=self.bar_minutes,
         )  # fmt: skip
         if not self.cuts:  # without a cut nothing is proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
@@ -202,7 +123,7 @@ class _ProofRun:
         """Check that the facts of the market are the same whatever follows the bars they are derived from."""
         head = self.run_guarded(lambda: self.pipeline.count_head_bars(self.bars)) if self.spec.whole_cuts else None
         for number, cut in self.spread_cuts([cut for cut in self.cuts if head is not None and cut.first >= head]):
-            for way in self.perturbations_at(number):
+            for way in self.spec.perturbations_at(number):
                 section = self.bars.iloc[: self.whole_file_end(cut)]
                 other = self.run_guarded(
                     lambda args=(section, cut.first, way, 0): self.pipeline.market_facts(self.disturbed(*args)),
@@ -221,21 +142,21 @@ class _ProofRun:
         low, high, clean = self.window(cut, facts, whole)
         scope = "whole file" if high - low == len(self.bars) else "window"
         section = self.bars.iloc[low:high]
-        for way in self.perturbations_at(number):
+        for way in self.spec.perturbations_at(number):
             self.compare(clean, section, cut.first - low, cut, way, facts, scope)
 
     def check_whole_file(self, number: int, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]) -> None:
-        section, ways = self.bars.iloc[: self.whole_file_end(cut)], self.perturbations_at(number)
+        section, ways = self.bars.iloc[: self.whole_file_end(cut)], self.spec.perturbations_at(number)
         for way in ways if self.spec.form == "full" else ways[:1]:
             self.compare(whole, section, cut.first, cut, way, facts, "whole file")
 
-    def check_feed(self, facts: dict, features: TimedTable, since: int) -> None:
+    def check_feed(self, facts: dict, features: TimedTable) -> None:
         """Compare every row with that of a stream without later bars, for leaks that no cut detects."""
         streams = self.spec.feed_rows and hasattr(self.pipeline, "stream_features")
         if not streams or len(self.leaks) >= self.spec.enough:
             return
         fed = self.run_guarded(
-            lambda: self.pipeline.stream_features(self.bars, facts, self.spec.feed_rows, self.spec.seed, since)
+            lambda: self.pipeline.stream_features(self.bars, facts, self.spec.feed_rows, self.spec.seed)
         )
         if fed is None:
             return
@@ -259,41 +180,30 @@ class _ProofRun:
         limit = self.spec.whole_bars or len(self.bars)
         return min(len(self.bars), max(limit, cut.first + self.spec.ahead))
 
-    def check_fitted_objects(self, whole: Mapping[str, TimedTable], facts: dict, since: int) -> None:
-        """Check splits on all rows, and fitted objects on the first `fit_rows` labels (the last, after an append)."""
-        made = self.run_step("labels", lambda: self.pipeline.labels(self.bars, facts))
+    def check_fitted_objects(self, whole: Mapping[str, TimedTable], facts: dict) -> None:
+        """Check splits on all rows, and fitted objects on the first `fit_rows` labels that train."""
+        made = self.run_guarded(lambda: self.pipeline.labels(self.bars, facts)) if self.spec.fit_rows else None
         for horizon, labels in (made or {}).items():
             labels, row = match_labels_to_features(labels, whole["features"])
-            first = len(labels) - count_labels_to_split(self.pipeline, labels, self.spec.fit_rows) if since else 0
-            labels, row = labels.iloc[first:], row[first:]
-            if len(labels):
-                rule = partial(self.run_guarded, partial(self.check_purging, labels, horizon))
-                self.run_steps([(f"rule {horizon}", rule)])
-                usable = usable_label_rows(
-                    labels
-                )  # rows whose facts were inferred train nothing: a few of them suffice
-                first = 0 if since or not len(usable) else int(usable[0])
-                some = slice(max(0, first - self.spec.fit_rows // 8), None if since else first + self.spec.fit_rows)
-                self.run_steps(self.fit_steps(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
+            if not len(labels):
+                continue
+            self.run_guarded(partial(self.check_purging, labels, horizon))
+            usable = usable_label_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
+            first = int(usable[0]) if len(usable) else 0
+            some = slice(max(0, first - self.spec.fit_rows // 8), first + self.spec.fit_rows)
+            values, labels = whole["features"].matrix[row[some]], labels.iloc[some]
+            splits = self.run_guarded(partial(self.pipeline.splits, labels)) or ()
+            for split in splits[: self.spec.fit_splits]:
+                self.run_guarded(partial(self.check_fitted, values, labels, split, horizon))
 
     def check_purging(self, labels: pd.DataFrame, horizon: str) -> None:
         self.add_leaks(check_splits_are_purged(labels, self.pipeline.splits(labels), horizon))
 
-    def fit_steps(self, labels: pd.DataFrame, values: np.ndarray, horizon: str) -> Iterator[tuple[str, Callable]]:
-        """Yield (name, step) of all objects fitted on one split after the other."""
-
-        def fit(split: SplitUnderTest) -> None:
-            self.count(f"fitted {horizon}", len(labels))
-            self.add_leaks(check_fitted_for_leaks(self.pipeline, values, labels, [split], horizon, self.spec.seed))
-
-        splits = self.run_step(f"parts {horizon}", lambda: self.pipeline.splits(labels)[: self.spec.fit_splits])
-        for number, split in enumerate(splits or ()):
-            yield f"fitted {horizon} {number}", lambda s=split: self.run_guarded(lambda: fit(s))
+    def check_fitted(self, values: np.ndarray, labels: pd.DataFrame, split: SplitUnderTest, horizon: str) -> None:
+        self.count(f"fitted {horizon}", len(labels))
+        self.add_leaks(check_fitted_for_leaks(self.pipeline, values, labels, [split], horizon, self.spec.seed))
 
     # -- shared by the steps ---------------------------------------------------------------------------------------
-
-    def perturbations_at(self, number: int) -> tuple[str, ...]:
-        return self.spec.perturbations_at(number + self.rotation)
 
     @property
     def small(self) -> bool:

@@ -17,7 +17,6 @@ class Proof:
     compared : part -> rows compared, over all cuts and perturbations
     leaks : empty when none was found
     builds : number of runs of the pipeline
-    history : bars before a cut that a window needs
     seconds : elapsed time
     """
 
@@ -27,7 +26,6 @@ class Proof:
     compared: Mapping[str, int]
     leaks: tuple[Leak, ...]
     builds: int
-    history: int
     seconds: float
 
     @property

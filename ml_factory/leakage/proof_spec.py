@@ -1,7 +1,6 @@
-"""Extent of a proof: of a whole file, and of bars appended to one that is proved."""
+"""Extent of a proof."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE
@@ -24,7 +23,6 @@ class ProofSpec:
     fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
     feed_rows : rows of features compared with a stream, bar by bar
     enough : different leaks after which the proof stops
-    least_cuts, least_fed, least_fitted : minimum for appended bars, however few they are (`for_appended_bars`)
     """
 
     cuts: int = FULL_CUTS
@@ -38,9 +36,6 @@ class ProofSpec:
     fit_splits: int | None = None
     feed_rows: int = 50_000
     enough: int = 1_000
-    least_cuts: int = QUICK_CUTS
-    least_fed: int = 500
-    least_fitted: int = 1_500
     seed: int = 0
 
     def __post_init__(self):
@@ -59,20 +54,6 @@ class ProofSpec:
         rotated = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
         return (TRUNCATE, *rotated)
 
-    def for_appended_bars(self, new: int, bars: int) -> "ProofSpec":
-        """Return the extent for the last `new` of `bars` bars, of which the others are proved.
-
-        It is proportional, with minimums. The same code and settings were tested on the earlier bars, so only leaks in
-        the new bars are sought. Nothing is cut on the whole file: its facts are those of the earlier bars.
-        """
-        share = new / bars
-        return replace(
-            self, whole_cuts=0,
-            cuts=max(self.least_cuts, math.ceil(self.cuts * share)),
-            feed_rows=max(self.least_fed, math.ceil(self.feed_rows * share)),
-            fit_rows=min(self.fit_rows, max(self.least_fitted, math.ceil(self.fit_rows * share))),
-        )  # fmt: skip
-
 
 QUICK = ProofSpec(
     cuts=QUICK_CUTS,
@@ -83,7 +64,4 @@ QUICK = ProofSpec(
     fit_rows=6_000,
     fit_splits=1,
     feed_rows=2_000,
-    least_cuts=2,
-    least_fed=24,
-    least_fitted=300,
 )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, PipelineUnderTest, SplitUnderTest
 from ml_factory.leakage.timed_tables import Leak, TimedTable
 from ml_factory.seeding import seeded_generator
@@ -18,22 +17,6 @@ def match_labels_to_features(labels: pd.DataFrame, features: TimedTable) -> tupl
     row = np.searchsorted(features.at, at)
     present = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
     return labels[present], row[present]
-
-
-def count_labels_to_split(pipeline: PipelineUnderTest, labels: pd.DataFrame, wanted: int) -> int:
-    """Return how many of the last labels give rows for every part of a split; 0 where there are too few.
-
-    At least `wanted`; long horizons need more rows. The stored splits are checked in any case.
-    """
-    count = min(wanted, len(labels))
-    while True:
-        try:
-            pipeline.splits(labels.iloc[len(labels) - count :])
-            return count
-        except SettingsError:
-            if count == len(labels):
-                return 0
-            count = min(2 * count, len(labels))
 
 
 def find_purge_violations(labels: pd.DataFrame, split: SplitUnderTest) -> Iterator[tuple[str, np.ndarray]]:

@@ -21,14 +21,14 @@ STRETCH = 250  # rows in a stretch that is pushed bar by bar, where not all rows
 
 
 def stream_feature_table(
-    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0, since: int = 0
+    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0
 ) -> TimedTable:
-    """Return the feature rows of a stream of these bars; about `rows` rows from bar `since` on are pushed singly.
+    """Return the feature rows of a stream of these bars; about `rows` rows are pushed singly.
 
     Columns of the user's own features are left out: a stream may compute them with other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = stream_push_positions(bars, market, spec.base_minutes, rows, seed, since)
+    cuts = stream_push_positions(bars, market, spec.base_minutes, rows, seed)
     given, chunk = [], to_bar_chunk(bars, market)
     with progress_phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
@@ -43,12 +43,11 @@ def stream_feature_table(
 def stream_push_positions(
     bars: pd.DataFrame, market: MarketSpec, base: int, rows: int, seed: int, since: int = 0
 ) -> np.ndarray:
-    """Return int64 positions, increasing, that split the bars from `since` on into pushes of at most one base bar.
+    """Return int64 positions, increasing, that split the bars into pushes of at most one base bar.
 
     The pushes lie in stretches over all bars.
     """
     first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, base).start)
-    first = first[first >= since]
     stretch = min(STRETCH, rows)
     count = -(-rows // stretch)
     if len(first) > rows:

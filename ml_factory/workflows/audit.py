@@ -7,27 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.code_fingerprint import import_closure, source_hash, source_hashes
 from ml_factory.data.io import load_bars
-from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.artifact_comparison import Tamper
-from ml_factory.leakage.certificate import audit_trainings_path, certificate_path
+from ml_factory.leakage.certificate import certificate_path
 from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, SplitUnderTest
-from ml_factory.leakage.progress_file import ProofProgressFile
 from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import FULL_CUTS, ProofSpec
 from ml_factory.leakage.split_and_fit_check import check_fitted_for_leaks
 from ml_factory.leakage.timed_tables import Leak
-from ml_factory.models.base import fit_environment
 from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
 from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
-from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audits.audit_artifacts import (
@@ -45,8 +40,8 @@ from ml_factory.workflows.audits.audit_training import (
     audit_training_row_count,
     audit_training_subsample,
 )
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
-from ml_factory.workflows.predictions import predict_and_evaluate_artifact
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
 from ml_factory.workflows.results.data import AuditResult
@@ -63,7 +58,7 @@ def audit_for_look_ahead(
 ) -> AuditResult:  # fmt: skip
     """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it.
 
-    Writes the certificates. An audit that was killed continues behind its finished cuts and trainings, unless `fresh`.
+    Writes the certificates. Where full ones of these data and this code are there, nothing is done, unless `fresh`.
 
     tamper : changes values stage by stage. Then nothing is written, and earlier findings are ignored.
     """
@@ -74,9 +69,6 @@ def audit_for_look_ahead(
     bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
     fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
-    proof_progress = None if tamper else _training_progress(store, data, models)
-    if fresh and proof_progress:
-        proof_progress.forget()
     findings = _audit_prepared_files(workspace, store, bars, horizons, tamper)
     if not (tamper and findings.leaks):
         audit_sample_runs(data, bars, tamper, findings)
@@ -84,17 +76,18 @@ def audit_for_look_ahead(
             prepared = load_certified_dataset(workspace, symbol, horizon, uncertified=True)
             audit_finished_models(workspace, prepared, tamper, findings)
     if not (tamper and findings.leaks):
-        findings.leaks += _leaks_of_trainings(data, models, proof_progress)
+        for model in models:
+            with progress_phase(f"training {model}", min(_rows_for(model), len(data.labels))):
+                findings.leaks += audit_leaks_of_model(data, model)
     if tamper and findings.leaks:  # one named leak is enough: the cuts are skipped
         return _tampered(symbol, horizons, findings, started)
     proved = prove_store(
-        store, PrefixHasher(bars), horizons, spec, fresh=fresh, also=findings.leaks, compared=findings.compared,
+        store, bars, horizons, spec, fresh=fresh, also=findings.leaks, compared=findings.compared,
         progress=progress, write=tamper is None,
     )  # fmt: skip
     if tamper:
         findings.compared, findings.leaks = dict(proved.proof.compared), list(proved.proof.leaks)
         return _tampered(symbol, horizons, findings, started, proved.proof)
-    proof_progress.forget()
     leaks = proved.proof.leaks if proved.proof else ()
     shown = proved.certificates[horizons[0]]
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts]
@@ -156,28 +149,6 @@ def _tampered(
     )  # fmt: skip
 
 
-def _training_progress(store: DatasetStore, data: PreparedDataset, models: Sequence[str]) -> ProofProgressFile:
-    """Open the file in which an audit keeps the findings of its trainings until its certificates are written."""
-    code = {"trainings": source_hashes(import_closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
-    decided = {"code": code, "rows": TRAINING_ROWS, "machine": fit_environment()}
-    decided |= {"runs": [_small_run(data, model).run_id for model in models]}
-    return ProofProgressFile(audit_trainings_path(store.folder.parent, store.fingerprint), fingerprint_json(decided))
-
-
-def _leaks_of_trainings(
-    data: PreparedDataset, models: Sequence[str], proof_progress: ProofProgressFile | None
-) -> list[Leak]:
-    """`audit_leaks_of_model` of each model, kept as soon as it is known."""
-    done = (proof_progress and proof_progress.load()) or {}
-    for model in models:
-        if model not in done:
-            with progress_phase(f"training {model}", min(_rows_for(model), len(data.labels))):
-                done[model] = [leak.to_dict() for leak in audit_leaks_of_model(data, model)]
-                if proof_progress:
-                    proof_progress.save(done)
-    return [Leak(**one) for model in models for one in done[model]]
-
-
 def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[Leak]:
     """Return leaks of a real training (weights, early stopping, temperature, preprocessing) and its evaluation."""
     some = np.flatnonzero(data.row >= 0)
@@ -191,7 +162,7 @@ def audit_leaks_of_model(data: PreparedDataset, model: str = MODELS[0]) -> list[
 
 
 class _Training:
-    """`train_with_holdout` and `predict_and_evaluate_artifact` as a pipeline under proof: the functions that
+    """`train_with_holdout` and `evaluate_artifacts` as a pipeline under proof: the functions that
     `train` calls.
     """
 
@@ -215,7 +186,7 @@ class _Training:
             workspace = Workspace(folder)
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
             artifact = train_with_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
-            state, verdict = artifact.load_state(), predict_and_evaluate_artifact(workspace, part, artifact)
+            state, verdict = artifact.load_state(), evaluate_artifacts(workspace, part, {self.model: artifact})
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
         evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}

@@ -24,10 +24,10 @@ from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.predictions import (
     load_fitted_models,
     load_or_make_predictions,
-    predict_and_evaluate_artifact,
 )
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
@@ -97,7 +97,7 @@ def _sources(workspace: Workspace, artifact: Artifact) -> str:
 
 def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
     spec = PredictionSpec.from_stored(data.settings)
-    evaluation = predict_and_evaluate_artifact(workspace, data, artifact)
+    evaluation = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
     store = open_current_store(workspace, data.symbol)
     certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
     report, metrics = store.facts["bars"], evaluation.metrics

@@ -4,37 +4,33 @@ Kept, whatever its age: an unfinished run with its checkpoints and data, the new
 the models that a kept stack is made of, the data that these were trained on, and every folder with an export in it.
 """
 
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
 
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX
-from ml_factory.errors import CheckpointError, FileError, SettingsError
+from ml_factory.datasets.store import DatasetStore, read_dataset_manifest
+from ml_factory.errors import CheckpointError, FileError, NotPreparedError, SettingsError
 from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
+from ml_factory.storage.locks import check_lock_file_free, file_lock
 from ml_factory.storage.private_folder import is_folder_held, private_folder
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import StoredRun, StoredRuns, list_interrupted_removals, read_stored_runs
-from ml_factory.workflows.superseded_data import (
-    StoredDataSets,
-    is_preparing,
-    read_stored_data_sets,
-    remove_data_set,
-    remove_interrupted_data_set,
-)
+from ml_factory.workflows.runs.stored_runs import StoredRun, list_interrupted_removals, read_stored_runs
 
 Thing = TypeVar("Thing")
 _ABANDONED_SECONDS = 24 * 3600
+_DATA_SET = re.compile(r"[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -42,17 +38,15 @@ class RemovableItem:
     """One thing that nothing needs.
 
     kind : "model", "results", "prepared data", "checkpoints", "compiled kernels", "compiled programs" or "leftover".
-    path : folder or file.
+    path : folder.
     size : bytes that its deletion frees.
     why : reason why nothing needs it.
-    remove : deletes it; returns False where it is needed again.
     """
 
     kind: str
     path: Path
     size: int
     why: str
-    remove: Callable[[], bool] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +103,8 @@ def clean(
     listed: CleanResult | None = None,
 ) -> CleanResult:  # fmt: skip
     """Delete what nothing needs any more: older models and their results, superseded prepared data, checkpoints of
-    finished runs that arrived late, kernels compiled from other sources, programs compiled for accelerators that no
-    process used for a day, and what killed processes left, such as half-prepared data.
+    finished runs that arrived late, kernels and programs compiled for others that no process used for a day, and what
+    killed processes left, such as half-prepared data.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
@@ -121,48 +115,142 @@ def clean(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
         raise SettingsError("At least one is kept", where="keep", got=repr(keep), wanted="1 or more")
-    found, kept = find_removable_items(workspace, symbol, keep)
+    found = _Needless(workspace, symbol, keep)
+    items = [RemovableItem(one.kind, path, files.folder_bytes(path), one.why) for path, one in found.things.items()]
     skipped: list[str] = []
     if not dry_run:
-        shown = None if listed is None else {item.path for item in listed.items}
-        wanted = [item for item in found if shown is None or item.path in shown]
-        needed = sorted(set() if shown is None else shown - {item.path for item in wanted})
-        skipped += [f"kept: {path} is needed, or gone" for path in needed]
-        found = []
+        shown = found.things.keys() if listed is None else {item.path for item in listed.items}
+        wanted, items = [item for item in items if item.path in shown], []
+        skipped += [f"kept: {path} is needed, or gone" for path in sorted(shown - found.things.keys())]
         with progress_phase("cleaning", len(wanted), of="things") as done:
             for item in wanted:
                 try:
-                    removed = item.remove()
-                    found += [item] if removed else []
-                    skipped += [] if removed else [f"kept: {item.path} is needed again"]
+                    if _remove(found.things[item.path], item.path, workspace, symbol, keep):
+                        items.append(item)
+                    else:
+                        skipped.append(f"kept: {item.path} is needed again")
                 except (FileError, CheckpointError) as error:
                     skipped.append(f"kept: {item.path}: {error}")
                 done(1)
     return CleanResult(
-        symbol=symbol, keep=keep, items=tuple(found), deleted=not dry_run, skipped=tuple(skipped), kept=kept,
+        symbol=symbol, keep=keep, items=tuple(items), deleted=not dry_run, skipped=tuple(skipped), kept=found.kept,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def find_removable_items(workspace: Workspace, symbol: str, keep: int) -> tuple[list[RemovableItem], tuple[str, ...]]:
-    """Return (what nothing needs, facts that limited the search)."""
-    stored, processed = read_stored_runs(workspace, symbol), workspace.processed(symbol)
-    data, registry = read_stored_data_sets(processed), ArtifactRegistry(workspace.models)
-    artifacts = registry.list(symbol)
-    used = _artifacts_in_use(artifacts, stored.runs, data.current, keep)
-    old_models = [one for one in artifacts if one.path not in used]
-    old_runs = _superseded_runs(stored.runs, artifacts, used, keep)
-    items = [*_leftover_items(workspace, symbol), *_kernel_items(), *_program_items()]
-    items += _interrupted_data_items(data)
-    items += [_checkpoints_item(workspace, run) for run in stored.runs if run.ended and run not in old_runs]
-    kept = tuple(f"kept: models, results and data, since {path} has no readable record" for path in stored.unknown)
-    if not kept:
-        runs = {run.run_id: run for run in stored.runs}
-        items += [_model_item(workspace, registry, one, runs.get(one.facts.get("run_id"))) for one in old_models]
-        model_of = {one.facts.get("run_id"): one.path for one in old_models}
-        items += [_results_item(workspace, run, model_of.get(run.run_id)) for run in old_runs]
-        items += _data_items(data, _data_in_use(stored, artifacts, used, old_runs))
-    return [item for item in items if item is not None], kept
+@dataclass(frozen=True)
+class _Thing:
+    """A folder that nothing needs.
+
+    inside : folder of the workspace or of this machine in which it must be.
+    run : whose lock is held while it is deleted.
+    artifact : a model, or that of results.
+    """
+
+    kind: str
+    why: str
+    inside: Path
+    run: StoredRun | None = None
+    artifact: Artifact | None = None
+
+
+def _remove(thing: _Thing, path: Path, workspace: Workspace, symbol: str, keep: int) -> bool:
+    """Delete it under the lock of whoever could need it; return False where it is needed by now."""
+    processed = workspace.processed(symbol)
+    with ExitStack() as locks:
+        if thing.run is not None:
+            locks.enter_context(thing.run.locked(workspace))
+        if thing.kind == "prepared data":
+            if _is_preparing(processed) and thing.why != "superseded":
+                return False
+            locks.enter_context(file_lock(processed / "prepare.lock"))
+        if thing.kind == "results":
+            if thing.artifact is not None and files.is_folder(thing.artifact.path):  # it was kept
+                return False
+            for name in (thing.run.run_id, f"{thing.run.run_id}{USER_SUFFIX}"):
+                if files.is_folder(checkpoints := stored_path(workspace.checkpoints, name)):
+                    files.remove_folder(checkpoints)
+        elif path not in _Needless(workspace, symbol, keep, ours=thing.kind == "prepared data").things:
+            return False
+        elif thing.artifact is not None:
+            return ArtifactRegistry(workspace.models).remove(thing.artifact)
+        files.remove_folder(stored_path(path.parent, path.name, inside=thing.inside))
+    return True
+
+
+class _Needless:
+    """Everything that nothing needs now.
+
+    things : path -> what it is, models before the results of their runs.
+    kept : facts that limited the search.
+    """
+
+    def __init__(self, workspace: Workspace, symbol: str, keep: int, ours: bool = False):
+        """Search; `ours` where this process has the lock of `prepare`."""
+        stored, processed = read_stored_runs(workspace, symbol), workspace.processed(symbol)
+        complete = _data_sets(processed)
+        runs, artifacts, current = stored.runs, ArtifactRegistry(workspace.models).list(symbol), _current_data(processed)
+        self.things = dict(_leftovers(workspace, symbol))
+        if ours or not _is_preparing(processed):
+            begun = sorted(
+                name for name in files.names(processed) if _DATA_SET.fullmatch(name) and name not in complete
+            )
+            thing = _Thing("prepared data", "of an interrupted prepare", processed.parent)
+            self.things |= {processed / name: thing for name in begun if name not in complete}
+        used, by_id = _artifacts_in_use(artifacts, runs, current, keep), {run.run_id: run for run in runs}
+        old_runs = _superseded_runs(runs, artifacts, used, keep)
+        for run in runs:
+            # An upload that hung while the run ended leaves a checkpoint on the drive.
+            if run.ended and run not in old_runs and files.names(stored_path(workspace.checkpoints, run.run_id)):
+                thing = _Thing("checkpoints", "of a finished run, saved late", workspace.checkpoints, run)
+                self.things[stored_path(workspace.checkpoints, run.run_id)] = thing
+        self.kept = tuple(
+            f"kept: models, results and data, since {path} has no readable record" for path in stored.unknown
+        )
+        if self.kept:
+            return
+        for one in artifacts:
+            if one.path not in used:
+                why = f"{one.name}, horizon {one.facts.get('horizon')}, of {one.registered_at[:16]}"
+                run = by_id.get(one.facts.get("run_id"))
+                self.things[one.path] = _Thing("model", why, workspace.models, run, one)
+        model_of = {one.facts.get("run_id"): one for one in artifacts if one.path in self.things}
+        for run in old_runs:
+            why = f"{run.task} of {run.model}, horizon {run.horizon}, of {run.begun_at[:16]}"
+            self.things[run.folder] = _Thing("results", why, workspace.results, run, model_of.get(run.run_id))
+        of_models = {str(one.facts.get("data")) for one in artifacts if one.path in used}
+        needed = of_models | {run.data for run in runs if run not in old_runs} | {current}
+        for name, fingerprint in complete.items() if current else ():
+            if fingerprint not in needed:
+                self.things[processed / name] = _Thing("prepared data", "superseded", processed.parent)
+
+
+def _data_sets(processed: Path) -> dict[str, str]:
+    """Return folder name -> fingerprint of every complete data set."""
+    found = {}
+    for name in files.names(processed):
+        if _DATA_SET.fullmatch(name) and files.is_folder(processed / name):
+            manifest = read_dataset_manifest(processed / name)
+            if manifest is not None and manifest["fingerprint"][:12] == name:
+                found[name] = manifest["fingerprint"]
+    return found
+
+
+def _current_data(processed: Path) -> str | None:
+    """Return the fingerprint of the data set that is read; None where its pointer is missing or damaged."""
+    try:
+        return DatasetStore.current(processed).fingerprint
+    except NotPreparedError:
+        return None
+
+
+def _is_preparing(processed: Path) -> bool:
+    """Return whether a process of this machine prepares this symbol now."""
+    try:
+        check_lock_file_free(processed / "prepare.lock", "the prepared data")
+    except CheckpointError:
+        return True
+    return False
 
 
 def _artifacts_in_use(
@@ -221,111 +309,21 @@ def _grouped(things: Iterable[Thing], key: Callable[[Thing], Hashable]) -> list[
     return list(groups.values())
 
 
-def _data_in_use(
-    stored: StoredRuns, artifacts: Sequence[Artifact], used: set[Path], old_runs: Sequence[StoredRun]
-) -> set[str]:
-    """Return the fingerprints of the prepared data that kept runs and models were made from."""
-    of_models = {str(one.facts.get("data")) for one in artifacts if one.path in used}
-    return of_models | {run.data for run in stored.runs if run not in old_runs}
-
-
-# ---------------------------------------------------------------------- items
-
-
-def _model_item(
-    workspace: Workspace, registry: ArtifactRegistry, artifact: Artifact, run: StoredRun | None
-) -> RemovableItem:
-    def remove() -> bool:
-        with nullcontext() if run is None else run.locked(workspace):
-            begun = [one for one in read_stored_runs(workspace, artifact.symbol).runs if not one.ended]
-            if any(artifact.hash in one.bases for one in begun):  # by a stack that began since it was listed
-                return False
-            return registry.remove(artifact)
-
-    why = f"{artifact.name}, horizon {artifact.facts.get('horizon')}, of {artifact.registered_at[:16]}"
-    return RemovableItem("model", artifact.path, files.folder_bytes(artifact.path), why, remove)
-
-
-def _results_item(workspace: Workspace, run: StoredRun, model: Path | None) -> RemovableItem:
-    def remove() -> bool:
-        path = stored_path(run.folder.parent, run.run_id, inside=workspace.results)
-        with run.locked(workspace):
-            if model is not None and files.is_folder(model):  # it was kept
-                return False
-            for name in (run.run_id, f"{run.run_id}{USER_SUFFIX}"):
-                if files.is_folder(checkpoints := stored_path(workspace.checkpoints, name)):
-                    files.remove_folder(checkpoints)
-            files.remove_folder(path)
-        return True
-
-    why = f"{run.task} of {run.model}, horizon {run.horizon}, of {run.begun_at[:16]}"
-    return RemovableItem("results", run.folder, files.folder_bytes(run.folder), why, remove)
-
-
-def _checkpoints_item(workspace: Workspace, run: StoredRun) -> RemovableItem | None:
-    """Return the checkpoints of a finished run: an upload that hung while the run ended leaves one on the drive."""
-    folder = stored_path(workspace.checkpoints, run.run_id)
-    if not files.names(folder):
-        return None
-
-    def remove() -> bool:
-        with run.locked(workspace):
-            files.remove_folder(folder)
-        return True
-
-    return RemovableItem("checkpoints", folder, files.folder_bytes(folder), "of a finished run, saved late", remove)
-
-
-def _data_items(data: StoredDataSets, needed: set[str]) -> Iterator[RemovableItem]:
-    for name in data.superseded(needed):
-        folder = data.processed / name
-        remove = partial(remove_data_set, data.processed, name)
-        yield RemovableItem("prepared data", folder, files.folder_bytes(folder), "superseded", remove)
-
-
-def _kernel_items() -> Iterator[RemovableItem]:
+def _leftovers(workspace: Workspace, symbol: str) -> Iterator[tuple[Path, _Thing]]:
+    """Yield what killed processes left, and caches of this machine that no process used for a day."""
+    for top in (workspace.results, workspace.models, workspace.processed(symbol).parent):
+        for folder in list_interrupted_removals(top / symbol):
+            yield folder, _Thing("leftover", "of an interrupted clean", top)
     for folder in list_unused_kernel_folders():
-        why = "compiled from other sources, unused for a day"
-        remove = partial(_remove_folder, folder, folder.parent)
-        yield RemovableItem("compiled kernels", folder, files.folder_bytes(folder), why, remove)
-
-
-def _program_items() -> Iterator[RemovableItem]:
-    """Yield the caches of programs compiled by XLA, inductor and Triton: they are compiled again when needed."""
-    top = private_folder("programs")
-    for folder in sorted(path for path in top.iterdir() if path.is_dir() and not path.is_symlink()):
+        yield folder, _Thing("compiled kernels", "compiled from other sources, unused for a day", folder.parent)
+    programs = private_folder("programs")  # of XLA, inductor and Triton
+    for folder in sorted(path for path in programs.glob("*") if path.is_dir() and not path.is_symlink()):
         if _is_abandoned(folder):
-            remove = partial(_remove_abandoned_folder, folder, top)
-            size, why = files.folder_bytes(folder), "used by no process for a day; compiled again when needed"
-            yield RemovableItem("compiled programs", folder, size, why, remove)
+            why = "used by no process for a day; compiled again when needed"
+            yield folder, _Thing("compiled programs", why, programs)
 
 
 def _is_abandoned(folder: Path) -> bool:
     """Return whether no process holds a local folder, and nothing in it was written for a day."""
     newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
     return time.time() - newest > _ABANDONED_SECONDS and not is_folder_held(folder)
-
-
-def _remove_abandoned_folder(folder: Path, inside: Path) -> bool:
-    return _is_abandoned(folder) and _remove_folder(folder, inside)
-
-
-def _interrupted_data_items(data: StoredDataSets) -> Iterator[RemovableItem]:
-    if is_preparing(data.processed):
-        return
-    for name in sorted(data.begun()):
-        folder = data.processed / name
-        remove = partial(remove_interrupted_data_set, data.processed, name)
-        yield RemovableItem("prepared data", folder, files.folder_bytes(folder), "of an interrupted prepare", remove)
-
-
-def _leftover_items(workspace: Workspace, symbol: str) -> Iterator[RemovableItem]:
-    for top in (workspace.results, workspace.models, workspace.processed(symbol).parent):
-        for folder in list_interrupted_removals(top / symbol):
-            remove = partial(_remove_folder, folder, top)
-            yield RemovableItem("leftover", folder, files.folder_bytes(folder), "of an interrupted clean", remove)
-
-
-def _remove_folder(folder: Path, inside: Path) -> bool:
-    files.remove_folder(stored_path(folder.parent, folder.name, inside=inside))
-    return True

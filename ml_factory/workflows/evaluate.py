@@ -9,10 +9,9 @@ from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import report
-from ml_factory.workflows.compare_models import compare_finished_models
-from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.predictions import describe_run_choice
+from ml_factory.workflows.predictions import artifacts_to_compare, describe_run_choice
 from ml_factory.workflows.results.models import EvaluateResult
 from ml_factory.workflows.run_report_sections import compared_runs_section
 
@@ -32,7 +31,7 @@ def evaluate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    compared = compare_finished_models(workspace, data, models, runs)
+    compared = evaluate_artifacts(workspace, data, artifacts_to_compare(workspace, data, models, runs))
     choices = {
         name: describe_run_choice(
             workspace, one, one.facts["run_id"] if one.facts["run_id"] in runs else "", data.fingerprint
@@ -48,19 +47,16 @@ def evaluate(
     traded = report.backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
     path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
-        DatasetStore.current(workspace.processed(symbol)), report.ReportPredictions(
-            compared.rows, compared.test, compared.metrics, compared.verdicts, compared.chosen, compared.months,
-            findings=compared.findings,
-        ), traded,
+        DatasetStore.current(workspace.processed(symbol)), compared, traded,
         quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
     )  # fmt: skip
-    shown = compared.metrics.reset_index()
+    shown = compared.test_metrics.reset_index()
     shown.insert(0, "split", "test")
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
-        verdicts=compared.verdicts, chosen=compared.chosen, findings=compared.findings, traded=traded,
+        verdicts=dict(compared.verdicts), chosen=compared.chosen, findings=compared.findings, traded=traded,
         seconds=time.perf_counter() - started,
         run_ids=run_ids, choices=choices,
-        calibration=dataset_calibration_by_class(data, compared.rows, compared.test),
-        draw=lambda: plots.plot_metrics(compared.metrics),
+        calibration=compared.calibration,
+        draw=lambda: plots.plot_metrics(compared.test_metrics),
     )  # fmt: skip

@@ -17,14 +17,13 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.backtest import backtest
-from ml_factory.workflows.compare_models import ModelComparison, compare_finished_models
+from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.predictions import load_fitted_models
+from ml_factory.workflows.predictions import artifacts_to_compare
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.runs.stored_runs import count_trials
 
-TIMED_ROWS = 4_096  # newest test rows that are predicted again for the time
 SHOWN = ["symbol", "horizon", "model", "run", "status", "gain_best", "net", "chance"]
 OTHER_DATA = "other data"
 
@@ -39,7 +38,7 @@ class LeaderboardResult(Result):
         gain_best with gain_low and gain_high (nats per row, 95 % interval), direction_gain, rows, effective_rows, net
         and break_even_ticks of the backtest after costs, chance (that its true Sharpe ratio is above 0, after all
         trials of the symbol), fit_seconds (of all epochs, or of the last session where a model keeps no history),
-        predict_seconds of predict_rows newest test rows on this machine, quick, run_id.
+        quick, run_id.
     trials : symbol -> trials, as `count_trials`.
     skipped : prepared symbols and horizons without a finished model.
     """
@@ -123,7 +122,9 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
         reason = f"trained on other data than that prepared now, {data.fingerprint[:12]}" if data else ""
     rows = []
     if data is not None and any(one.facts["data"] == data.fingerprint for one in models):
-        rows = _model_rows(workspace, data, compare_finished_models(workspace, data))
+        rows = _model_rows(
+            workspace, data, evaluate_artifacts(workspace, data, artifacts_to_compare(workspace, data, None))
+        )
     for name in [name for name in newest if name not in {row["model"] for row in rows}]:
         rows.append({
             "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
@@ -133,20 +134,18 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
     return rows
 
 
-def _model_rows(workspace: Workspace, data: PreparedDataset, compared: ModelComparison) -> list[dict]:
-    rows = []
+def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluation) -> list[dict]:
+    rows, metrics = [], compared.test_metrics
     for name, artifact in compared.artifacts.items():
         verdict = compared.verdicts[name]
-        timed = compared.rows[-TIMED_ROWS:]
         rows.append({
             "symbol": data.symbol, "horizon": data.horizon, "model": name, "chosen": name == compared.chosen,
             "status": verdict.status, "sentence": verdict.sentence,
-            "log_loss": float(compared.metrics.loc[name, "log_loss"]), "best_baseline": verdict.best_baseline,
-            "baseline_log_loss": float(compared.metrics.loc[verdict.best_baseline, "log_loss"]),
+            "log_loss": float(metrics.loc[name, "log_loss"]), "best_baseline": verdict.best_baseline,
+            "baseline_log_loss": float(metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
             **_after_costs(workspace, data, artifact), "fit_seconds": _fit_seconds(artifact),
-            "predict_seconds": _predict_seconds(workspace, data, artifact, timed), "predict_rows": len(timed),
             "quick": bool(artifact.facts["limited"]), "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
@@ -167,15 +166,3 @@ def _fit_seconds(artifact: Artifact) -> float:
     """Return the seconds of all epochs, those before an interruption included."""
     epochs = [one["seconds"] for one in artifact.facts.get("history", ()) if one.get("seconds") is not None]
     return float(sum(epochs)) if epochs else float(artifact.facts["seconds"])
-
-
-def _predict_seconds(workspace: Workspace, data: PreparedDataset, artifact: Artifact, rows: np.ndarray) -> float:
-    """Return the seconds of predicting these rows of the labels from their features, the model in memory."""
-    fitted = load_fitted_models(workspace, artifact)
-    most = max((model.lookback for model in fitted.models.values()), default=0)
-    first, end = max(int(data.row[rows[0]]) - most, 0), int(data.row[rows[-1]]) + 1
-    given = {"segment": data.segment[first:end], "rows": data.row[rows] - first}
-    for _ in range(2):  # the first pass compiles kernels and wakes threads
-        started = time.perf_counter()
-        fitted.predict_features(data.features.iloc[first:end], **given)
-    return time.perf_counter() - started

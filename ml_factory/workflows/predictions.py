@@ -2,19 +2,16 @@
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.errors import (
     CheckpointError,
     FileError,
@@ -24,10 +21,8 @@ from ml_factory.errors import (
     refuse_damaged_content,
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
-from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.inference.predict import FittedModels, common_prediction_index, predict_features, stacked_predictions
+from ml_factory.inference.predict import FittedModels, predict_features, stacked_predictions
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import available_models, find_model_spec
@@ -36,106 +31,10 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.workflows.dataset_evaluation import (
-    baseline_training_rows,
-    dataset_best_baseline,
-    dataset_calibration_by_class,
-    dataset_gain_over_forecast,
-    dataset_metrics_with_baselines,
-    dataset_missing_classes,
-    dataset_weighted_prior_loss,
-    prepared_dataset_verdict,
-)
-from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
 from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, quick_row_limit
-from ml_factory.workflows.runs.stored_runs import count_trials
 
-STACK, EQUAL_POOL = "stack", "equal_pool"
-_MOST_VALUES = 100_000_000  # of stored predictions, beyond one a byte
+STACK = "stack"
 _log = logging.getLogger("ml_factory")
-
-
-@dataclass(frozen=True)
-class PredictionEvaluation:
-    """Predictions of a finished model on the labels' rows, and their metrics.
-
-    path : the predictions as Parquet.
-    metrics : a row per split (validation, test) and forecast.
-    test_rows, test_p : positions and float64 (N, 3) probabilities of the test rows.
-    priors : split -> weighted loss of the class prior, comparable with a history's losses on that split.
-    reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
-    verdict : on test rows, over every baseline; the best one was chosen on validation rows.
-    calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
-    months : of the test rows, `gain_by_month` over the best baseline.
-    findings : on the model, the most severe first.
-    """
-
-    path: Path
-    metrics: pd.DataFrame
-    test_rows: np.ndarray
-    test_p: np.ndarray
-    priors: dict[str, float]
-    reference_gains: dict[str, tuple[float, float, float]]
-    verdict: ModelVerdict
-    calibration: pd.DataFrame
-    months: pd.DataFrame
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def test_metrics(self) -> pd.DataFrame:
-        """Metrics of the test rows, by name of the forecast."""
-        return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
-
-
-def predict_and_evaluate_artifact(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact
-) -> PredictionEvaluation:
-    """Predict every labelled row that has a full window, and compare the predictions with the baselines."""
-    frame = load_or_make_predictions(workspace, data, artifact)
-    positions = data.labels.index.get_indexer(frame.index)
-    p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
-    parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
-    train_rows = baseline_training_rows(data, positions)
-    best = dataset_best_baseline(data, train_rows, parts["validation"])
-    references = _reference_predictions(workspace, data, artifact, frame.index)
-    predictions = {artifact.facts["model"]: p_N3} | references
-    for name in ("validation", "test"):
-        of_split = (frame["split"] == name).to_numpy()
-        forecasts = {who: p[of_split] for who, p in predictions.items()}
-        table = dataset_metrics_with_baselines(data, train_rows, positions[of_split], forecasts, best)
-        # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
-        tables.append(table.reset_index().assign(split=name, used_for_choosing=name == "validation"))
-        priors[name] = dataset_weighted_prior_loss(data, train_rows, positions[of_split])
-    test = (frame["split"] == "test").to_numpy()
-    path = predictions_path(workspace, artifact)
-    rows = positions[test]
-    reference_gains = {
-        who: dataset_gain_over_forecast(data, rows, p_N3[test], p[test]) for who, p in references.items()
-    }
-    lacking = dataset_missing_classes(data, parts)
-    name = artifact.facts["model"]
-    found = prepared_dataset_verdict(data, train_rows, rows, name, p_N3[test], best, lacking)
-    by_class = dataset_calibration_by_class(data, rows, {name: p_N3[test]})
-    months = gain_by_month(data, train_rows, rows, p_N3[test], best)
-    evaluated = PredictionEvaluation(
-        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class, months
-    )
-    predicted = {part: (at, p_N3[(frame["split"] == part).to_numpy()]) for part, at in parts.items()}
-    trials = count_trials(workspace, data.symbol)
-    return replace(evaluated, findings=find_model_issues(data, found, predicted, months, trials))
-
-
-def _reference_predictions(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact, index: pd.DatetimeIndex
-) -> dict[str, np.ndarray]:
-    """Return, for a stack, the plain mean of its uncalibrated base models: a pool without learnt weights."""
-    if artifact.kind != STACK:
-        return {}
-    bases = _base_model_artifacts(workspace, artifact)
-    predictions = {
-        name: load_or_make_predictions(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
-    }
-    return {EQUAL_POOL: equal_weight_probabilities({name: frame.to_numpy() for name, frame in predictions.items()})}
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
@@ -155,7 +54,7 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
     if is_prediction_of_artifact(path, artifact):
         return read_prediction_frame(path)
     if artifact.kind == STACK:
-        state, bases = artifact.load_state(), _base_model_artifacts(workspace, artifact)
+        state, bases = artifact.load_state(), base_model_artifacts(workspace, artifact)
         frame = stacked_predictions(
             state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
         )
@@ -207,7 +106,7 @@ def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifa
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
-def _base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
+def base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
     """Return the base models of a stack, found by their hash."""
     by_hash = {one.hash: one for one in ArtifactRegistry(workspace.models).list(stack.symbol)}
     bases = stack.load_state()["bases"]
@@ -348,17 +247,6 @@ def _artifact_of_run(registry: ArtifactRegistry, data: PreparedDataset, run: str
     return found[-1]
 
 
-def predictions_on_common_rows(
-    workspace: Workspace, data: PreparedDataset, found: Mapping[str, Artifact], split: str
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return (positions of the split's rows that every model can predict, model -> its probabilities there)."""
-    frames = {name: load_or_make_predictions(workspace, data, one) for name, one in found.items()}
-    index = data.labels.index[data.splits[split]]
-    index = index[index.isin(common_prediction_index(frames))]
-    rows = data.labels.index.get_indexer(index)
-    return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
-
-
 def predict_bars(
     workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: RawBarSpec | None = None
 ) -> tuple[pd.DataFrame, pd.Series]:
@@ -387,7 +275,7 @@ def load_fitted_models(workspace: Workspace, artifact: Artifact) -> FittedModels
     """Load a registered model, or a stack with its base models."""
     if artifact.kind != STACK:
         return FittedModels({artifact.facts["model"]: TrainedModel.from_state(artifact.load_state())})
-    bases = _base_model_artifacts(workspace, artifact)
+    bases = base_model_artifacts(workspace, artifact)
     models = {name: TrainedModel.from_state(base.load_state()) for name, base in bases.items()}
     return FittedModels(models, artifact.load_state())
 
@@ -397,9 +285,6 @@ def read_prediction_frame(path: Path) -> pd.DataFrame:
     data = files.read(path)
     step = "predict again: it makes what is missing or damaged"
     with refuse_damaged_content(WorkspaceError, "These predictions are damaged", where=path, next_step=step):
-        facts = pyarrow.parquet.read_metadata(io.BytesIO(data))
-        if facts.num_rows * facts.num_columns > _MOST_VALUES + len(data):  # repeated values take no space in a file
-            raise ValueError(f"{facts.num_rows:,} rows of {facts.num_columns:,} columns in {len(data):,} bytes")
         return pd.read_parquet(io.BytesIO(data))
 
 

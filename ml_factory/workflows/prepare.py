@@ -11,7 +11,6 @@ import pandas as pd
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
-from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import (
     ResampledBars,
     check_resample_length,
@@ -59,7 +58,6 @@ from ml_factory.workflows.previous_settings import add_given_market_facts, previ
 from ml_factory.workflows.prove import (
     build_prefixes_to_prove,
     describe_proof_of_store,
-    horizons_to_prove,
     prove_store,
     require_proved_data,
     stored_data_settings,
@@ -121,9 +119,8 @@ def prepare(
             if missing:
                 try:
                     store = store or DatasetStoreWriter.begin(processed, key)
-                    store, prefixes, seen = _write(store, workspace, symbol, settings, missing, raw)
-                    # All that lack a certificate together, as where nothing was interrupted.
-                    _certify(store, workspace, horizons, prefixes, seen)
+                    store, bars, seen = _write(store, workspace, symbol, settings, missing, raw)
+                    _certify(store, workspace, horizons, bars, seen)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)
@@ -168,23 +165,23 @@ def _certify(
     store: DatasetStore,
     workspace: Workspace,
     horizons: Sequence[int],
-    prefixes: PrefixHasher | None = None,
+    bars: pd.DataFrame | None = None,
     seen: Sequence[PrefixBuild] = (),
 ) -> None:
-    """Run the quick proof of the horizons without a certificate of this code; log each leak at once."""
-    uncertified = []
+    """Run the quick proof, unless each of the horizons has a certificate of this code; log each leak at once."""
     for horizon in horizons:
         try:
             require_proved_data(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
         except NotPreparedError:
-            uncertified.append(horizon)
-    if uncertified:
-        if prefixes is None:
-            prefixes = PrefixHasher(load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0])
-        found = quick_artifact_audit(store, horizons_to_prove(store, uncertified))
-        proved = prove_store(store, prefixes, uncertified, also=found.leaks, compared=found.compared, seen=seen)
-        for leak in proved.proof.leaks if proved.proof else ():
-            _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
+            break
+    else:
+        return
+    if bars is None:
+        bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
+    found = quick_artifact_audit(store, horizons)
+    proved = prove_store(store, bars, horizons, fresh=True, also=found.leaks, compared=found.compared, seen=seen)
+    for leak in proved.proof.leaks if proved.proof else ():
+        _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
 def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
@@ -199,12 +196,12 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 def _write(
     store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
-) -> tuple[DatasetStoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
-    """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
+) -> tuple[DatasetStoreWriter, pd.DataFrame, Sequence[PrefixBuild]]:
+    """Write features and the parts of these horizons; with the bars and prefix builds for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
     bars, report = load_bars(workspace, symbol, settings.bars)
-    prefixes, market = PrefixHasher(bars), resolve_market_facts(symbol, bars, settings)
+    market = resolve_market_facts(symbol, bars, settings)
     _warn_findings(symbol, report.to_dict()["findings"], "reported")
     for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
@@ -218,7 +215,7 @@ def _write(
     base, first, staleness, seen = _write_features(store, bars, market, symbol, settings)
     made = {
         "symbol": symbol,
-        "raw": {"hash": raw_hash, "rows": len(bars), "bars": prefixes.total_hash},
+        "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},
         "settings": settings.to_dict(),
         "sources": source_hash(DATA_PACKAGES),
         "market": market.to_dict(),
@@ -234,7 +231,7 @@ def _write(
             store.discard_horizon_files(horizon)
             facts = {str(horizon): _write_horizon(store, base, first, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
-    return store, prefixes, seen
+    return store, bars, seen
 
 
 def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:

@@ -3,25 +3,19 @@ certificates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
     Certificate,
-    best_certificate_coverage,
     certificate_path,
-    issue_certificate,
-    proof_progress_path,
     read_certificate,
     require_certificate,
     write_certificate,
@@ -29,7 +23,6 @@ from ml_factory.leakage.certificate import (
 from ml_factory.leakage.custom_feature_check import check_custom_features
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
 from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_pipeline_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgressFile, unfinished_proof_horizons
 from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.proof_result import Proof
 from ml_factory.leakage.proof_spec import QUICK, ProofSpec
@@ -42,7 +35,6 @@ from ml_factory.leakage.timed_tables import (
     timed_table_of_labels,
 )
 from ml_factory.settings import DataSpec, certified_code_hash
-from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -54,7 +46,7 @@ FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations 
 class ProofOutcome:
     """Result of a proof.
 
-    proof : the checks of this call; None where an earlier certificate covers all of them.
+    proof : the checks of this call; None where the certificates that are there cover all of them.
     certificates : horizon -> certificate.
     """
 
@@ -63,72 +55,57 @@ class ProofOutcome:
 
 
 def prove_store(
-    store: DatasetStore, prefixes: PrefixHasher, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
-    fresh: bool = False,
-    also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
-    seen: Sequence[PrefixBuild] = (), write: bool = True,
+    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
+    fresh: bool = False, also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None,
+    progress: Progress | None = None, seen: Sequence[PrefixBuild] = (), write: bool = True,
 ) -> ProofOutcome:  # fmt: skip
-    """Prove a prepared data set, as far as no earlier certificate covers it, and write the certificates.
+    """Prove a prepared data set, unless its certificates do already, and write the certificates.
 
-    A proof that was killed continues behind its finished checks and ends with the same certificates.
-
-    prefixes : of the checked bars the data set was made of.
-    fresh : ignore earlier proofs.
+    bars : the checked bars the data set was made of.
+    fresh : prove again.
     also, compared : leaks found by other checks, and their counts (part -> rows).
     seen : builds on the first bars alone, made before this process read the later ones.
-    write : False: neither certificates nor progress are written; with `fresh` nothing of them is read either.
+    write : False: no certificate is written.
     """
-    settings, processed, bars = stored_data_settings(store), store.folder.parent, prefixes.bars
-    unfinished, horizons = proof_progress_path(processed, store.fingerprint), horizons_to_prove(store, horizons)
-    pipeline = pipeline_to_prove(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
-    bound = {"code": certified_code_hash(), "settings": fingerprint_json(settings.to_dict())}
-    newest_for = partial(best_certificate_coverage, processed, prefixes, form="full" if fresh else spec.form, **bound)
-    before = {horizon: newest_for(horizon) for horizon in horizons}
-    existing = {h: read_certificate(certificate_path(processed, store.fingerprint, h)) for h in horizons}
-    if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(existing.values()):
+    settings, processed, symbol = stored_data_settings(store), store.folder.parent, store.facts["symbol"]
+    if not fresh and not also and (existing := _proved(store, horizons, spec.form)):
         return ProofOutcome(None, existing)
-    since = 0 if fresh else min(one.rows for one in before.values())
-    since = since if since < len(bars) else 0
+    pipeline = pipeline_to_prove(symbol, settings, horizons, folds=FOLDS if spec.form == "full" else 0)
     facts = store.facts["market"]
     if spec == QUICK and not settings.features.custom:
         spec = replace(spec, unseen_bars=0)  # the library's own columns keep no state
-    decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.total_hash, "spec": asdict(spec), **bound}
-    proof_progress = _open_progress(unfinished, decided, horizons) if write else None
-    if fresh and proof_progress:
-        proof_progress.forget()
     with custom.stateless_custom_features():
         proof = prove_no_look_ahead(
-            pipeline, bars, spec, facts=facts, since=since, progress=progress,
-            history=min(one.history for one in before.values()),
-            whole=None if since else lambda: _stored_tables_to_prove(store, pipeline, bars, facts),
-            prefix_builds=seen, progress_file=proof_progress,
+            pipeline, bars, spec, facts=facts, progress=progress, prefix_builds=seen,
+            whole=lambda: _stored_tables_to_prove(store, pipeline, bars, facts),
         )  # fmt: skip
     rows, found = check_custom_features(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
     own = {"features, rows of sampled days": rows} if rows else {}
     leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
     proof = replace(proof, leaks=one_per_column(leaks), compared={**proof.compared, **own, **(compared or {})})
-    about = {"symbol": store.facts["symbol"], "subject": store.fingerprint, "form": spec.form, **bound}
-    certificates = {}
-    for horizon in horizons:
-        earlier = {"before": before[horizon]} if since else {}
-        certificates[horizon] = issue_certificate(proof, prefixes, horizon=horizon, **about, **earlier)
-        if write:
-            write_certificate(processed, certificates[horizon])
-    if proof_progress:
-        proof_progress.forget()
+    certificates = {
+        horizon: Certificate(
+            symbol, horizon, store.fingerprint, store.facts["raw"]["bars"], certified_code_hash(), spec.form,
+            tuple((cut.moment, cut.why) for cut in proof.cuts), ("truncate", *proof.disturbances),
+            dict(proof.compared), proof.leaks,
+        ) for horizon in horizons
+    }  # fmt: skip
+    for certificate in certificates.values() if write else ():
+        write_certificate(processed, certificate)
     return ProofOutcome(proof, certificates)
 
 
-def horizons_to_prove(store: DatasetStore, horizons: Sequence[int]) -> Sequence[int]:
-    """Return the horizons of an interrupted proof where it includes these, else these horizons."""
-    unfinished = unfinished_proof_horizons(proof_progress_path(store.folder.parent, store.fingerprint))
-    return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
-
-
-def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgressFile:
-    """Open the progress file of a proof that is identified by these facts and by the sources that prove."""
-    decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
-    return ProofProgressFile(unfinished, fingerprint_json(to_json_value(decided)), tuple(horizons))
+def _proved(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
+    """Return the certificates of these horizons where each is of this code, passed, and as strong; {} otherwise."""
+    found, code = {}, certified_code_hash()
+    for horizon in horizons:
+        one = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
+        if one is None or not one.passed or (one.subject, one.code) != (store.fingerprint, code):
+            return {}
+        if form == "full" != one.form:
+            return {}
+        found[horizon] = one
+    return found
 
 
 def build_prefixes_to_prove(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:

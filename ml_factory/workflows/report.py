@@ -1,7 +1,6 @@
 """Contents of the HTML report: the verdict first, then returns, calibration, training and the data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.findings import Finding, findings_section, next_step_sentence, sort_findings
+from ml_factory.evaluation.findings import findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics_table import MetricsTable
-from ml_factory.evaluation.verdict import BASELINE_LINES, ModelVerdict, format_verdict_bounds
+from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
@@ -26,9 +25,9 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.backtest import BacktestResult, backtest
-from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class
+from ml_factory.workflows.evaluation import Evaluation
 from ml_factory.workflows.inspect_data import bar_findings_table
-from ml_factory.workflows.predictions import PredictionEvaluation
+from ml_factory.workflows.predictions import predictions_path
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 from ml_factory.workflows.run_report_sections import run_report_sections
@@ -38,35 +37,8 @@ data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes 
 plots = LazyModule("ml_factory.evaluation.plots")
 
 
-@dataclass(frozen=True)
-class ReportPredictions:
-    """Forecasts of N test rows and their metrics.
-
-    rows : int64 (N,), positions into the labels.
-    forecasts : name -> float64 (N, 3) probabilities.
-    metrics : `compute_forecast_metrics`.
-    verdicts : model -> its verdict on these rows.
-    chosen : the model of the headline; of several the best one on validation rows.
-    months, reference_gains, findings : as of `predictions.PredictionEvaluation`.
-    """
-
-    rows: np.ndarray
-    forecasts: Mapping[str, np.ndarray]
-    metrics: pd.DataFrame
-    verdicts: Mapping[str, ModelVerdict]
-    chosen: str
-    months: pd.DataFrame
-    reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def chosen_verdict(self) -> ModelVerdict:
-        """Verdict on the chosen model."""
-        return self.verdicts[self.chosen]
-
-
 def write_evaluation_report(
-    path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: ReportPredictions,
+    path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: Evaluation,
     traded: BacktestResult | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
@@ -88,14 +60,14 @@ def write_evaluation_report(
     ]
     files.write_json(path.with_suffix(".json"), to_json_value({
         "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
-        "answer": evaluated.chosen_verdict.answer, "next_step": next_step_sentence(findings),
+        "answer": evaluated.verdict.answer, "next_step": next_step_sentence(findings),
         "findings": [one.to_dict() for one in findings],
         "backtest": traded.to_dict() if isinstance(traded, BacktestResult) else traded,
         "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
-        "metrics": evaluated.metrics.reset_index().to_dict("records"),
+        "metrics": evaluated.test_metrics.reset_index().to_dict("records"),
     }))  # fmt: skip
     return write_html_report(
-        path, title, sections, answer=evaluated.chosen_verdict.answer,
+        path, title, sections, answer=evaluated.verdict.answer,
         subtitle=f"{next_step_sentence(findings)}\n\n{report_test_period(data, evaluated)}",
         facts=report_headline_cards(evaluated, traded),
         notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
@@ -105,7 +77,7 @@ def write_evaluation_report(
     )  # fmt: skip
 
 
-def report_test_period(data: PreparedDataset, evaluated: ReportPredictions) -> str:
+def report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
     """Describe model, labels and test period."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
@@ -122,18 +94,14 @@ def describe_horizon(data: PreparedDataset) -> str:
 
 
 def _write_run_report(
-    workspace: Workspace, folder: Path, data: PreparedDataset, artifact: Artifact, verdict: PredictionEvaluation
+    workspace: Workspace, folder: Path, data: PreparedDataset, artifact: Artifact, verdict: Evaluation
 ) -> Path:
     """Write `report.html` of one finished model into the folder of its run."""
     facts, name = artifact.facts, artifact.facts["model"]
-    evaluated = ReportPredictions(
-        verdict.test_rows, {name: verdict.test_p}, verdict.test_metrics, {name: verdict.verdict}, name,
-        verdict.months, verdict.reference_gains, verdict.findings,
-    )  # fmt: skip
     return write_evaluation_report(
         folder / "report.html", f"{data.symbol}: {name}", data,
         DatasetStore.current(workspace.processed(data.symbol)),
-        evaluated, backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
+        verdict, backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
         extra_sections=run_report_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
@@ -143,17 +111,17 @@ def write_model_report(
     run: RunFolder,
     data: PreparedDataset,
     artifact: Artifact,
-    verdict: PredictionEvaluation,
+    verdict: Evaluation,
     *,
     reused: bool,
 ) -> dict[str, Any]:
     """Write the run's report; return the fields of a `ModelResult` that are facts of the model and its evaluation."""
-    facts = artifact.facts
+    facts, written = artifact.facts, predictions_path(workspace, artifact)
     return {
         "symbol": data.symbol, "horizon": data.horizon, "run_id": run.run_id, "reused": reused,
         "resumed_from": None if reused else facts["resumed_from"], "exact": not facts["inexact"],
         "inexact_because": facts["inexact"], "limited": facts["limited"], "metrics": MetricsTable(verdict.metrics),
-        "artifact": artifact.path, "predictions_path": verdict.path, "predictions_hash": files.sha256(verdict.path),
+        "artifact": artifact.path, "predictions_path": written, "predictions_hash": files.sha256(written),
         "report_path": _write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
         "calibration": verdict.calibration, "findings": verdict.findings,
     }  # fmt: skip
@@ -181,7 +149,7 @@ def _report_has_directional_part(data: PreparedDataset) -> bool:
     return len(data.classes) == len(CLASSES)
 
 
-def report_verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: bool = True) -> HtmlSection:
+def report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
@@ -210,7 +178,7 @@ def report_verdict_section(evaluated: ReportPredictions, of: int, *, two_sided: 
         )
     lines.append("The baselines, counted on training rows:")
     lines += [f"`{name}`: {how}." for name, how in BASELINE_LINES.items()]
-    metrics = evaluated.metrics
+    metrics = evaluated.test_metrics
     best = metrics["best_baseline"].iloc[0]
     gains = {f"over {best}": _bounds(metrics, "gain_best", "gain_best_low", "gain_best_high")}
     if two_sided:
@@ -233,12 +201,12 @@ def _bounds(table: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
     )
 
 
-def _gain_section(evaluated: ReportPredictions) -> HtmlSection:
-    best = evaluated.chosen_verdict.best_baseline
+def _gain_section(evaluated: Evaluation) -> HtmlSection:
+    best = evaluated.verdict.best_baseline
     return HtmlSection("Gain", figures=[
         (f"Gain of {evaluated.chosen} over {best} in each month of the test rows; below 0 it was worse.",
          plots.plot_months(evaluated.months)),
-        (f"Right of 0 is better than {best}. Diamonds are baselines.", plots.plot_metrics(evaluated.metrics)),
+        (f"Right of 0 is better than {best}. Diamonds are baselines.", plots.plot_metrics(evaluated.test_metrics)),
     ])  # fmt: skip
 
 
@@ -246,7 +214,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def decile_returns_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
+def decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
     """Return the section of realised returns and information coefficient by decile of the chosen model's forecast.
 
     Computed on unambiguous test rows.
@@ -288,12 +256,12 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictions) -> HtmlSection:
+def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
     """Return the section of the chosen model's reliability diagram, and of frequencies by class of every model."""
     rows, chosen = evaluated.rows, evaluated.chosen
     clear = data.unambiguous_mask[rows]
     table = reliability_table(data.y[rows][clear], evaluated.forecasts[chosen][clear], horizon=data.horizon)
-    by_class = dataset_calibration_by_class(data, rows, evaluated.forecasts)
+    by_class = evaluated.calibration
     shown = by_class[["name", "class", "predicted", "observed"]].assign(
         difference=_bounds(by_class, "difference", "low", "high")
     )
@@ -301,7 +269,7 @@ def report_calibration_section(data: PreparedDataset, evaluated: ReportPredictio
         "Calibration",
         text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
         "Bars are 95 % intervals that count overlapping labels once. The expected calibration error of "
-        f"{chosen} is {evaluated.metrics.loc[chosen, 'ece']:.3f}; it is not 0 by chance alone.",
+        f"{chosen} is {evaluated.test_metrics.loc[chosen, 'ece']:.3f}; it is not 0 by chance alone.",
         figures=[(f"Probabilities of {chosen} on test rows.", plots.plot_calibration(table, classes=data.classes))],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", shown.set_index("name"))],
@@ -339,9 +307,9 @@ def _money_section(traded: BacktestResult | str) -> HtmlSection:
     )  # fmt: skip
 
 
-def report_headline_cards(evaluated: ReportPredictions, traded: BacktestResult | str) -> dict[str, object]:
+def report_headline_cards(evaluated: Evaluation, traded: BacktestResult | str) -> dict[str, object]:
     """Return the cards below the headline, those of the chosen model: label -> (value, note)."""
-    one = evaluated.chosen_verdict
+    one = evaluated.verdict
     low, high = one.gain_best_low, one.gain_best_high
     money: dict[str, object] = {"after costs": ("not known", "see below")}
     if isinstance(traded, BacktestResult):

@@ -10,9 +10,8 @@ from types import ModuleType
 
 import numpy as np
 import pandas as pd
-import typer
 
-from ml_factory import __main__, pipeline
+from ml_factory import cli, pipeline
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
@@ -102,14 +101,14 @@ def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
 
 def verbs() -> list[str]:
     """The verbs of the command line."""
-    return list(typer.main.get_command(__main__.app).commands)
+    return cli.verbs()
 
 
 def verb_example(verb: str) -> str:
     """What follows the verb in the example of its help."""
-    return re.findall(
-        rf"`python -m ml_factory {verb}\b ?(.*?)`", typer.main.get_command(__main__.app).commands[verb].help
-    )[0]
+    one = cli.app[verb]
+    told = one.help or one.default_command.__doc__
+    return re.findall(rf"`python -m ml_factory {verb}\b ?(.*?)`", told)[0]
 
 
 def certificate_text(root: Path) -> str:

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ml_factory.__main__ import app
+from ml_factory import cli
 from ml_factory.errors import SettingsError
 from ml_factory.recipes import image_training, sdce_run
 from ml_factory.recipes.shard_sources import local_shards
@@ -148,8 +147,7 @@ def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(
     words = [os.path.expandvars(word) for word in shlex.split(RESNET)][1:]
     clean.setenv("XLA_USEBF16", "1")
     for given in (words, ["--log_steps=10"]):
-        result = CliRunner().invoke(app, ["recipe", "resnet50", *given])
-        assert result.exit_code == 0, result.output
+        cli.run(["recipe", "resnet50", *given])
     flags, environment = seen
     assert flags == environment and flags.training.precision == "bf16"
     assert flags.sources.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"

@@ -15,11 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from packaging.requirements import Requirement
 
-from ml_factory import pipeline
-from ml_factory.__main__ import app
+from ml_factory import cli, pipeline
 from ml_factory.storage.workspace import Workspace
 from tests.contract.test_environments import packages_of
 
@@ -104,8 +102,8 @@ def _is_for_linux(package: Requirement) -> bool:
 def test_dockerfile_of_service_gives_serve_options_that_it_has():
     (command,) = [json.loads(rest) for word, rest in last_stage(SERVICE) if word == "CMD"]
     words = shlex.split(command[-1])
-    verb = typer.main.get_command(app).commands[words[words.index("ml_factory") + 1]]
-    options = {one for parameter in verb.params for one in parameter.opts}
+    arguments = cli.app[words[words.index("ml_factory") + 1]].assemble_argument_collection()
+    options = {name for argument in arguments for name in argument.names}
     assert {word for word in words if word.startswith("--")} <= options
     assert words[words.index("--port") + 1] == "$PORT" and words[words.index("--host") + 1] == "0.0.0.0"
 

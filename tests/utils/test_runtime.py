@@ -152,17 +152,17 @@ def pip(monkeypatch, pretend):
 @pytest.mark.parametrize(
     ("tpu", "there", "added"),
     [
-        ("", COLAB_GPU, {"catboost", "exchange_calendars", "papermill", "xxhash"}),
+        ("", COLAB_GPU, {"catboost", "cyclopts", "exchange_calendars", "papermill", "xxhash"}),
         (
             "v5e-1",
             COLAB_TPU,
-            {"catboost", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
+            {"catboost", "cyclopts", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
         ),
     ],
     ids=["gpu", "tpu"],
 )
 def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip, pretend, tpu, there, added):
-    others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "typer", "rich", "nbformat")
+    others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
     path = runtime.requirements_for_runtime(True, tpu)
     installed = runtime.install_missing_packages(path, ())

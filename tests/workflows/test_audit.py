@@ -1,25 +1,19 @@
 """The proof at the doors a user takes: prepare, audit, train, and the reports."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from ml_factory import __main__, pipeline
-from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.features import custom
 from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
-from ml_factory.leakage.progress_file import ProofProgressFile
-from ml_factory.leakage.proof_spec import QUICK, ProofSpec
-from ml_factory.leakage.timed_tables import Leak
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit
@@ -102,23 +96,6 @@ def test_audit_full_form_passes_and_is_reused(prepared):
     assert describe_proof_of_store(DatasetStore.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
 
 
-def test_prepare_with_appended_bars_proves_only_appended_rows(tmp_path):
-    """With as many cuts a bar as of the whole file, and two of them at least."""
-    bars = synthetic_bars(days=22, seed=4)
-    workspace, kept = Workspace(tmp_path), len(bars) - 3_000
-    bars.iloc[:kept].reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
-    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
-    bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
-    pipeline.prepare(workspace, "MES", (5,), settings=SMALL_DATA)
-    found = certificate_of(workspace, "MES")
-    assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
-    assert len(found.cuts) == 2 and found.describe() == "quick, 12 cuts"
-    share = 3_000 / len(bars)
-    assert found.compared["features, fed bar by bar"] == math.ceil(2_000 * share)
-    assert found.compared["fitted h5"] == math.ceil(6_000 * share)
-    assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
-
-
 @pytest.mark.soak_except("lstm")
 @pytest.mark.parametrize("model", audit.MODELS)
 def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, monkeypatch, model):
@@ -134,60 +111,6 @@ def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, 
     monkeypatch.setattr(audit, "train_with_holdout", stops_on_test)
     leaks = audit.audit_leaks_of_model(data, model)
     assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"evaluated {model}"}
-
-
-class Killed(BaseException):
-    """Not an Exception: a proof takes those for leaks."""
-
-
-def test_audit_after_kill_resumes_behind_finished_trainings_and_fits(prepared, monkeypatch):
-    """And inside the fits of its proof, at the split it had reached; `fresh` begins anew."""
-    asked, trained, fitted = {"models": ("linear", "xgboost")}, [], []
-    fit, save = pipeline_under_test.StandardPipelineUnderTest.fit, ProofProgressFile.save
-    small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=3, feed_rows=0)
-    monkeypatch.setattr(audit, "ProofSpec", lambda cuts: small)
-    monkeypatch.setattr(ProofSpec, "form", "full")
-    monkeypatch.setattr(
-        pipeline_under_test.StandardPipelineUnderTest, "fit", lambda self, *a: fitted.append(a) or fit(self, *a)
-    )
-
-    def training(data, model):
-        trained.append(model)
-        return [Leak("fitted h5", f"trained {model}", 3, "a row", None, "training", "why", "mirror", "rows")]
-
-    monkeypatch.setattr(audit, "audit_leaks_of_model", training)
-
-    def killed_at(step):
-        def dies(tried, reported):
-            save(tried, reported)
-            if step in reported or step in reported.get("did", ()):
-                raise Killed
-
-        with monkeypatch.context() as death, pytest.raises(Killed):
-            death.setattr(ProofProgressFile, "save", dies)
-            pipeline.audit(prepared, "DEMO", **asked)
-
-    whole = pipeline.audit(prepared, "DEMO", fresh=True, **asked)
-    fits, certificate = len(fitted), certificate_of(prepared)
-    assert trained == ["linear", "xgboost"] and fits == 3 * 6
-    assert [leak.column for leak in certificate.leaks] == ["trained linear", "trained xgboost"]
-    shutil.rmtree(prepared.processed("DEMO") / "certificates")
-    trained.clear(), fitted.clear()
-    killed_at("linear")
-    killed_at("fitted h5 1")
-    assert trained == ["linear", "xgboost"] and len(fitted) == 2 * 6  # killed behind the second of three
-    found = pipeline.audit(prepared, "DEMO", **asked)
-    assert trained == ["linear", "xgboost"] and len(fitted) == fits
-    assert certificate_of(prepared) == certificate and found.compared == whole.compared
-    assert not list((prepared.processed("DEMO") / "certificates").rglob("*n*.json"))  # unfinished, trainings
-    killed_at("xgboost")
-    pipeline.audit(prepared, "DEMO", fresh=True, **asked)
-    assert trained == 3 * ["linear", "xgboost"]
-    shutil.rmtree(prepared.processed("DEMO") / "certificates")
-    killed_at("xgboost")
-    monkeypatch.setattr(audit, "source_hash", lambda packages: f"{packages} by another rule")
-    pipeline.audit(prepared, "DEMO", **asked)
-    assert trained == 5 * ["linear", "xgboost"]
 
 
 def test_leaks_of_training_of_honest_network_is_empty(prepared):

@@ -7,7 +7,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import compare_models
+from ml_factory.workflows import evaluation
 from ml_factory.workflows.cross_validation import folds
 from tests.small_data import SMALL_DATA
 
@@ -48,7 +48,7 @@ def test_cross_validate_resumed_with_other_threads_is_marked_inexact(workspace, 
 def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monkeypatch):
     for name in ("xgboost", "lightgbm"):
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
-    means = compare_models.dataset_metrics_with_baselines
+    means = evaluation.dataset_metrics_with_baselines
     calls = []
 
     def disturbed(data, training_rows, rows, forecasts, best):
@@ -60,7 +60,7 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(workspace, monk
             table.loc["xgboost", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
         return table
 
-    monkeypatch.setattr(compare_models, "dataset_metrics_with_baselines", disturbed)
+    monkeypatch.setattr(evaluation, "dataset_metrics_with_baselines", disturbed)
     found = pipeline.evaluate(workspace, "MES", 10)
     facts = parse_json(found.report_path.with_suffix(".json").read_text())
     assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]

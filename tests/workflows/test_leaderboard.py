@@ -31,9 +31,7 @@ def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_p
             verdict.gain_best, verdict.gain_best_low, verdict.status,
         )  # fmt: skip
         assert row["chosen"] == (name == compared.chosen) and row["quick"]
-        assert row["fit_seconds"] > 0 and row["predict_seconds"] > 0 and row["predict_rows"] == len(
-            pipeline.load_predictions(prepared, "DEMO", 5, name).query("split == 'test'")
-        )  # fmt: skip
+        assert row["fit_seconds"] > 0
     code, out, err = call(
         "leaderboard", "--workspace", prepared.root, "--horizon", 5, "--json", "--out", tmp_path / "board.csv"
     )

@@ -18,7 +18,7 @@ from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import predictions, stack
+from ml_factory.workflows import evaluation, predictions, stack
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.cross_validation import fold_schemes, folds
 from ml_factory.workflows.dataset_evaluation import dataset_metrics_with_baselines
@@ -98,7 +98,7 @@ def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data,
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_names()[read])
     monkeypatch.setattr(predictions, "load_or_make_predictions", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
-    test = predictions.predict_and_evaluate_artifact(workspace, data, artifact).test_metrics
+    test = evaluation.evaluate_artifacts(workspace, data, {"lstm": artifact}).test_metrics
 
     def prior_loss(training_rows):
         training_rows = training_rows[data.unambiguous_mask[training_rows]]

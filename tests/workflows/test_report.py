@@ -12,7 +12,8 @@ from ml_factory.evaluation.metrics import compute_forecast_metrics
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
 from ml_factory.workflows import report
-from ml_factory.workflows.dataset_evaluation import dataset_gain_over_forecast
+from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class, dataset_gain_over_forecast
+from ml_factory.workflows.evaluation import Evaluation
 
 ROWS = 600
 MONTHS = pd.DataFrame({"rows": [300, 200, 100], "gain": [3.0, -1.0, 1.0]}, index=["2024-01", "2024-02", "2024-03"])
@@ -23,7 +24,7 @@ def forecasts(count: int) -> dict[str, np.ndarray]:
     return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
 
 
-def evaluated(count: int, reference_gains: dict | None = None) -> report.ReportPredictions:
+def evaluated(count: int, reference_gains: dict | None = None) -> Evaluation:
     """`count` models of random forecasts beside a flat prior, 60 days of rows five minutes apart."""
     printed, y = forecasts(count), np.arange(ROWS) % 3 - 1
     flat = {name: np.full((ROWS, 3), 1 / 3) for name in BASELINES}
@@ -35,10 +36,18 @@ def evaluated(count: int, reference_gains: dict | None = None) -> report.ReportP
         )
         for name, p in printed.items()
     }
-    return report.ReportPredictions(np.arange(ROWS), printed, table, found, "model0", MONTHS, reference_gains or {})
+    return Evaluation(
+        np.arange(ROWS),
+        printed,
+        table.reset_index().assign(split="test", used_for_choosing=False),
+        found,
+        "model0",
+        MONTHS,
+        reference_gains=reference_gains or {},
+    )
 
 
-def data_of(on_test: report.ReportPredictions, ret=None) -> SimpleNamespace:
+def data_of(on_test: Evaluation, ret=None) -> SimpleNamespace:
     """What a page reads of the data set whose test rows were judged."""
     index = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC", name="known_at")
     ret = np.zeros(ROWS) if ret is None else ret
@@ -145,7 +154,8 @@ def test_report_calibration_lists_class_shares_of_clear_rows():
     on_test = evaluated(2)
     data = data_of(on_test)
     data.unambiguous_mask[:300] = False
-    section = report.report_calibration_section(data, on_test)
+    calibrated = dataset_calibration_by_class(data, on_test.rows, on_test.forecasts)
+    section = report.report_calibration_section(data, replace(on_test, calibration=calibrated))
     ((_, table),) = section.tables
     assert len(section.figures) == 1 and table.index.tolist() == ["model0"] * 3 + ["model1"] * 3
     for name, p in on_test.forecasts.items():
@@ -153,10 +163,11 @@ def test_report_calibration_lists_class_shares_of_clear_rows():
         np.testing.assert_allclose(mine["predicted"], p[300:].mean(axis=0))
         np.testing.assert_allclose(mine["observed"], 1 / 3)
         assert mine.index.tolist() == ["short", "neutral", "long"]
-    assert f"{on_test.metrics.loc['model0', 'ece']:.3f}" in section.text
+    assert f"{on_test.test_metrics.loc['model0', 'ece']:.3f}" in section.text
     bets = data_of(on_test)
     bets.classes = label_classes("meta")
-    assert list(report.report_calibration_section(bets, on_test).tables[0][1]["class"]) == 2 * list(
+    of_bets = replace(on_test, calibration=dataset_calibration_by_class(bets, on_test.rows, on_test.forecasts))
+    assert list(report.report_calibration_section(bets, of_bets).tables[0][1]["class"]) == 2 * list(
         label_classes("meta")
     )
 

@@ -1,13 +1,11 @@
 """What the one line says of a run, from made-up checkpoints and records: nothing is trained here."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ml_factory import code_fingerprint, run_folder
 from ml_factory.run_folder import RunFolder, open_run_checkpoints
 from ml_factory.settings import RunSettings
 from ml_factory.storage.workspace import Workspace
@@ -68,40 +66,6 @@ def test_format_run_status_of_stack_lists_progress_per_base_model(workspace):
 # ---- runs beside ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch) -> Path:
-    """The library's sources, copied, with a commit that a test gives."""
-    place = tmp_path / "checkout" / "ml_factory"
-    shutil.copytree(code_fingerprint.PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(code_fingerprint, "PACKAGE", place)
-    return place
-
-
-def changed(package: Path, source: str, number: int) -> None:
-    with open(package / source, "a") as file:
-        file.write(f"\n\nCHANGED = {number}\n")
-
-
-@pytest.mark.parametrize("source", ["features/momentum.py", "seeding.py"])
-@pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
-def test_format_run_status_after_code_changes_offers_newest_commit(workspace, package, monkeypatch, spec, source):
-    """A changed feature changes the data, and any change the models that a stack is built on."""
-    before = None
-    for version in range(5):
-        changed(package, source, version)
-        data = f"{version:064}" if source.startswith("features") else spec.data
-        bases = tuple((name, [f"{version}a", f"{version}b"] if name == "bases" else one) for name, one in spec.settings)
-        now = replace(spec, data=data, settings=bases)
-        if before is not None:
-            printed = line(workspace, now)
-            assert f"{before.run_id} was begun with other code ({source} changed)" in printed
-            assert f"git checkout {version - 1:012}" in printed and "Starts a new run" in printed
-            assert ("prepare there first" in printed) == source.startswith("features")
-        monkeypatch.setattr(run_folder, "code_commit", lambda version=version: f"{version:012}".ljust(40, "f"))
-        before = run_of(workspace, now)
-        before.begin(now)
-
-
 def test_format_run_status_names_changed_settings_or_data(workspace):
     run_of(workspace, FOLDS).begin(FOLDS)
     deeper = replace(FOLDS, settings=(*FOLDS.settings, ("depth", 4)))
@@ -112,15 +76,22 @@ def test_format_run_status_names_changed_settings_or_data(workspace):
     run_of(workspace, STACK).begin(STACK)
     other = replace(STACK, settings=(*BASES[:1], ("bases", ["a", "c"]), BASES[2]))
     printed = line(workspace, other)
-    assert "is of other settings (other bases). Opens" in printed and "git checkout" not in printed
+    assert "is of other settings (other bases). Opens" in printed
 
 
-def test_format_run_status_names_changed_settings_before_code(workspace, package):
-    run_of(workspace, FOLDS).begin(FOLDS)
-    changed(package, "seeding.py", 1)
-    other = replace(FOLDS, settings=(("folds", 3), ("rounds", 30)))
-    assert "other settings (rounds 20 then, 30 now). Opens" in line(workspace, other)
-    assert "git checkout" not in line(workspace, other)
+@pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
+def test_format_run_status_names_other_code_but_other_settings_first(workspace, spec):
+    """Other code also changes the models that a stack is built on."""
+    run = run_of(workspace, spec)
+    run.begin(spec)
+    path = run.folder / "run.json"
+    record = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**record, "sources": record["sources"] | {"seeding.py": "0" * 64}}))
+    bases = tuple((name, ["c", "d"] if name == "bases" else one) for name, one in spec.settings)
+    now = replace(spec, data="1" * 64, settings=bases)
+    assert f"{spec.run_id} was begun with other code. Opens a new run" in line(workspace, now)
+    deeper = replace(spec, settings=(*spec.settings, ("depth", 4)))
+    assert f"{spec.run_id} is of other settings (depth as usual then, 4 now). Opens" in line(workspace, deeper)
 
 
 @pytest.mark.parametrize("field", ["settings", "sources"])

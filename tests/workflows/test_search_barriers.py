@@ -1,14 +1,13 @@
 """Barriers searched for on prepared data: off by default, blind to rows that judge."""
 
 import json
-import sys
 from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import __main__, pipeline
+from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
@@ -207,22 +206,17 @@ def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepa
     assert not (prepared.processed("DEMO") / "searched").exists()
 
 
-def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, capsys, monkeypatch):
-    def call(*words: str) -> dict:
-        monkeypatch.setattr(
-            sys, "argv", ["ml_factory", "prepare", "--workspace", str(prepared.root), *SMALL_DATA_WORDS, *words]
-        )
-        with pytest.raises(SystemExit) as left:
-            __main__.main()
-        printed = capsys.readouterr()
-        assert not left.value.code, printed.err
-        return json.loads(printed.out)
+def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, call):
+    def facts(*words: str) -> dict:
+        code, out, err = call("prepare", "--workspace", prepared.root, *SMALL_DATA_WORDS, *words)
+        assert code == 0, err
+        return json.loads(out)
 
-    reported = call("--horizon", "5", "--search", "--json")
+    reported = facts("--horizon", "5", "--search", "--json")
     assert [one["name"] for one in reported["search"]] == ["h5-v1"]
     grid = reported["search"][0]["grid"]
     assert len(grid) == 36 and {row["kept"] for row in grid} == {True, False}
-    named = call("--horizon", "5", "--searched", "h5-v1", "--json")
+    named = facts("--horizon", "5", "--searched", "h5-v1", "--json")
     assert named["fingerprint"] == reported["fingerprint"] and named["reused"] and "search" not in named
-    plain = call("--horizon", "5", "--json")
+    plain = facts("--horizon", "5", "--json")
     assert plain["fingerprint"] != reported["fingerprint"] and plain["reused"]

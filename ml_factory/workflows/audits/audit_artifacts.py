@@ -13,7 +13,7 @@ import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.io import load_bars
-from ml_factory.data.prefix_hash import PrefixHasher
+from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
@@ -72,7 +72,7 @@ def audit_bars_artifact(
     settings, symbol = stored_data_settings(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
     leaks = compare_artifact_frames("bars", given, again, "the raw file's checked bars")
-    if not leaks and PrefixHasher(again).total_hash != store.facts["raw"]["bars"]:
+    if not leaks and hash_bars(again) != store.facts["raw"]["bars"]:
         leaks = [artifact_leak("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == RawBarSpec():
         leaks += _differences_from_raw_file(read_bars_table(require_raw_bars(workspace, symbol)), again)

@@ -34,7 +34,7 @@ from ml_factory.workflows.audits.audit_training import (
 from ml_factory.workflows.predictions import (
     STACK,
     is_prediction_of_artifact,
-    predict_and_evaluate_artifact,
+    load_or_make_predictions,
     predict_bars,
     predictions_path,
     read_prediction_frame,
@@ -122,9 +122,7 @@ def _stacked(data: PreparedDataset) -> tuple[dict, pd.DataFrame]:
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_stack(workspace, data, run, spec, FOLDS, mirror="off")
         learnt = {name: value for name, value in artifact.load_state().items() if name not in ("bases", "run_id")}
-        return learnt, read_prediction_frame(predict_and_evaluate_artifact(workspace, data, artifact).path)[
-            PROBABILITIES
-        ]
+        return learnt, load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
 
 
 def audit_model_predictions(

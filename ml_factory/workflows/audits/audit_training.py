@@ -46,7 +46,8 @@ from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSch
 from ml_factory.workflows.cross_validation.fold_scores import UNCALIBRATED, score_folds
 from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds
 from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
-from ml_factory.workflows.predictions import predict_and_evaluate_artifact, read_prediction_frame
+from ml_factory.workflows.evaluation import evaluate_artifacts
+from ml_factory.workflows.predictions import predictions_path, read_prediction_frame
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.train import train_with_holdout
 
@@ -257,9 +258,9 @@ def _trained(data: PreparedDataset, model: str) -> _Outcome:
     with temporary_audit_workspace() as workspace:
         run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
         artifact = train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
-        verdict = predict_and_evaluate_artifact(workspace, data, artifact)
+        verdict = evaluate_artifacts(workspace, data, {model: artifact})
         state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
-        return _Outcome(state, read_prediction_frame(verdict.path), verdict.metrics)
+        return _Outcome(state, read_prediction_frame(predictions_path(workspace, artifact)), verdict.metrics)
 
 
 def audit_training_predictions(

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.code_fingerprint import changed_code_files
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import describe_differences
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
-from ml_factory.settings import DATA_PACKAGES, RunSettings
+from ml_factory.settings import RunSettings
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.unit_checkpoints import (
@@ -24,39 +23,16 @@ _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 
 
 @dataclass(frozen=True)
-class _MismatchedRun:
-    """A run of the same model and horizon with other settings, data or code.
+class _OtherRun:
+    """A run of the same model, horizon, seed and form with other settings, data or code.
 
     begun_at : UTC, ISO 8601.
-    why : settings, data or code.
-    details : settings with both values, or sources that differ.
-    prepared : True where sources that prepare data differ.
-    commit : commit of the checkout that began it.
+    differs : what prevents resuming it, in words.
     """
 
     run_id: str
     begun_at: str
-    why: str
-    details: tuple[str, ...]
-    prepared: bool
-    commit: str
-    ended: bool
-
-    def describe(self) -> str:
-        """Describe the difference that prevents resuming it."""
-        details = ", ".join(self.details[:3]) + (f" and {len(self.details) - 3} more" if len(self.details) > 3 else "")
-        if self.why == "code":
-            return f"{self.run_id} was begun with other code" + (f" ({details} changed)" if details else "")
-        return f"{self.run_id} is of other {self.why}" + (f" ({details})" if details else "")
-
-    def how_to_finish(self) -> str:
-        """Describe how the run could still be finished; "" where it cannot."""
-        if self.why != "code" or not self.commit:
-            return ""
-        head, _, changes = self.commit.partition("+")
-        warning = ", and the changes that were not committed then" if changes else ""
-        again = "; prepare there first" if self.prepared else ""
-        return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
+    differs: str
 
 
 def check_run_unlocked(workspace: Workspace, run: RunFolder, spec: RunSettings) -> None:
@@ -81,23 +57,10 @@ def format_run_status(workspace: Workspace, run: RunFolder, spec: RunSettings, *
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
     if files.is_file(run.folder / "run.json") and not run.ended:
         return f"Found {what}: begun as {run.run_id}, but no checkpoint of it is there. Starts from the beginning."
-    others = _find_mismatched_runs(run.folder.parent, spec)
-    unfinished = [one for one in others if not one.ended and one.why == "code"]
-    if unfinished:
-        newest = unfinished[-1]
-        return " ".join(
-            filter(
-                None,
-                [
-                    f"Found {what}: {newest.describe()}.",
-                    newest.how_to_finish(),
-                    "Starts a new run; the old one stays.",
-                ],
-            )
-        )
+    others = _find_other_runs(run.folder.parent, spec)
     if others:
         more = f", and {len(others) - 1} earlier ones differ too" if len(others) > 1 else ""
-        return f"Found {what}: {others[-1].describe()}{more}. Opens a new run, {run.run_id}."
+        return f"Found {what}: {others[-1].run_id} {others[-1].differs}{more}. Opens a new run, {run.run_id}."
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
@@ -133,42 +96,24 @@ def _read_run_machine(run: RunFolder) -> dict | None:
     return record.get("environment") if isinstance(record, dict) else None
 
 
-def _find_mismatched_runs(parent: Path, spec: RunSettings) -> list[_MismatchedRun]:
+def _find_other_runs(parent: Path, spec: RunSettings) -> list[_OtherRun]:
     """Return runs of the same model, horizon, seed and form that differ otherwise, the newest last."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
             stored = files.read_json_or_none(path)
-            same = all(stored[name] == wanted[name] for name in _SAME)
-            base = stored["run_id"]
-        except (KeyError, TypeError):  # missing or damaged
+            same = all(stored[name] == wanted[name] for name in _SAME) and not stored["run_id"].startswith(spec.run_id)
+            settings, code = dict(stored["settings"]), dict(stored["sources"]) != sources
+        except (KeyError, TypeError, ValueError):  # missing or damaged
             continue
-        damaged = not all(isinstance(stored.get(name) or {}, Mapping) for name in ("settings", "sources"))
-        if same and not damaged and not base.startswith(spec.run_id):
-            found.append(_mismatch(path, stored, wanted, sources))
+        if same:
+            # Other code also changes the base models of a stack.
+            changed = _differing_settings(settings, wanted["settings"], ignoring="bases" if code else "")
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            differs = f"is of other settings ({', '.join(changed[:3])}{more})" if changed else "is of other data"
+            differs = "was begun with other code" if code and not changed else differs
+            found.append(_OtherRun(stored["run_id"], str(stored.get("begun_at") or ""), differs))
     return sorted(found, key=lambda one: one.begun_at)
-
-
-def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) -> _MismatchedRun:
-    """Describe the difference of a stored run.
-
-    Changed code also changes the data it prepares and the base models of a stack, so settings or data count as the
-    difference only where no code explains them.
-    """
-    sources_changed = changed_code_files(stored.get("sources") or {}, sources)
-    prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in sources_changed)
-    ignored = "bases" if sources_changed else ""
-    settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring=ignored)
-    if settings:
-        why, details = "settings", settings
-    elif stored.get("data") != wanted["data"] and not prepared:
-        why, details = "data", []
-    else:
-        why, details = "code", sources_changed
-    ended, commit = RunFolder(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
-    return _MismatchedRun(
-        stored["run_id"], str(stored.get("begun_at") or ""), why, tuple(details), prepared, commit, ended
-    )
 
 
 def _differing_settings(stored: Mapping, wanted: Mapping, ignoring: str) -> list[str]:
@@ -194,7 +139,7 @@ def check_run_matches(parent: Path, spec: RunSettings, run_name: str) -> None:
             return
         other = None
     else:
-        other = next((one for one in _find_mismatched_runs(parent, spec) if one.run_id == run_name), None)
+        other = next((one for one in _find_other_runs(parent, spec) if one.run_id == run_name), None)
     if other is None:
         names = ", ".join(path.parent.name for path in _run_records(parent) if files.is_file(path)) or "none"
         raise SettingsError(
@@ -202,7 +147,6 @@ def check_run_matches(parent: Path, spec: RunSettings, run_name: str) -> None:
             wanted=f"one of: {names}", next_step="leave out run: the newest attempt is resumed, or a new one begins",
         )  # fmt: skip
     raise SettingsError(
-        "This run cannot be resumed", where="run", got=other.describe(),
-        wanted="the same settings, data and code",
-        next_step=other.how_to_finish() or "leave out run: a new run begins",
+        "This run cannot be resumed", where="run", got=f"{other.run_id} {other.differs}",
+        wanted="the same settings, data and code", next_step="leave out run: a new run begins",
     )  # fmt: skip

@@ -25,7 +25,7 @@ def audit(prepared, monkeypatch):
     """audit(tamper), with little tried beside the artefacts."""
     small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=1, feed_rows=100)
     monkeypatch.setattr(audit_module, "ProofSpec", lambda cuts: small)
-    monkeypatch.setattr(audit_module, "_leaks_of_trainings", lambda *given, **more: [])
+    monkeypatch.setattr(audit_module, "audit_leaks_of_model", lambda *given: [])
     return lambda tamper=None: pipeline.audit(prepared, "DEMO", models=("linear",), tamper=tamper)
 
 
