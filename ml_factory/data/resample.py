@@ -6,7 +6,7 @@ use `known_at` and never the label.
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,21 @@ class ResampledBars:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def part(self, first: int, stop: int) -> "ResampledBars":
+        """Return bars [first, stop)."""
+        cut = slice(first, stop)
+        return ResampledBars(**{n: x[cut] if isinstance(x, np.ndarray) else x for n, x in self.to_dict().items()})
+
+    def to_dict(self) -> dict:
+        """Return the columns and `minutes` by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def empty_bars(minutes: int = 1) -> ResampledBars:
+    """Return no bars."""
+    times, prices, marks = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
+    return ResampledBars(minutes, times, times, *[prices] * 4, None, marks, marks)
 
 
 def resample_bars(

@@ -21,7 +21,7 @@ from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.json_values import fingerprint_json
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
-_FEATURE_FILES = ("features/build.py", "features/stream.py")
+_FEATURE_FILES = ("features/build.py",)
 _SOURCE = re.compile(r"(?:[a-z0-9_]+/)*[a-z0-9_]+\.py")  # a file of the package, wherever the name comes from
 _NO_LIBRARY = ("linear",)
 _NEEDED = {

@@ -11,8 +11,7 @@ from ml_factory.data.resample import resample_bars, resample_base_and_frames, re
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
-from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.multi_timeframe import timeframe_name
+from ml_factory.features.build import FeatureSpec, build_features, timeframe_name
 from ml_factory.leakage.streaming_check import stream_feature_table
 from ml_factory.leakage.timed_tables import TimedTable, timed_table_of_coarse_bars, timed_table_of_labels
 from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds

@@ -258,7 +258,7 @@ def _write_features(
 
     Returns
     -------
-    (base bars; the bar of the first row; `FeatureMatrix.frame_staleness`; builds on the first bars alone, made before
+    (base bars; the bar of the first row; `FeatureRows.frame_staleness`; builds on the first bars alone, made before
     later bars were read).
     """
     if store.committed:

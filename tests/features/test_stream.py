@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.build import FeatureSpec, FeatureStream, build_features
 from ml_factory.features.custom import feature
-from ml_factory.features.stream import FeatureStream
 
 FIELDS = ("known_at", "session", "segment", "close")
 
