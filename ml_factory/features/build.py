@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_field_types
-from ml_factory.data.bar_stream import TimeBarStream
 from ml_factory.data.resample import (
     BarChunk,
+    BarStream,
     ResampledBars,
     apply_roll_adjustment,
     asof_rows,
@@ -355,7 +355,7 @@ class _Frame:
     """
 
     def __init__(self, market: MarketSpec, minutes: int, families: dict[str, FeatureFamily], coarse: bool, dtype: str):
-        self.bars, self.engine = TimeBarStream(market, minutes), FeatureEngine(market, families, coarse=coarse)
+        self.bars, self.engine = BarStream(market, minutes), FeatureEngine(market, families, coarse=coarse)
         self.count, self.known_at = 0, np.iinfo(np.int64).min
         self.row = np.full(len(self.engine.names), np.nan, dtype)
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ml_factory.data.io import load_bars
 from ml_factory.data.quality import find_gaps
-from ml_factory.data.resample import asof_rows, resample_bars, resample_base_and_frames
+from ml_factory.data.resample import asof_rows, resample_bars
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.features import custom
@@ -54,8 +54,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     store = open_current_store(workspace, symbol)
     spec = stored_data_settings(store).features
     bars, market = _bars_of(workspace, store)
-    base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
-    coarse = list(frames.values())
+    base, *coarse = (resample_bars(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
     if row is None:
         session = base.session == base.session[len(base) // 2]
         moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]

@@ -68,13 +68,13 @@ def one_ahead(patch):
 
 
 def known_at_their_start(patch):
-    honest = resample.resample_bars_to_lengths
+    honest = resample.BarStream.push
 
-    def spoilt(bars, market, minutes, **options):
-        frames = honest(bars, market, minutes, **options)
-        return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
+    def spoilt(stream, bars):
+        made = honest(stream, bars)
+        return replace(made, known_at=made.start) if stream.minutes == 60 else made
 
-    patch.setattr(resample, "resample_bars_to_lengths", spoilt)
+    patch.setattr(resample.BarStream, "push", spoilt)
 
 
 def read_off_the_file(patch):
