@@ -29,8 +29,7 @@ class MethodOptions:
     methods: Annotated[
         str,
         Option(
-            help="magnitude:SHARE, structured:SHARE (or its parts heads, ffn, units), distill:SHARE, "
-            "int8_dynamic, int8_weights; a+int8_dynamic for both. Separated by commas."
+            help="magnitude:SHARE, structured:SHARE, distill:SHARE, int8_dynamic, int8_weights, separated by commas."
         ),
     ] = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5"
     recovery_epochs: Annotated[int, Option(min=1, help="Of training after pruning.")] = 1

@@ -2,20 +2,20 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.compression_plots import draw_compression
 from ml_factory.models.registry import available_models
 from ml_factory.recipes.compression.market_subject import MarketSubject
 from ml_factory.recipes.compression.pruning import prune_by_magnitude, share_of_zeros
-from ml_factory.recipes.compression.subject import Subject
 from ml_factory.recipes.compression.t5_subject import T5Subject
 from ml_factory.recipes.compression.variant_file import INT8, Variant, load_variant, save_variant
 from ml_factory.recipes.recipe_run import RESULT, agree_on_run, open_run_of_process
@@ -28,10 +28,11 @@ from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
 
 NAME, FILE, ORIGINAL = "compress", "variant.state", "original"
-STRUCTURED = ("structured", "heads", "ffn", "units")
-METHODS = ("magnitude", *STRUCTURED, "distill", *INT8)
+METHODS = ("magnitude", "structured", "distill", *INT8)
 DEFAULT = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5"
 TOLERANCE = 1e-5  # between the reported quality and that of the file
+TEMPERATURE, HARD = 2.0, 0.5  # of the original's probabilities; share of the labels in the loss
+Subject = MarketSubject | T5Subject
 Status = Callable[[str], object]
 
 
@@ -41,7 +42,7 @@ class CompressionSettings:
 
     model : folder of a finished run of recipe t5, or the name of a network of a market.
     symbol, horizon : of the market.
-    methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, and of two joined by +, the second int8.
+    methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, separated by commas.
     recovery_epochs : of training after pruning, at recovery_rate of the first learning rate.
     distill_epochs : of a student's training.
     rounds : predictions that are timed.
@@ -63,36 +64,22 @@ class CompressionSettings:
             parse_method(method)
 
 
-@dataclass(frozen=True)
-class Method:
-    """One step that changes the network, "" for none, with its share; and an int8 format, "" for none."""
-
-    step: str
-    share: float
-    int8: str
-
-
-def parse_method(text: str) -> Method:
-    """Return the method that a text names. Raises SettingsError."""
-    step, share, int8 = "", 0.0, ""
-    for part in text.strip().split("+"):
-        name, _, value = part.partition(":")
-        if name not in METHODS:
-            raise SettingsError("There is no such method", where="methods", got=repr(part), wanted=", ".join(METHODS),
-                                next_step=did_you_mean(name, METHODS))  # fmt: skip
-        if int8 or (step and name not in INT8) or (name in INT8 and value):
-            raise SettingsError("These methods cannot be joined", where="methods", got=repr(text),
-                                wanted="one of them, or one and then int8")  # fmt: skip
-        if name in INT8:
-            int8 = name
-            continue
-        try:
-            step, share = name, float(value or "0.5")
-        except ValueError:
-            share = 0.0
-        if not 0 < share < 1:
-            raise SettingsError("A method removes a share", where="methods", got=repr(part), wanted=f"{name}:0.5")
-    return Method(step, share, int8)
+def parse_method(text: str) -> tuple[str, float]:
+    """Return a method's name and the share that it removes, 0 for a number format. Raises SettingsError."""
+    name, _, share = text.strip().partition(":")
+    if name not in METHODS:
+        raise SettingsError("There is no such method", where="methods", got=repr(name), wanted=", ".join(METHODS),
+                            next_step=did_you_mean(name, METHODS))  # fmt: skip
+    if name in INT8 and not share:
+        return name, 0.0
+    try:
+        removed = float(share or "0.5")
+    except ValueError:
+        removed = 0.0
+    if name in INT8 or not 0 < removed < 1:
+        wanted = name if name in INT8 else f"{name}:0.5"
+        raise SettingsError("A method removes a share", where="methods", got=repr(text), wanted=wanted)
+    return name, removed
 
 
 def open_subject(workspace: Workspace, settings: CompressionSettings) -> Subject:
@@ -127,7 +114,8 @@ def run_compress(
 
     Raises FactoryError where a file predicts otherwise than was reported.
     """
-    with closing(open_subject(workspace, settings)) as subject, deterministic_device(subject.device):
+    subject = open_subject(workspace, settings)
+    with deterministic_device(subject.device):
         rows = []
         for method in (ORIGINAL, *(one.strip() for one in settings.methods.split(","))):
             row, variant = make_or_load_variant(workspace, subject, settings, method, fresh, on_status)
@@ -175,13 +163,13 @@ def _make_variant(
     workspace: Workspace, run: RunFolder, subject: Subject, spec: TrainSpec, text: str, path: Path
 ) -> dict[str, Any]:
     """Change the network, train it, store it, and return what its file predicts."""
-    method = Method("", 0.0, "") if text == ORIGINAL else parse_method(text)
-    network, architecture, loss = _changed(subject, method)
+    name, share = (ORIGINAL, 0.0) if text == ORIGINAL else parse_method(text)
+    network, architecture, loss = _changed(subject, name, share)
     opening = open_run_of_process(workspace, NAME, run, {"method": text, "subject": subject.name},
                                   subject.device.processes, threads=subject.device.threads, mirror="off")  # fmt: skip
     with opening as (opened, checkpoints):
         history: list = []
-        if method.step:
+        if share:
             result = run_training_loop(
                 network, len(subject.feed), subject.feed, loss, spec, subject.device,
                 identity={"model": NAME, "settings": {"method": text, **spec.identity()}, "data": subject.fingerprint},
@@ -190,7 +178,7 @@ def _make_variant(
             )  # fmt: skip
             history = result.history
         zeros, parameters = share_of_zeros(network), sum(one.numel() for one in network.parameters())
-        size = save_variant(path, subject.name, Variant(text, network, architecture, method.int8))
+        size = save_variant(path, subject.name, Variant(text, network, architecture, name if name in INT8 else ""))
         # What is reported is what the file predicts.
         outcomes_N = subject.outcomes(load_variant(path, subject.name, subject.build).network)
         low, high = subject.interval(outcomes_N)
@@ -201,19 +189,37 @@ def _make_variant(
     return facts
 
 
-def _changed(subject: Subject, method: Method) -> tuple[Any, Mapping[str, Any], Callable]:
+def _changed(subject: Subject, name: str, share: float) -> tuple[Any, Mapping[str, Any], Callable]:
     """Return a changed copy of the subject's network, its architecture, and the loss that it is trained with."""
-    if method.step == "distill":
-        architecture = subject.smaller(method.share)
-        return subject.build(architecture), architecture, subject.distillation_loss(subject.network)
-    if method.step in STRUCTURED:
-        parts = subject.check_parts(method.step)
-        return *subject.remove(subject.network, parts, method.share), subject.loss
+    if name == "distill":
+        architecture = subject.smaller(share)
+        return subject.build(architecture), architecture, distillation_loss(subject)
+    if name == "structured":
+        return *subject.remove(share), subject.loss
     network = subject.build(subject.architecture)
     network.load_state_dict(subject.network.state_dict())
-    if method.step == "magnitude":
-        prune_by_magnitude(network, method.share)
+    if name == "magnitude":
+        prune_by_magnitude(network, share)
     return network, subject.architecture, subject.loss
+
+
+def distillation_loss(subject: Subject) -> Callable[[nn.Module, tuple], tuple[Tensor, Tensor]]:
+    """Return the loss of a student: half the labels', half the divergence from the original's probabilities.
+
+    Source: Hinton, Vinyals and Dean 2015, section 2.
+    """
+    original = subject.network.eval().requires_grad_(False)
+
+    def loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+        hard, weight = subject.loss(network, batch)
+        with torch.no_grad():
+            wanted_MC, _ = subject.logits(original, batch)
+        logits_MC, weight_M = subject.logits(network, batch)
+        wanted_MC, logits_MC = (F.log_softmax(one.float() / TEMPERATURE, -1) for one in (wanted_MC, logits_MC))
+        apart_M = F.kl_div(logits_MC, wanted_MC, reduction="none", log_target=True).sum(-1)
+        return HARD * hard + (1 - HARD) * TEMPERATURE**2 * (apart_M * weight_M).sum(), weight
+
+    return loss
 
 
 @torch.no_grad()
@@ -274,19 +280,8 @@ def _note(row: Mapping[str, Any], original: Mapping[str, Any]) -> str:
 
 def write_table(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write table.tsv, table.json and table.png."""
-    columns = (
-        "method",
-        "bytes",
-        "parameters",
-        "zeros",
-        "p50_ms",
-        "quality",
-        "low",
-        "high",
-        "difference",
-        "pareto",
-        "note",
-    )
+    columns = ("method", "bytes", "parameters", "zeros", "p50_ms", "quality", "low", "high", "difference", "pareto",
+               "note")  # fmt: skip
     lines = ["\t".join(columns)]
     lines += ["\t".join(f"{row[one]:.6f}" if isinstance(row[one], float) else str(row[one]) for one in columns)
               for row in facts["rows"]]  # fmt: skip

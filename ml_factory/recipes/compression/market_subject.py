@@ -1,6 +1,6 @@
 """A finished network of a market, to be compressed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -14,7 +14,6 @@ from ml_factory.evaluation.intervals import gain_interval
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.registry import find_model_spec
 from ml_factory.recipes.compression.pruning import kept_count, load_sliced, prune_encoder_state, prune_recurrent_state
-from ml_factory.recipes.compression.subject import Subject
 from ml_factory.recipes.compression.variant_file import Architecture
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -31,7 +30,7 @@ CLASSES = 3
 _WIDTHS = ("width", "inner", "hidden")  # settings of networks that a student has less of
 
 
-class MarketSubject(Subject):
+class MarketSubject:
     """The newest finished network of this name, symbol and horizon, on its own prepared data."""
 
     quality = "gain over the class prior (nats)"
@@ -45,8 +44,6 @@ class MarketSubject(Subject):
         self.name, self.device, self.training = f"{symbol}-h{horizon}-{model}", device, self.estimator.settings
         self.network, self._spec = self.estimator.network, self.estimator.network_spec
         self.architecture = asdict(self._spec)
-        self.parts = tuple(part for part, name in (("ffn", "inner"), ("units", "hidden"))
-                           if name in self.architecture and self._can_remove(part))  # fmt: skip
         read = dataset_input_reader(data, data.scaler, self.estimator)
         full = data.full_window_mask(self.estimator.lookback)
         rows = {name: data.splits[name][full[data.splits[name]]] for name in ("train", "validation", "test")}
@@ -60,11 +57,6 @@ class MarketSubject(Subject):
         self._prior_N, self._truth_N = np.log(prior_N3[np.arange(len(truth)), truth]), truth
         self._horizon, self._times_N = horizon, data.labels.index[rows["test"]]
         self.fingerprint = fingerprint_json([self.name, artifact.facts["run_id"], data.fingerprint])[:16]
-
-    def _can_remove(self, part: str) -> bool:
-        names = list(self.network.state_dict())
-        wanted = {"ffn": "feed.0.weight", "units": "rnn.weight_hh_l0"}[part]
-        return any(name.endswith(wanted) for name in names)
 
     def _loader(self, read: Callable, data: object, positions: np.ndarray) -> BatchLoader:
         weights = dataset_sample_weights(data, positions)
@@ -84,16 +76,17 @@ class MarketSubject(Subject):
             estimator.name, estimator.kind, estimator.features, estimator.lookback, CLASSES, spec, self.training.seed
         )
 
-    def remove(self, network: nn.Module, parts: Sequence[str], share: float) -> tuple[nn.Module, Architecture]:
-        (part,) = parts
-        state = network.state_dict()
-        if part == "ffn":
-            keep = kept_count(self._spec.inner, share)
-            state, sizes = prune_encoder_state(state, keep), {**self.architecture, "inner": keep}
+    def remove(self, share: float) -> tuple[nn.Module, Architecture]:
+        state, sizes = self.network.state_dict(), dict(self.architecture)
+        if any(name.endswith("feed.0.weight") for name in state):
+            sizes["inner"] = kept_count(self._spec.inner, share)
+            state = prune_encoder_state(state, sizes["inner"])
+        elif "rnn.weight_hh_l0" in state:
+            sizes["hidden"] = kept_count(self._spec.hidden, share)
+            state = prune_recurrent_state(state, self._spec.hidden, sizes["hidden"])
         else:
-            keep = kept_count(self._spec.hidden, share)
-            state = prune_recurrent_state(state, self._spec.hidden, keep)
-            sizes = {**self.architecture, "hidden": keep}
+            raise SettingsError("This network has nothing to remove whole", where="methods", got=self.name,
+                                wanted="magnitude, int8_dynamic, int8_weights or distill")  # fmt: skip
         return load_sliced(self.build(sizes), state), sizes
 
     def smaller(self, share: float) -> Architecture:

@@ -1,6 +1,6 @@
 """A T5 that recipe t5 trained, to be compressed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation.class_scores import wilson_interval
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.compression.pruning import kept_count, load_sliced, prune_t5_state
-from ml_factory.recipes.compression.subject import Subject
 from ml_factory.recipes.compression.variant_file import Architecture
 from ml_factory.recipes.t5 import PAD, label_loss, load_t5, mean_label_loss, new_t5, predict_labels, write_labels
 from ml_factory.recipes.t5_run import NAME, T5ModelSettings, T5Settings, TextFiles, prepare_texts, read_parts
@@ -24,10 +23,20 @@ transformers = LazyModule("transformers")
 _SIZES = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads", "vocab_size")
 
 
-class T5Subject(Subject):
-    """folder : of the finished run. facts : its result."""
+class T5Subject:
+    """What `compress_run` asks of a trained network, for a T5; MarketSubject has the same members.
 
-    parts = ("heads", "ffn")
+    folder : of the finished run. facts : its result.
+
+    name, fingerprint : of the network; a hash of weights and data. network, architecture : the trained one, and what
+    `build` makes it from. training, device : of its training. feed : training rows. quality : name of the figure.
+    build : a network of an architecture, its weights a function of the seed. remove : a network without this share of
+    its heads and inner units, and its architecture. smaller : the architecture of a student that is narrower by it.
+    loss : (sum of w * loss, sum of w) of a batch. logits : (logits (M, C), weights (M,)) of its M predictions.
+    outcomes, interval : quality of each test row, float64 (N,), and the 95 % interval of its mean.
+    one_prediction : a function that predicts one test row on the CPU.
+    """
+
     quality = "accuracy"
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], device: Device):
@@ -50,11 +59,10 @@ class T5Subject(Subject):
         given = {**self._config.to_dict(), **architecture}
         return new_t5(transformers.T5Config(**given), self.training.seed)
 
-    def remove(self, network: nn.Module, parts: Sequence[str], share: float) -> tuple[nn.Module, Architecture]:
+    def remove(self, share: float) -> tuple[nn.Module, Architecture]:
         sizes = dict(self.architecture)
-        heads, inner = (kept_count(sizes[name], share if part in parts else 0.0)
-                        for part, name in (("heads", "num_heads"), ("ffn", "d_ff")))  # fmt: skip
-        state = prune_t5_state(network.model.state_dict(), sizes["num_heads"], sizes["d_kv"], heads, inner)
+        heads, inner = (kept_count(sizes[name], share) for name in ("num_heads", "d_ff"))
+        state = prune_t5_state(self.network.model.state_dict(), sizes["num_heads"], sizes["d_kv"], heads, inner)
         sizes |= {"num_heads": heads, "d_ff": inner}
         smaller = self.build(sizes)
         load_sliced(smaller.model, state)
