@@ -44,16 +44,6 @@ def test_build_features_columns_are_finite_varying_and_as_declared(whole, market
         assert len(of_row) == len(matrix)
 
 
-@pytest.mark.parametrize("symbol", SYMBOLS)
-def test_build_features_no_two_columns_are_perfectly_correlated(whole, symbol):
-    matrix = whole(symbol)
-    pearson = np.abs(np.corrcoef(matrix.values.T))
-    spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, matrix.values).T))
-    both = np.triu(np.minimum(pearson, spearman), 1)
-    references = [(matrix.names[i], matrix.names[j]) for i, j in np.argwhere(both > 0.999)]
-    assert references == []
-
-
 @pytest.mark.parametrize("symbol", ["NQ", "BTCUSD"])
 def test_build_features_training_rows_of_long_files_have_distinct_columns(real_bars, symbol):
     bars, market = real_bars(symbol)
