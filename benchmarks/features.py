@@ -5,7 +5,7 @@
 One JSON line a measurement: wall and CPU seconds (the best of the repeats) and the median wall.
   families  a family at a time on the base frame, and then bar by bar, as a feed brings them
   compile   a child process with an empty kernel cache, and then with a warm one: the imports and the first call of all
-            families on 5,000 bars; and one whose kernels are compiled by children on all cores, as `prepare` does
+            families on 5,000 bars
 """
 
 import argparse
@@ -23,10 +23,8 @@ from benchmarks.measure import best, digits, in_turns, print_json, seconds, time
 from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
 from ml_factory.features.engine import FeatureEngine
-from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 PARTS = ("families", "compile")
-AHEAD = "by children"
 FED = 1000  # bars that are pushed singly
 
 
@@ -52,12 +50,10 @@ def families(frame: ResampledBars, repeats: int) -> None:
         print_json(bench="families", family=name, **columns, **seconds(clocks["whole"]), **rates)
 
 
-def compiling(how: str) -> None:
+def compiling() -> None:
     """In a process of its own: the first call of all families, with its imports, on 5,000 bars."""
 
     def first_call() -> None:
-        if how == AHEAD:
-            warm_up_kernels(FAMILIES)
         build_features(market_bars(5000), MADE_UP, FeatureSpec(base_minutes=1, frames=(15, 30)))
 
     _, taken = timed(first_call)
@@ -67,14 +63,12 @@ def compiling(how: str) -> None:
 def compile_times() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for what in ("empty cache", "warm cache"):
-            print_json(bench="compile", what=what, **_first_call(cache, "here"))
-    with tempfile.TemporaryDirectory() as cache:
-        print_json(bench="compile", what="empty cache, by children, with labels", **_first_call(cache, AHEAD))
+            print_json(bench="compile", what=what, **_first_call(cache))
 
 
-def _first_call(cache: str, how: str) -> dict[str, float]:
+def _first_call(cache: str) -> dict[str, float]:
     """Seconds of the first call in a new process, and of the whole process with its imports."""
-    command = [sys.executable, "-m", "benchmarks.features", "--compiling", how]
+    command = [sys.executable, "-m", "benchmarks.features", "--compiling"]
     began = time.perf_counter()
     printed = subprocess.check_output(command, text=True, env=os.environ | {"NUMBA_CACHE_DIR": cache})
     return {f"first_call_{clock}": value for clock, value in json.loads(printed).items()} | {
@@ -87,10 +81,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3_500_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--compiling", choices=("here", AHEAD), help=argparse.SUPPRESS)
+    parser.add_argument("--compiling", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.compiling:
-        compiling(options.compiling)
+        compiling()
         return
     if "families" in options.only:
         families(resample_bars(market_bars(options.rows), MADE_UP, 5), options.repeats)

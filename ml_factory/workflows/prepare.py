@@ -66,7 +66,6 @@ from ml_factory.workflows.prove import (
 )
 from ml_factory.workflows.results.base import result_phase_table
 from ml_factory.workflows.results.data import PrepareResult
-from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
@@ -214,7 +213,6 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    warm_up_kernels(settings.features.families)
     base, first, staleness, seen = _write_features(store, bars, market, symbol, settings)
     made = {
         "symbol": symbol,
