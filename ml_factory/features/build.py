@@ -309,7 +309,7 @@ class FeatureStream:
             joined[minutes], number = one.join(base.known_at, new, values[:, place:stop])
             ready &= number >= FIRST_BARS[self.spec.coarse_frame_columns]
             place = stop
-        for column, name in enumerate(self._recent, place):
+        for column, name in enumerate(self.spec.custom, place):
             values[:, column] = self._own(name, adjusted)
         segment = self._stretches(base) if self.spec.spans else base.segment
         first = len(base) - int(np.count_nonzero(ready))  # once ready, always ready

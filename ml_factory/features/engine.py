@@ -27,6 +27,7 @@ class Block:
     open, high, low, close, volume : the bars; volume is None where the market has none
     session : int64[M], the exchange day; -1 before the first bar
     start, known_at : int64 ns, of the rows to write alone
+    family : the name of the family that reads the block
     coarse : a family yields its shorter list of columns
     calendar : the market's
     ret : log return of one bar
@@ -44,7 +45,7 @@ class Block:
         self.volume = self.volume if market.has_volume else None
         self.session = np.concatenate([sessions, bars.session])
         self.start, self.known_at, self.coarse, self.calendar = bars.start, bars.known_at, coarse, market.calendar
-        self._memory, self._known = memory, {}
+        self.family, self._memory, self._known = "", memory, {}
         self.log_open, self.log_high, self.log_low, self.log_close = np.log(self.bars_KM[:4])
         closed = lag(self.close)
         self.ret = self.log_close - lag(self.log_close)
@@ -58,11 +59,12 @@ class Block:
     def memory(self, name: str, *initial: float) -> np.ndarray:
         """Return the numbers that a recursion keeps from one block to the next, to be changed in place.
 
-        name : unique among all families. initial : the numbers before the first bar
+        name : unique in its family. initial : the numbers before the first bar
         """
-        if name not in self._memory:
-            self._memory[name] = np.array(initial, np.float64)
-        return self._memory[name]
+        key = f"{self.family}.{name}"
+        if key not in self._memory:
+            self._memory[key] = np.array(initial, np.float64)
+        return self._memory[key]
 
     def mean(self, name: str, x: np.ndarray, n: int, alpha: float) -> np.ndarray:
         """Return `windows.exponential_mean` of x, kept as `name`; NaN in the history."""
@@ -122,12 +124,16 @@ class FeatureEngine:
             values = np.empty((len(self.names), len(part)))
             with np.errstate(all="ignore"):  # bars before the first are missing; ratios of nothing are replaced
                 block = Block(part, self._prices, self._session, self._memory, self.market, self.coarse)
-                columns = (column for family in self.families.values() for _, column in family(block))
-                for f, column in enumerate(columns):
-                    values[f] = column[-len(part) :]
+                for row, (_, column) in zip(values, self._columns(block), strict=True):
+                    row[:] = column[-len(part) :]
             out[begin : begin + CHUNK] = values.T
             self._prices, self._session = block.bars_KM[:, -HISTORY:].copy(), block.session[-HISTORY:].copy()
         return out
+
+    def _columns(self, block: Block) -> Iterator[Column]:
+        for name, family in self.families.items():
+            block.family = name
+            yield from family(block)
 
     def get_state(self) -> dict:
         """Return plain numbers and arrays, from which an equal engine continues to the bit."""
