@@ -49,8 +49,9 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$${ML_RUN_COLUMNS:+--columns "$$ML_RUN_COLUMNS"}
 
 # Each of the tests' processes would compile what it meets first, some of it twice.
-kernels: setup  ## compile numba's kernels once for this checkout, on all cores
-	@$(PY) -c 'from ml_factory.features.build import FeatureSpec; from ml_factory.workflows.warm_kernels import warm_up_kernels; warm_up_kernels(FeatureSpec().families)'
+kernels: setup  ## compile numba's kernels once for this checkout
+	@$(PY) -c 'from ml_factory.data import sessions, synthetic; from ml_factory.features.build import build_features; \
+		bars = synthetic.synthetic_bars(days=15); build_features(bars, sessions.resolve_market_spec("DEMO", bars))'
 
 test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)

@@ -31,7 +31,7 @@ from benchmarks.measure import digits, print_json, timed
 from ml_factory import Bundle, GuardedStream, PredictionStream, Workspace, pipeline
 from ml_factory.data.io import import_bars, read_bars_table
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.features.stream import StreamedFeatureRows
+from ml_factory.features.build import FeatureRows
 from ml_factory.inference.guard import Finding
 from ml_factory.seeding import seeded_generator
 
@@ -58,7 +58,7 @@ class RecordedStream:
             self._found = find(*given)
             return self._found
 
-        def predict_sharper(rows: StreamedFeatureRows) -> pd.DataFrame:
+        def predict_sharper(rows: FeatureRows) -> pd.DataFrame:
             frame = predict(rows)
             p = frame[PROBABILITIES].to_numpy() ** 4
             return frame.assign(**dict(zip(PROBABILITIES, (p / p.sum(axis=1, keepdims=True)).T, strict=True)))

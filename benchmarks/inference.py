@@ -31,7 +31,7 @@ from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory import pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.features.build import FeatureMatrix, build_features
+from ml_factory.features.build import FeatureRows, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.graph_model import GraphModel
 from ml_factory.inference.stream import PredictionStream
@@ -99,7 +99,7 @@ def cold_start(bundle: Path, bars: Path, library: str, repeats: int) -> dict[str
     return {name: digits(statistics.median(one[name] for one in taken)) for name in calls}
 
 
-def log_loss(bundle: Bundle, matrix: FeatureMatrix, labels: pd.Series) -> float:
+def log_loss(bundle: Bundle, matrix: FeatureRows, labels: pd.Series) -> float:
     """Mean log loss on the rows of these labels."""
     p = bundle.fitted.predict_features(matrix.to_frame(), segment=matrix.segment)
     labels = labels[labels.index.isin(p.index)]

@@ -40,7 +40,7 @@ from benchmarks.peers import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
-from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, feature_column_names
+from ml_factory.features.build import FeatureRows, FeatureSpec, build_features, feature_column_names
 from ml_factory.settings import DataSpec
 
 SIDES = ("prepare", "polars", "pandas")
@@ -83,7 +83,7 @@ def with_packages(side: str, file: Path, folder: Path, first: int) -> dict[str, 
     return made
 
 
-def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureMatrix:
+def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureRows:
     """Compare every column of every side with the stored ones of `prepare`; a difference is an AssertionError."""
     bars = pd.read_parquet(file).set_index("timestamp")
     prepare(file, folder, market)
@@ -111,7 +111,7 @@ def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureMatrix:
     return ours
 
 
-def _compare(side: str, ours: FeatureMatrix, columns: dict[str, np.ndarray]) -> Iterator[dict]:
+def _compare(side: str, ours: FeatureRows, columns: dict[str, np.ndarray]) -> Iterator[dict]:
     skip = max(FORGOTTEN - ours.first, 0)
     masks = {frame: mask[skip:] for frame, mask in _comparable(ours).items()}
     for place, name in enumerate(ours.names):
@@ -129,7 +129,7 @@ def _compare(side: str, ours: FeatureMatrix, columns: dict[str, np.ndarray]) -> 
         yield {"column": name, "deviations": digits(miss, 2), "of_allowed": digits(miss / allowed, 2)}
 
 
-def _comparable(ours: FeatureMatrix) -> dict[str, np.ndarray]:
+def _comparable(ours: FeatureRows) -> dict[str, np.ndarray]:
     """Frame ("" is the base) -> bool[N]: rows on which the packages mean the same as we do.
 
     Not where the market has stood still for 7 bars or closed at one price for 12: the packages' running sums leave

@@ -22,7 +22,7 @@ import polars as pl
 
 from benchmarks.market import COLUMNS, MADE_UP, market_bars
 from benchmarks.measure import in_turns, print_json, rated, times
-from ml_factory.data.resample import asof_rows, resample_bars_to_lengths
+from ml_factory.data.resample import asof_rows, resample_bars
 from ml_factory.data.sessions import MINUTE_NS
 
 FRAMES = (5, 15, 30, 60, 240)
@@ -30,7 +30,7 @@ THREADS = 2
 
 
 def ours(bars: pd.DataFrame, matrix: np.ndarray | None = None) -> np.ndarray:
-    made = resample_bars_to_lengths(bars, MADE_UP, (1, *FRAMES), threads=THREADS)
+    made = {minutes: resample_bars(bars, MADE_UP, minutes) for minutes in (1, *FRAMES)}
     known_at = made[1].known_at
     matrix = np.empty((len(FRAMES) * len(COLUMNS), len(known_at))) if matrix is None else matrix
 

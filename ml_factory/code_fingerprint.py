@@ -35,7 +35,7 @@ COMPUTES_NOTHING = (
     "settings", "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
     "evaluation/html_report", "models/registry", "workflows/results", "workflows/runs/run_status",
     "workflows/inspect_data", "workflows/report", "workflows/run_report_sections", "workflows/unit_checkpoints",
-    "workflows/warm_kernels", "leakage",
+    "leakage",
 )  # fmt: skip
 
 

@@ -14,12 +14,12 @@ FEW = {
     "barriers": ("--rows", "20000", "--horizons", "20"),
     "weights": ("--rows", "20000", "--few", "50", "--horizons", "20"),
     "scaling": ("--rows", "20000", "--columns", "8"),
-    "features": ("--rows", "60000", "--only", "indicators", "families", "windows"),
+    "features": ("--rows", "60000", "--only", "families"),
     "resample": ("--rows", "20000"),
     "pipeline": ("--rows", "60000"),
     "export_data": ("--rows", "20000"),
 }
-NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib", "export_data": "psycopg"}
+NEEDS = {"resample": "polars", "pipeline": "polars", "export_data": "psycopg"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)

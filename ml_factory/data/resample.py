@@ -1,22 +1,28 @@
-"""Resample bars to coarser ones, each with the moment it became known.
+"""Resample bars to coarser ones, each with the moment it became known: a file is one push of the stream of a feed.
 
 A left-labelled 5-minute bar stamped 23:00 is known only at 23:05, so every bar carries `known_at`, and downstream joins
-use `known_at` and never the label.
+use `known_at` and never the label. Sums are taken bar by bar, and what is unfinished is a few plain numbers, so that
+splitting the bars anywhere changes no bit.
 """
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numba import njit
 
-from ml_factory.data import resample_kernels
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError
 
 PRICES = ("open", "high", "low", "close")
+AHEAD_DAYS = 7  # days of the calendar looked up at once
+BEFORE_ALL = np.iinfo(np.int64).min
+# End of the last bar; start of the last bar inside a session, that session's close, its contract and its segment.
+FIRST_POSITION = {"clock": BEFORE_ALL, "previous": BEFORE_ALL, "close": BEFORE_ALL, "contract": -1, "segment": -1}
+_NO_BARS = (np.empty(0, np.int64), (np.empty(0),) * 6)
+_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,24 @@ class ResampledBars:
     def __len__(self) -> int:
         return len(self.start)
 
+    def part(self, first: int, stop: int) -> "ResampledBars":
+        """Return bars [first, stop)."""
+        cut = slice(first, stop)
+        return ResampledBars(**{n: x[cut] if isinstance(x, np.ndarray) else x for n, x in self.to_dict().items()})
+
+    def to_dict(self) -> dict:
+        """Return the columns and `minutes` by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def empty_bars(minutes: int = 1) -> ResampledBars:
+    """Return no bars."""
+    times, prices, marks = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
+    return ResampledBars(minutes, times, times, *[prices] * 4, None, marks, marks)
+
 
 def resample_bars(
-    bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None
+    bars: "pd.DataFrame | BarChunk", market: MarketSpec, minutes: int, *, bar_minutes: int | None = None
 ) -> ResampledBars:
     """Resample to bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
@@ -64,82 +85,18 @@ def resample_bars(
     Parameters
     ----------
     bars : checked bars, index = UTC starts, increasing; bars outside the calendar's sessions (the halt, weekends, after
-        hours) are left out. The optional column `contract` names each bar's contract; `chain` is as in `Frame`
+        hours) are left out. The optional column `contract` names each bar's contract; `chain` is as in
+        `ResampledBars`
     market : the market
     minutes : length of the new bars
     bar_minutes : length of the bars; None: the market's
     """
-    return resample_bars_to_lengths(bars, market, (minutes,), bar_minutes=bar_minutes)[minutes]
-
-
-def resample_bars_to_lengths(
-    bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int | None = None, threads: int = 1
-) -> dict[int, ResampledBars]:
-    """Resample to several lengths at once as `resample_bars`: sessions, holes and rolls are looked up once for all.
-
-    Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
-    (read-only where pandas makes them so).
-
-    threads : frames made in parallel; the bits do not depend on it
-    """
-    lengths, bar_minutes = tuple(minutes), bar_minutes or market.bar_minutes
-    for length in lengths:
-        check_resample_length(length, bar_minutes)
-    start, columns, names = chunk = to_bar_chunk(bars, market)
-    contract = contract_positions(names, [])
-    table = resample_kernels.trading_intervals(resample_kernels.utc_days_of_bars(start), market.calendar)
-    bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
-    runs, wrong = resample_kernels.split_into_trading_runs(
-        start, contract, table, bar_ns, silence_ns, resample_kernels.initial_bar_kernel_state()
-    )
-    raise_on_overlapping_bars(chunk, wrong, bar_minutes)
-
-    feed_end = int(start[-1]) + bar_ns if len(start) else 0
-
-    def make(some: tuple[int, ...]) -> list[ResampledBars]:
-        own = (
-            _frame_without_copy(start, columns, runs, bar_minutes, market.has_volume)
-            if some == (bar_minutes,)
-            else None
-        )
-        if own is not None:
-            return [own]
-        buckets = np.zeros(len(some), resample_kernels.BUCKET)
-        return resample_runs(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
-
-    longer = sorted(set(lengths) - {bar_minutes})
-    jobs = [tuple(longer[k::threads]) for k in range(min(threads, len(longer)))]
-    jobs += [(bar_minutes,)] * (bar_minutes in lengths)
-    if threads == 1 or len(jobs) == 1:
-        done = [make(job) for job in jobs]
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            done = list(pool.map(make, jobs))
-    made = {frame.minutes: frame for part in done for frame in part}
-    return {length: made[length] for length in lengths}
-
-
-def resample_base_and_frames(
-    bars: pd.DataFrame, market: MarketSpec, base: int, frames: Iterable[int], *, threads: int = 1
-) -> tuple[ResampledBars, dict[int, ResampledBars]]:
-    """Return the bars of `base` minutes, on which rows are built, and the coarse frames of these lengths."""
-    made = resample_bars_to_lengths(bars, market, (base, *frames), threads=threads)
-    return made.pop(base), made
+    return BarStream(market, minutes, bar_minutes=bar_minutes).push(bars)
 
 
 def resample_minute_bars_for_labels(bars: pd.DataFrame, market: MarketSpec, base: int) -> ResampledBars | None:
     """Return the raw bars inside the base bars, which labels are resolved with; None where both are equal."""
     return None if base == market.bar_minutes else resample_bars(bars, market, market.bar_minutes)
-
-
-def check_resample_length(minutes: int, bar_minutes: int) -> None:
-    """Raise SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
-    if minutes < bar_minutes or minutes % bar_minutes:
-        wanted = f"a multiple of the bars' own {bar_minutes}"
-        step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
-        raise SettingsError(
-            "A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted, next_step=step
-        )
 
 
 class BarChunk(NamedTuple):
@@ -172,87 +129,14 @@ def to_bar_chunk(bars: pd.DataFrame, market: MarketSpec) -> BarChunk:
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
     columns.append(bars["chain"].to_numpy(float) if "chain" in bars else np.empty(0))
-    return BarChunk(
-        readonly_view(bars.index.as_unit("ns").asi8), tuple(map(readonly_view, columns)), bars.get("contract")
-    )
+    return BarChunk(bars.index.as_unit("ns").asi8, tuple(columns), bars.get("contract"))
 
 
-def readonly_view(values: np.ndarray) -> np.ndarray:
+def _read_only(values: np.ndarray) -> np.ndarray:
     """Return a contiguous read-only view: pandas 2 gives writable arrays, 3 does not; numba compiles for each."""
     view = np.ascontiguousarray(values).view()
     view.flags.writeable = False
     return view
-
-
-def contract_positions(names: pd.Series | None, seen: list[str]) -> np.ndarray:
-    """Return int64[N] positions in `seen`, extended by new names; empty without contracts."""
-    if names is None:
-        return np.empty(0, np.int64)
-    codes, found = pd.factorize(names, use_na_sentinel=False)
-    found = [str(name) for name in found]
-    seen += [name for name in dict.fromkeys(found) if name not in seen]
-    return np.array([seen.index(name) for name in found], np.int64)[codes]
-
-
-def raise_on_overlapping_bars(chunk: BarChunk, row: int, bar_minutes: int) -> None:
-    """Raise BarsError where `row` (unless -1) starts before the end of the previous bar."""
-    if row >= 0:
-        wanted = f"bars of {bar_minutes} min in time order, none twice"
-        step = "pass the bars through check_bars, or give their own bar_minutes"
-        got = f"a bar at {pd.Timestamp(chunk.start[row], tz='UTC')}, before the bar before it ends"
-        raise BarsError("Bars overlap", where=f"row {row}", got=got, wanted=wanted, next_step=step)
-
-
-def resample_runs(
-    start: np.ndarray,
-    columns: tuple,
-    runs: np.ndarray,
-    lengths: tuple[int, ...],
-    bar_ns: int,
-    buckets: np.ndarray,
-    clock: int,
-    has_volume: bool,
-) -> list[ResampledBars]:
-    """Return for each length the buckets that these runs complete.
-
-    The last bucket is included if `clock` (ns) reaches its `known_at`.
-
-    buckets : BUCKET[F], the unfinished one of each length before these bars, updated
-    """
-    widths_ns = np.array(lengths, np.int64) * MINUTE_NS
-    begins = np.cumsum([0] + [resample_kernels.max_resampled_bars(start, runs, width) for width in widths_ns.tolist()])
-    times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
-    marks = np.empty((2, begins[-1]), np.int32)
-    rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
-    if rolled:
-        prices[5] = 1.0
-    ends = resample_kernels.resample_frames_kernel(
-        start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks
-    )
-    found = []
-    for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
-        if buckets["live"][f] and buckets["known_at"][f] <= clock:
-            end = resample_kernels.write_bucket_kernel(buckets[f : f + 1], times, prices, marks, end)
-        volume = prices[4, begin:end] if has_volume else None
-        chain = prices[5, begin:end] if rolled else None
-        own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
-        found.append(ResampledBars(lengths[f], *own))
-    return found
-
-
-def _frame_without_copy(
-    start: np.ndarray, columns: tuple, runs: np.ndarray, minutes: int, has_volume: bool
-) -> ResampledBars | None:
-    """Return the bars as a frame without copying; None where a bar is left out or off its session's grid."""
-    if (runs["last"] - runs["first"]).sum() < len(start):
-        return None
-    known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
-    if not resample_kernels.unresampled_bars_kernel(start, runs, minutes * MINUTE_NS, known_at, *marks):
-        return None
-    *prices, volume, chain = columns
-    return ResampledBars(
-        minutes, start, known_at, *prices, volume if has_volume else None, *marks, chain if len(chain) else None
-    )
 
 
 def apply_roll_adjustment(frame: ResampledBars) -> ResampledBars:
@@ -278,6 +162,240 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
 
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
-    rows = np.empty(len(known_at_base), np.int64)
-    resample_kernels.asof_rows_kernel(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
-    return rows
+    return np.searchsorted(known_at_coarse, known_at_base, side="right") - 1
+
+
+def check_resample_length(minutes: int, bar_minutes: int) -> None:
+    """Raise SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
+    if minutes < bar_minutes or minutes % bar_minutes:
+        wanted = f"a multiple of the bars' own {bar_minutes}"
+        step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
+        raise SettingsError(
+            "A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted, next_step=step
+        )
+
+
+class BarStream:
+    """Bars of one length out of a feed, each emitted once, in order, as soon as it is known.
+
+    Segments are counted from the first bar ever pushed; the count is part of the state, which is saved exactly.
+
+    market, minutes, bar_minutes : as in `resample_bars`
+    """
+
+    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
+        self.market, self.minutes, self.bar_minutes = market, minutes, bar_minutes or market.bar_minutes
+        check_resample_length(minutes, self.bar_minutes)
+        self._bar_ns = self.bar_minutes * MINUTE_NS
+        self._position: dict[str, int] = dict(FIRST_POSITION)
+        # The unfinished bucket: start, until, known_at, session, segment, whether it is there; prices, volume, chain.
+        self._marks, self._prices = np.zeros(6, np.int64), np.zeros(6)
+        self._now = BEFORE_ALL
+        self._contracts: list[str] = []
+        self._intervals, self._covered = np.empty((5, 0), np.int64), (0, 0)
+
+    def push(self, bars: pd.DataFrame | BarChunk) -> ResampledBars:
+        """Return the bars that these minutes complete; the minutes are later than all pushed before.
+
+        To feed several streams, `to_bar_chunk(bars, market)` reads the table once for all. A bar that was complete at
+        the time passed to `advance` is refused: its bucket may have been emitted.
+        """
+        start, columns, names = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
+        if not len(start):
+            return self._emit(*_NO_BARS, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+        if start[0] + self._bar_ns <= self._now:
+            wanted = f"bars that end after {pd.Timestamp(self._now, tz='UTC')}, the time last passed to advance"
+            step = "push the bars of a minute before advancing the clock to its end"
+            got = str(pd.Timestamp(start[0], tz="UTC"))
+            raise BarsError("A bar comes too late", where="row 0", got=got, wanted=wanted, next_step=step)
+        contract, intervals = _contract_positions(names, self._contracts), self._intervals_for(start)
+        silence_ns = (self.market.hole_minutes + self.bar_minutes) * MINUTE_NS
+        found = segments_of_bars(start, contract, intervals, self._bar_ns, silence_ns, self._position)
+        inside, interval, segment, rolled, self._position = found
+        if not inside.all():
+            start, columns = start[inside], tuple(one[inside] if len(one) else one for one in columns)
+        return self._emit(start, columns, interval, segment, rolled)
+
+    def advance(self, now_ns: int) -> ResampledBars:
+        """Return the bar, if any, that is complete at `now_ns` (UTC); call it once all bars up to then are pushed."""
+        self._now = max(self._now, int(now_ns))
+        return self.push(BarChunk(*_NO_BARS, None))
+
+    def get_state(self) -> dict:
+        """Return all that later buckets depend on, as plain numbers and names, for `load_state`."""
+        return self._settings() | {
+            "now": self._now, "contracts": list(self._contracts), "position": dict(self._position),
+            "marks": self._marks.tolist(), "prices": self._prices.tolist(),
+        }  # fmt: skip
+
+    def load_state(self, state: Mapping) -> None:
+        """Restore a state of `get_state`; raise SettingsError for the state of another kind of stream."""
+        wanted = self._settings()
+        got = {name: state.get(name) for name in wanted}
+        if got != wanted:
+            step = "build the stream with the market and bars of the one that was saved"
+            raise SettingsError("The state is of another stream", where="state", got=got, wanted=wanted, next_step=step)
+        self._now, self._contracts, self._position = state["now"], list(state["contracts"]), dict(state["position"])
+        self._marks, self._prices = np.array(state["marks"], np.int64), np.array(state["prices"], np.float64)
+
+    def _settings(self) -> dict:
+        """Return the settings that a saved state must share."""
+        market = {name: getattr(self.market, name) for name in ("calendar", "hole_minutes", "has_volume")}
+        return {"version": _VERSION, "minutes": self.minutes, "bar_minutes": self.bar_minutes} | market
+
+    def _emit(
+        self, start: np.ndarray, columns: tuple, interval: np.ndarray, segment: np.ndarray, rolled: np.ndarray
+    ) -> ResampledBars:
+        """Return the buckets that these bars, all inside sessions, and the clock complete."""
+        marks, prices = np.empty((4, len(start) + 1), np.int64), np.empty((6, len(start) + 1))
+        has_chain = bool(len(columns[5]) or (self._marks[5] and self._prices[5] != 1.0))
+        count = _fill_buckets(
+            _read_only(start), tuple(map(_read_only, columns)), interval, segment, rolled, self._intervals,
+            self.minutes * MINUTE_NS, self._bar_ns, max(self._now, self._position["clock"]),
+            self._marks, self._prices, marks, prices,
+        )  # fmt: skip
+        marks, prices = marks[:, :count].copy(), prices[:, :count].copy()
+        return ResampledBars(
+            self.minutes, marks[0], marks[1], *prices[:4], prices[4] if self.market.has_volume else None,
+            marks[2].astype(np.int32), marks[3].astype(np.int32), prices[5] if has_chain else None,
+        )  # fmt: skip
+
+    def _intervals_for(self, start: np.ndarray) -> np.ndarray:
+        """Return the calendar around these bars, looked up some days ahead so that the next bars find it cached."""
+        if not self._covered[0] <= start[0] <= start[-1] < self._covered[1]:
+            first, last = int(start[0] // DAY_NS), int(start[-1] // DAY_NS)
+            days = np.arange(first, first + AHEAD_DAYS)
+            self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
+            if last - first >= AHEAD_DAYS:  # of a long chunk only its days are looked up
+                days, self._covered = np.unique(start // DAY_NS), (0, 0)
+            self._intervals = trading_intervals(days, self.market.calendar)
+        return self._intervals
+
+
+def trading_intervals(days: np.ndarray, calendar: str) -> np.ndarray:
+    """Return every trading interval that touches the given UTC days, and adjacent ones: int64[5, K], increasing.
+
+    Trading without a break, [begin, close): a session, or the trading after its scheduled early close. The rows: open
+    of the session, begin, close, session, and whether nothing trades right after the close, so that a bar which
+    reaches over the close is complete there.
+
+    days : int64, days since 1970-01-01. Noon UTC lies inside one exchange day in every calendar, so the noons around a
+        day identify its sessions; `assign_sessions` is called a few times whatever the number of bars
+    """
+    noons = np.unique(np.asarray(days, np.int64)[:, None] + np.array([-1, 0, 1])) * DAY_NS + DAY_NS // 2
+    opened = begin = np.unique(assign_sessions(noons, calendar).open_ns)
+    found = []
+    while len(begin):
+        at = assign_sessions(begin, calendar)
+        trading = at.inside & (at.open_ns == opened)
+        found.append(np.stack([opened[trading], begin[trading], at.close_ns[trading], at.id[trading].astype(np.int64)]))
+        opened, begin = found[-1][0], found[-1][2]  # the same session may continue after this close
+    table = np.concatenate(found, axis=1) if found else np.empty((4, 0), np.int64)
+    table = table[:, np.argsort(table[1])]
+    return np.concatenate([table, [np.append(table[1, 1:], BEFORE_ALL)[: table.shape[1]] != table[2]]])
+
+
+def segments_of_bars(
+    start: np.ndarray,
+    contract: np.ndarray,
+    intervals: np.ndarray,
+    bar_ns: int,
+    silence_ns: int,
+    position: Mapping[str, int] = FIRST_POSITION,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, int]]:
+    """Split bars into segments inside one trading interval, one contract and no hole.
+
+    Parameters
+    ----------
+    start : int64[N] ns
+    contract : int64[N] codes, or empty
+    intervals : of `trading_intervals`
+    bar_ns : length of a bar
+    silence_ns : a longer step between two starts is a hole
+    position : where the bars before ended
+
+    Returns
+    -------
+    (bool[N] inside a session; of these bars the interval, the segment, and whether the contract changed; the position
+    after the last). Raises BarsError for a bar that starts before the previous one ends
+    """  # fmt: skip
+    wrong = np.flatnonzero(start < np.append(position["clock"], start[:-1] + bar_ns))
+    if len(wrong):
+        wanted = f"bars of {bar_ns // MINUTE_NS} min in time order, none twice"
+        step = "pass the bars through check_bars, or give their own bar_minutes"
+        got = f"a bar at {pd.Timestamp(start[wrong[0]], tz='UTC')}, before the bar before it ends"
+        raise BarsError("Bars overlap", where=f"row {wrong[0]}", got=got, wanted=wanted, next_step=step)
+    interval = np.searchsorted(intervals[1], start, side="right") - 1
+    inside = start < np.append(intervals[2], BEFORE_ALL)[interval]
+    after = dict(position) | {"clock": int(start[-1]) + bar_ns}
+    t, interval, contract = start[inside], interval[inside], contract[inside] if len(contract) else contract
+    if not len(t):
+        return inside, interval, interval, inside[:0], after
+    close = intervals[2, interval]
+    rolled = np.diff(contract, prepend=position["contract"]) != 0 if len(contract) else np.zeros(len(t), bool)
+    edge = (close != np.append(position["close"], close[:-1])) | (
+        t > np.append(position["previous"], t[:-1]) + silence_ns
+    )
+    segment = position["segment"] + np.cumsum(edge | rolled)
+    after |= {"previous": int(t[-1]), "close": int(close[-1]), "segment": int(segment[-1])}
+    return inside, interval, segment, rolled, after | ({"contract": int(contract[-1])} if len(contract) else {})
+
+
+def _contract_positions(names: pd.Series | None, seen: list[str]) -> np.ndarray:
+    """Return int64[N] positions in `seen`, extended by new names; empty without contracts."""
+    if names is None:
+        return np.empty(0, np.int64)
+    codes, found = pd.factorize(names, use_na_sentinel=False)
+    found = [str(name) for name in found]
+    seen += [name for name in dict.fromkeys(found) if name not in seen]
+    return np.array([seen.index(name) for name in found], np.int64)[codes]
+
+
+@njit(cache=True, nogil=True)
+def _fill_buckets(start, bars, interval, segment, rolled, intervals, width_ns, bar_ns, clock, now, held, marks, prices):
+    """Fill the columns of marks and prices from 0 on; return the number of finished buckets.
+
+    Parameters
+    ----------
+    start, interval, segment, rolled : of N bars, see `segments_of_bars`
+    bars : open, high, low, close, volume, chain, each float64[N] (the last two may be empty)
+    width_ns, bar_ns : length of a bucket and of a bar
+    clock : the last bucket is finished if this moment reaches its `known_at`
+    now, held : the unfinished bucket, updated: start, until, known_at, session, segment, 1 if there; as `bars`
+    marks : int64[4, M] start, known_at, session, segment
+    prices : float64[6, M], as bars
+    """
+    opens, highs, lows, closes, volumes, chain = bars
+    done = 0
+    for row in range(len(start)):
+        t, k = start[row], interval[row]
+        if now[5] == 0 or t >= now[1] or rolled[row]:
+            inside = now[5] == 1 and t < now[1]  # only a roll ends a bucket before its time
+            begin = intervals[0, k] + (t - intervals[0, k]) // width_ns * width_ns
+            until = min(begin + width_ns, intervals[2, k])
+            if inside:
+                now[2] = t + bar_ns  # the new contract's first bar, once complete, shows that it is over
+            if now[5] == 1 and not (inside and until <= now[2]):
+                done = _write_bucket(now, held, marks, prices, done)
+            now[0], now[1], now[2] = t if inside else max(begin, intervals[1, k]), until, until
+            now[3], now[4], now[5] = intervals[3, k], segment[row], 1
+            held[0], held[1], held[2], held[4] = opens[row], highs[row], lows[row], 0.0
+            held[5] = chain[row] if len(chain) > 0 else 1.0  # one contract a bucket, one factor
+        held[1], held[2], held[3] = max(held[1], highs[row]), min(held[2], lows[row]), closes[row]
+        if len(volumes) > 0:
+            held[4] += volumes[row]
+        if intervals[4, k] == 0:  # a bar that reaches over the close contains trades after it
+            now[2] = max(now[2], t + bar_ns)
+    if now[5] == 1 and now[2] <= clock:
+        done = _write_bucket(now, held, marks, prices, done)
+    return done
+
+
+@njit(cache=True, nogil=True)
+def _write_bucket(now, held, marks, prices, at):
+    """Write the unfinished bucket as column `at`, finished; return at + 1."""
+    marks[0, at], marks[1, at], marks[2, at], marks[3, at] = now[0], now[2], now[3], now[4]
+    for k in range(6):
+        prices[k, at] = held[k]
+    now[5] = 0
+    return at + 1

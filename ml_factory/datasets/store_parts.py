@@ -12,13 +12,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ml_factory.features.build import FeatureMatrix
+from ml_factory.features.build import FeatureRows
 from ml_factory.targets.labels import BARRIERS
 
 ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
 
 
-def feature_row_facts(matrix: FeatureMatrix) -> np.ndarray:
+def feature_row_facts(matrix: FeatureRows) -> np.ndarray:
     """Return known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
     facts = np.empty(len(matrix.known_at), ROW_FACTS)
     for name in ROW_FACTS.names:

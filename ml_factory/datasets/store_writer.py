@@ -20,7 +20,7 @@ from ml_factory.datasets.store import (
     dataset_folder,
     read_dataset_manifest,
 )
-from ml_factory.features.build import FeatureMatrix
+from ml_factory.features.build import FeatureRows
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -56,7 +56,7 @@ class DatasetStoreWriter(DatasetStore):
     def _features(self) -> dict:
         return self._rows or super()._features
 
-    def write_features(self, matrix: FeatureMatrix) -> None:
+    def write_features(self, matrix: FeatureRows) -> None:
         """Write the features, and the facts of their rows."""
         facts = store_parts.feature_row_facts(matrix)
         for name, array in ((FEATURES, np.asarray(matrix.values, np.float32)), (ROWS, facts)):

@@ -1,53 +1,47 @@
-"""Build the feature matrix: every family on the base frame and on coarse frames, joined on `known_at`."""
+"""Features of bars from a file or a feed: every family on the base frame and on coarse frames, joined on `known_at`.
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+A file is one push of the stream: bars pushed singly or in chunks give the rows of `build_features`, bit for bit.
+"""
+
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numba import njit
 
 from ml_factory.argument_checks import check_field_types
 from ml_factory.data.resample import (
+    BarChunk,
+    BarStream,
     ResampledBars,
     apply_roll_adjustment,
     asof_rows,
-    resample_base_and_frames,
     segments_between_rolls,
+    to_bar_chunk,
 )
-from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
-from ml_factory.features import (
-    calendar,
-    custom,
-    entropy,
-    fractional,
-    microstructure,
-    momentum,
-    regime,
-    volatility,
-    volume,
-    wavelet,
-)
-from ml_factory.features.engine import FeatureEngine, FeatureFamily, compute_family_columns
-from ml_factory.features.multi_timeframe import timeframe_column_name, timeframe_name, timeframe_staleness
-from ml_factory.hardware import cores
+from ml_factory.features import custom
+from ml_factory.features.calendar import calendar
+from ml_factory.features.engine import FeatureEngine, FeatureFamily, column_names, compute_family_columns
+from ml_factory.features.entropy import entropy
+from ml_factory.features.fractional import fractional
+from ml_factory.features.microstructure import microstructure
+from ml_factory.features.momentum import momentum
+from ml_factory.features.regime import regime
+from ml_factory.features.volatility import volatility
+from ml_factory.features.volume import volume
+from ml_factory.features.wavelet import wavelet
 from ml_factory.progress import progress_phase
 
 FAMILIES: dict[str, FeatureFamily] = {
-    "momentum": momentum.FAMILY,
-    "volatility": volatility.FAMILY,
-    "volume": volume.FAMILY,
-    "microstructure": microstructure.FAMILY,
-    "regime": regime.FAMILY,
-    "entropy": entropy.FAMILY,
-    "wavelet": wavelet.FAMILY,
-    "fractional": fractional.FAMILY,
-    "calendar": calendar.FAMILY,
-}
-NEEDS_VOLUME = ("volume",)
+    family.__name__: family
+    for family in (
+        momentum, volatility, volume, microstructure, regime, entropy, wavelet, fractional, calendar
+    )
+}  # fmt: skip
+_LONG_FRAMES = {240: "4h", 1440: "1d"}
 
 # Bars of a frame before its first row is used: every window is full. On the base frame the start of a recursion
 # contributes under 0.1 % of a deviation. On a coarse frame the forward filters get their first input at bar 97 and
@@ -121,20 +115,24 @@ class FeatureSpec:
 
     def families_for_market(self, market: MarketSpec) -> dict[str, FeatureFamily]:
         """Return the families with columns for this market, in order."""
-        return {name: FAMILIES[name] for name in self.families if market.has_volume or name not in NEEDS_VOLUME}
+        chosen = {name: FAMILIES[name] for name in self.families}
+        return {name: family for name, family in chosen.items() if column_names(family, market, False)}
 
 
 @dataclass(frozen=True)
-class FeatureMatrix:
-    """Rows after warm-up, in time order.
+class FeatureRows:
+    """Rows as they became known, in time order.
 
-    values : [N, F], float32 by default, finite
+    values : [N, F], float32 by default
     names : F column names
     known_at : int64[N], UTC nanoseconds
     session, segment : int32[N]
-    close : float64[N]
-    frame_staleness : "60m" -> minutes of age of the joined bars (mean, median, p99, max)
-    base : the whole base frame; row i of the matrix is bar `first + i` of it
+    close : float64[N], as traded
+    base : base bars that these bars completed, as traded; row i is bar `first + i` of it
+    joined : frame's minutes -> int64[N], when the newest bar of the frame that the row holds became known
+    exact : True for the bits of the whole history. After a cold start, and in the user's own features, values are
+        within 1e-6 of a column's deviation
+    side : of meta-labels the side of the primary rule (`targets.primary_rule`), index known_at; else None
     """
 
     values: np.ndarray
@@ -143,12 +141,23 @@ class FeatureMatrix:
     session: np.ndarray
     segment: np.ndarray
     close: np.ndarray
-    frame_staleness: dict[str, dict[str, float]]
     base: ResampledBars
     first: int
+    joined: dict[int, np.ndarray]
+    exact: bool
+    side: pd.Series | None = None
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def frame_staleness(self) -> dict[str, dict[str, float]]:
+        """Age of the joined bars in minutes, "60m" -> mean and max.
+
+        In a session it is below the frame's length; the first rows of a session see the last session's bar.
+        """
+        ages = {timeframe_name(one): (self.known_at - known_at) / MINUTE_NS for one, known_at in self.joined.items()}
+        return {name: {"mean": float(age.mean()), "max": float(age.max())} for name, age in ages.items()}
 
     def to_frame(self) -> pd.DataFrame:
         """Return the values as a DataFrame on `known_at` (UTC)."""
@@ -157,109 +166,36 @@ class FeatureMatrix:
 
 
 def build_features(
-    bars: pd.DataFrame,
-    market: MarketSpec,
-    spec: FeatureSpec | None = None,
-    *,
-    dtype: str = "float32",
-    threads: int | None = None,
-) -> FeatureMatrix:
-    """Build the matrix of `spec` from checked bars (index: UTC starts; open, high, low, close, volume).
+    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec | None = None, *, dtype: str = "float32"
+) -> FeatureRows:
+    """Build the rows of `spec` from checked bars (index: UTC starts; open, high, low, close, volume).
 
     A row holds what was known at its `known_at`, so rows up to a cut are the same bits whatever bars come after.
     Columns depend on the market's stored settings and on `spec` only: without volume no volume column, on a 24-hour
     calendar no overnight gap.
 
-    Parameters
-    ----------
-    bars, market, spec : the input
-    dtype : of the values
-    threads : families and frames computed in parallel, at most two by default; the bits do not depend on it
-
-    Raises
-    ------
-    BarsError : too few bars are left after warm-up
+    Raises BarsError where too few bars are left after warm-up, SettingsError for an own feature that is not finite.
     """
     spec = spec or FeatureSpec()
-    threads = threads or min(2, cores())
-    made = _build_feature_frames(bars, market, spec, threads)
-    base, first, joins, names = made.base, made.first, made.joins, made.names
-    values = np.empty((len(base) - first, len(names)), dtype=dtype)
-    with progress_phase("features", len(values)) as done:
-        with ThreadPoolExecutor(threads) as pool:
-            tasks = list(_tasks(made, market, spec, values))
-            for task in as_completed([pool.submit(*one) for one in tasks]):
-                done(task.result() * len(values) // len(names))
-        for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
-            custom.fill_custom_feature(name, base, first, column)  # user code runs in the caller's thread
-    return FeatureMatrix(
-        values=values,
-        names=names,
-        known_at=base.known_at[first:],
-        session=base.session[first:],
-        segment=(segments_between_rolls(made.unadjusted) if spec.spans else base.segment)[first:],
-        close=made.unadjusted.close[first:],
-        frame_staleness={
-            timeframe_name(minutes): timeframe_staleness(
-                base.known_at[first:], made.frames[minutes].known_at, rows[first:]
-            )
-            for minutes, rows in joins.items()
-        },
-        base=made.unadjusted,
-        first=first,
-    )
-
-
-@dataclass(frozen=True)
-class _FeatureFrames:
-    """Frames ready for their columns.
-
-    unadjusted : the base frame at traded prices
-    base, frames : at roll-adjusted prices, for features
-    joins : frame's minutes -> int64[N], the latest coarse bar of each base bar
-    first : the first base bar after warm-up
-    names : the columns to compute
-    """
-
-    unadjusted: ResampledBars
-    base: ResampledBars
-    frames: dict[int, ResampledBars]
-    joins: dict[int, np.ndarray]
-    first: int
-    names: list[str]
-
-
-def _build_feature_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> _FeatureFrames:
-    """Return the frames of `spec`; raise BarsError where too few bars are left after warm-up."""
-    with progress_phase("frames", len(bars)):  # the base at traded prices; features use roll-adjusted ones
-        unadjusted, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames, threads=threads)
-    base, frames = (
-        apply_roll_adjustment(unadjusted),
-        {minutes: apply_roll_adjustment(frame) for minutes, frame in frames.items()},
-    )
-    joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
-    first = _first_row(base, joins, FIRST_BARS[spec.coarse_frame_columns])
-    if first >= len(base):
+    with progress_phase("features", len(bars)):
+        rows = FeatureStream(market, spec, dtype=dtype).push(bars)
+    if not len(rows):
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
-            got=f"{len(base)} bars of {spec.base_minutes} minutes",
+            got=f"{len(rows.base)} bars of {spec.base_minutes} minutes",
             wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.coarse_frame_columns]} of each frame of "
             f"{spec.frames}, reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
-    return _FeatureFrames(unadjusted, base, frames, joins, first, feature_column_names(market, spec))
+    for place, name in enumerate(spec.custom, len(rows.names) - len(spec.custom)):
+        custom.check_finite(name, rows.values[:, place], rows.first)
+    return rows
 
 
 def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """Return the columns of `spec` for this market, in order, without reading any file."""
-    spec = spec or FeatureSpec()
-    families = spec.families_for_market(market).values()
-    own, coarse = (
-        [name for f in families for name in f.names(market, short)] for short in (False, not spec.full_frames)
-    )
-    on_frames = [timeframe_column_name(name, minutes) for minutes in spec.frames for name in coarse]
-    return own + on_frames + [custom.get_custom_feature(name).name for name in spec.custom]
+    return FeatureStream(market, spec).names
 
 
 def build_feature_column(base: ResampledBars, market: MarketSpec, name: str) -> np.ndarray:
@@ -273,62 +209,180 @@ def build_feature_column(base: ResampledBars, market: MarketSpec, name: str) -> 
 
 def find_column_family(market: MarketSpec, name: str) -> FeatureFamily:
     """Return the built-in family of a column of the base bars. Raises SettingsError for an unknown column."""
-    known = {column: family for family in FAMILIES.values() for column in family.names(market, False)}
+    known = {
+        column: family for family in FAMILIES.values() for column in column_names(family, market, False)
+    }  # fmt: skip
     if name not in known:
         step = did_you_mean(name, known) or "give a column of the base bars, such as macd_12_26"
         raise SettingsError("No such column", where=f"columns of {market.symbol}", got=repr(name), next_step=step)
     return known[name]
 
 
-def _first_row(base: ResampledBars, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
-    """Return the first base bar whose session began inside the file and whose frames are all warmed up."""
-    second_session = np.flatnonzero(np.diff(base.session))
-    begun = int(second_session[0]) + 1 if len(second_session) else len(base)
-    warm = (int(np.searchsorted(rows, coarse_bars)) for rows in joins.values())
-    return max([FIRST_BARS["base"], begun, *warm])
+def timeframe_name(minutes: int) -> str:
+    """Return the name of a frame: 60m, 4h, 1d. A column of it is `rsi_14@60m`."""
+    return _LONG_FRAMES.get(minutes, f"{minutes}m")
 
 
-def _tasks(made: _FeatureFrames, market: MarketSpec, spec: FeatureSpec, values: np.ndarray) -> Iterator[tuple]:
-    """Calls that each fill their own columns of `values` and return how many: base families in two groups, frames."""
-    place = 0
-    for group in _split_feature_families(market, spec):
-        engine = FeatureEngine(market, group, coarse=False)
-        stop = place + len(engine.names)
-        yield _own, engine, made.base, made.first, values[:, place:stop]
-        place = stop
-    for minutes, frame in made.frames.items():
-        engine = FeatureEngine(market, spec.families_for_market(market), coarse=not spec.full_frames)
-        stop = place + len(engine.names)
-        yield _join, engine, frame, made.joins[minutes][made.first :], values[:, place:stop]
-        place = stop
+class FeatureStream:
+    """Stream of feature rows; rows are returned at their `known_at`.
+
+    Call `push` for bars, and `advance` when a minute ends without one.
+
+    cold : the first bar pushed is not the first of the history: no row before `spec.warmup_bars`, and later rows are
+        within 1e-6 instead of exact (`FeatureRows.exact`)
+    """
+
+    def __init__(
+        self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False, dtype: str = "float32"
+    ):
+        self.market, self.cold, self.spec = market, cold, spec or FeatureSpec()
+        families = {name: FAMILIES[name] for name in self.spec.families}
+        full = self.spec.full_frames
+        self._base = _Frame(market, self.spec.base_minutes, families, False, dtype)
+        self._coarse = {minutes: _Frame(market, minutes, families, not full, dtype) for minutes in self.spec.frames}
+        on_frames = [
+            f"{name}@{timeframe_name(minutes)}" for minutes, one in self._coarse.items() for name in one.engine.names
+        ]
+        own = [custom.get_custom_feature(name).name for name in self.spec.custom]
+        self.names, self.dtype = self._base.engine.names + on_frames + own, dtype
+        self._recent: dict[str, ResampledBars | None] = dict.fromkeys(self.spec.custom)
+        self._first_session: int | None = None
+        self._second = False
+        self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
+
+    def push(self, bars: pd.DataFrame | BarChunk) -> FeatureRows:
+        """Return the rows that these checked bars complete; all bars later than those before."""
+        chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
+        new = {minutes: one.bars.push(chunk) for minutes, one in self._coarse.items()}
+        return self._rows(self._base.bars.push(chunk), new)
+
+    def advance(self, now_ns: int) -> FeatureRows:
+        """Return the rows that are complete by the clock (UTC ns), once all bars up to then are in."""
+        new = {minutes: one.bars.advance(now_ns) for minutes, one in self._coarse.items()}
+        return self._rows(self._base.bars.advance(now_ns), new)
+
+    def lacking_bars(self, wanted: int) -> int:
+        """Return how many of `wanted` base bars are still to come; at least 1 before the second session begins."""
+        return max(wanted - self._base.count, 0 if self._second else 1)
+
+    def get_state(self) -> dict:
+        """Return plain numbers and arrays; `load_state` on an equal stream continues from them exactly."""
+        return {
+            "settings": self._settings(),
+            "base": self._base.get_state(),
+            "coarse": {str(minutes): one.get_state() for minutes, one in self._coarse.items()},
+            "custom": {name: {} if bars is None else bars.to_dict() for name, bars in self._recent.items()},
+            "first_session": self._first_session,
+            "second": self._second,
+            "chain": self._chain,
+            "stretch": self._stretch,
+        }
+
+    def load_state(self, state: Mapping) -> None:
+        """Restore a state of `get_state`; raise SettingsError for another market or spec."""
+        if state["settings"] != self._settings():
+            raise SettingsError(
+                "The state is of another stream", where="state", got=state["settings"], wanted=self._settings(),
+                next_step="build the FeatureStream with the market and spec of the one that was saved",
+            )  # fmt: skip
+        self._base.load_state(state["base"])
+        for minutes, one in self._coarse.items():
+            one.load_state(state["coarse"][str(minutes)])
+        self._recent = {name: ResampledBars(**bars) if bars else None for name, bars in state["custom"].items()}
+        self._first_session, self._second = state["first_session"], state["second"]
+        self._chain, self._stretch = state["chain"], state["stretch"]
+
+    def _settings(self) -> dict:
+        return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
+
+    def _rows(self, base: ResampledBars, coarse: Mapping[int, ResampledBars]) -> FeatureRows:
+        """Return the rows of these new bars, at traded prices; features see prices without the steps of rolls."""
+        adjusted = apply_roll_adjustment(base)
+        values = np.empty((len(base), len(self.names)), self.dtype)
+        place = len(self._base.engine.names)
+        ready = self._ready(base)
+        self._base.push(adjusted, values[:, :place])
+        joined = {}
+        for minutes, one in self._coarse.items():
+            stop = place + len(one.engine.names)
+            new = apply_roll_adjustment(coarse[minutes])
+            joined[minutes], number = one.join(base.known_at, new, values[:, place:stop])
+            ready &= number >= FIRST_BARS[self.spec.coarse_frame_columns]
+            place = stop
+        for column, name in enumerate(self.spec.custom, place):
+            values[:, column] = self._own(name, adjusted)
+        segment = self._stretches(base) if self.spec.spans else base.segment
+        first = len(base) - int(np.count_nonzero(ready))  # once ready, always ready
+        return FeatureRows(
+            values[first:], self.names, base.known_at[first:], base.session[first:], segment[first:],
+            base.close[first:], base, first, {minutes: known_at[first:] for minutes, known_at in joined.items()},
+            exact=not (self.cold or self.spec.custom),
+        )  # fmt: skip
+
+    def _own(self, name: str, new: ResampledBars) -> np.ndarray:
+        """Return float64[n]: the user's feature at each new bar, from the recent bars and the new ones."""
+        made, before = custom.get_custom_feature(name), self._recent[name]
+        if not len(new):
+            return np.empty(0)
+        bars = new if before is None else custom.concat_bars(before, new)
+        self._recent[name] = bars.part(-made.memory, len(bars))
+        return custom.compute_custom_feature(made, bars)[len(bars) - len(new) :]
+
+    def _stretches(self, base: ResampledBars) -> np.ndarray:
+        """Return `segments_between_rolls` of the next bars, at traded prices."""
+        found = segments_between_rolls(base, (self._chain, self._stretch))
+        if len(base):
+            self._chain = 1.0 if base.chain is None else float(base.chain[-1])
+            self._stretch = int(found[-1])
+        return found
+
+    def _ready(self, base: ResampledBars) -> np.ndarray:
+        """Return bool[n]: rows whose base frame is warmed up and whose session began after the stream."""
+        if not len(base):
+            return np.empty(0, bool)
+        if self._first_session is None:
+            self._first_session = int(base.session[0])
+        begun = np.maximum.accumulate((base.session != self._first_session) | self._second)
+        self._second = bool(begun[-1])
+        least = max(FIRST_BARS["base"], self.spec.warmup_bars if self.cold else 0)
+        return begun & (self._base.count + np.arange(len(base)) >= least)
 
 
-def _split_feature_families(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, FeatureFamily]]:
-    """The base frame's families in two groups of about as many columns, in order."""
-    families = spec.families_for_market(market)
-    counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
-    half = int(np.argmin(np.abs(counts - counts[-1] / 2))) + 1
-    items = list(families.items())
-    return [dict(group) for group in (items[:half], items[half:]) if group]
+class _Frame:
+    """Bars of one length, their columns, and the newest row of these.
 
+    count : bars so far
+    """
 
-def _own(engine: FeatureEngine, base: ResampledBars, first: int, out: np.ndarray) -> int:
-    """The base frame's columns, of the rows after the warm-up."""
-    engine.push(base, out, first)
-    return out.shape[1]
+    def __init__(self, market: MarketSpec, minutes: int, families: dict[str, FeatureFamily], coarse: bool, dtype: str):
+        self.bars, self.engine = BarStream(market, minutes), FeatureEngine(market, families, coarse=coarse)
+        self.count, self.known_at = 0, np.iinfo(np.int64).min
+        self.row = np.full(len(self.engine.names), np.nan, dtype)
 
+    def push(self, new: ResampledBars, out: np.ndarray) -> np.ndarray:
+        """Write the columns of these bars to `out` and return it."""
+        self.engine.push(new, out)
+        self.count += len(new)
+        return out
 
-def _join(engine: FeatureEngine, frame: ResampledBars, rows: np.ndarray, out: np.ndarray) -> int:
-    """The coarse frame's columns as each base row saw them."""
-    values = np.empty((len(frame), len(engine.names)), out.dtype)
-    engine.push(frame, values, 0)
-    _take_feature_rows(values, rows, out)
-    return out.shape[1]
+    def join(self, moments: np.ndarray, new: ResampledBars, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Write the latest row of each moment to `out`; return (when it became known, its number in the frame)."""
+        known_at, before = np.append(self.known_at, new.known_at), self.count - 1
+        rows = np.empty((1 + len(new), len(self.row)), self.row.dtype)
+        rows[0] = self.row
+        self.push(new, rows[1:])
+        latest = asof_rows(moments, known_at)
+        out[:] = rows[latest]
+        self.known_at, self.row = int(known_at[-1]), rows[-1].copy()
+        return known_at[latest], before + latest
 
+    def get_state(self) -> dict:
+        return {
+            "bars": self.bars.get_state(), "engine": self.engine.get_state(), "count": self.count,
+            "known_at": self.known_at, "row": self.row.copy(),
+        }  # fmt: skip
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _take_feature_rows(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Set out[i] = values[rows[i]], a whole row at a time."""
-    for i in range(len(rows)):
-        for f in range(values.shape[1]):
-            out[i, f] = values[rows[i], f]
+    def load_state(self, state: Mapping) -> None:
+        self.bars.load_state(state["bars"])
+        self.engine.load_state(state["engine"])
+        self.count, self.known_at, self.row = int(state["count"]), int(state["known_at"]), state["row"].copy()

@@ -145,21 +145,18 @@ def get_custom_feature(name: str) -> CustomFeature:
     return found
 
 
-def fill_custom_feature(name: str, bars: ResampledBars, first: int, out: np.ndarray) -> None:
-    """Write the feature's values from bar `first` on; raise SettingsError for values that are not finite."""
-    made = get_custom_feature(name)
-    values = compute_custom_feature(made, bars)[first:]
+def check_finite(name: str, values: np.ndarray, first: int) -> None:
+    """Raise SettingsError for values of a feature, from bar `first` on, that are not finite."""
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         advice = "divide by what cannot be 0, and fill with a neutral value"
         if bad[0] == len(values) - len(bad):
             advice = "a value that only the last bars lack looks ahead, as shift(-1) does: use earlier bars alone"
         raise SettingsError(
-            "A feature is missing or infinite after its warm-up", where=made.name,
+            "A feature is missing or infinite after its warm-up", where=get_custom_feature(name).name,
             got=f"{len(bad)} bars, first bar {first + bad[0]}", wanted="a number for each bar",
             next_step=advice,
         )  # fmt: skip
-    out[:] = values
 
 
 def compute_custom_feature(made: CustomFeature, bars: ResampledBars) -> np.ndarray:
@@ -193,7 +190,7 @@ def prove_custom_feature(made: CustomFeature, bars: ResampledBars) -> None:
     ends = random.permutation(ends[ends > made.memory])[: 2 * _PROOF_CUTS]
     cuts = np.unique(np.append(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS), ends)).tolist()
     # The shortest past comes first: a function that caches bars has not seen the future yet.
-    heads = [compute_custom_feature(made, custom_feature_head_bars(bars, cut)) for cut in cuts]
+    heads = [compute_custom_feature(made, bars.part(0, cut)) for cut in cuts]
     whole = compute_custom_feature(made, bars)
     for cut, from_head in zip(cuts, heads, strict=True):
         after = np.arange(len(bars)) >= cut
@@ -246,7 +243,7 @@ def _raise_look_ahead(made: CustomFeature, wrong: np.ndarray, when: str) -> None
 
 def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, cut: int) -> None:
     alone, all_ = (
-        float(compute_custom_feature(made, tail(custom_feature_head_bars(bars, cut), made.memory))[-1]),
+        float(compute_custom_feature(made, bars.part(max(0, cut - made.memory), cut))[-1]),
         float(whole[cut - 1]),
     )
     if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
@@ -255,21 +252,6 @@ def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, c
             got=f"{alone:.6g} at bar {cut - 1} from the last {made.memory} bars, {all_:.6g} from all",
             wanted="the same within 1e-6 of its deviation", next_step="give a longer memory=",
         )  # fmt: skip
-
-
-def custom_feature_head_bars(bars: ResampledBars, stop: int) -> ResampledBars:
-    """Return the first `stop` bars."""
-    return _map_columns(bars, lambda column: column[:stop])
-
-
-def tail(bars: ResampledBars, count: int) -> ResampledBars:
-    """Return the last `count` bars."""
-    return _map_columns(bars, lambda column: column[len(column) - min(count, len(column)) :])
-
-
-def slice_bars(bars: ResampledBars, first: int, stop: int) -> ResampledBars:
-    """Return the bars from position `first` to before `stop`."""
-    return _map_columns(bars, lambda column: column[first:stop])
 
 
 def _drop_bar(bars: ResampledBars, row: int) -> ResampledBars:

@@ -10,7 +10,7 @@ from ml_factory.data.resample import BarChunk, resample_bars, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.features.stream import StreamedFeatureRows
+from ml_factory.features.build import FeatureRows
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.bundle_checks import check_bars_on_tick
 from ml_factory.inference.guard import ACTIONS, DEFAULT_SETTINGS, Finding, Guard, GuardSettings, check_clock
@@ -111,7 +111,7 @@ class GuardedStream:
             self._guard.load_state(state["guard"])
             self._clock = [Finding("stale", self.settings.stale, str(message)) for message in state["clock"]]
 
-    def _answer(self, rows: StreamedFeatureRows, chunk: BarChunk | None) -> pd.DataFrame:
+    def _answer(self, rows: FeatureRows, chunk: BarChunk | None) -> pd.DataFrame:
         """Return the predictions of the feature rows that these bars completed, with the guard's answers."""
         frame = self._stream.predict_rows(rows)
         mixed = self._guard.push(chunk or _NO_BARS, rows.known_at)

@@ -13,7 +13,7 @@ from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.features.stream import FeatureStream, StreamedFeatureRows
+from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_scaled_rows
 from ml_factory.inference.prediction_spec import keep_bets
@@ -59,18 +59,18 @@ class PredictionStream:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
         return self.predict_rows(self.clock_rows(now))
 
-    def feature_rows(self, bars: pd.DataFrame | BarChunk) -> StreamedFeatureRows:
+    def feature_rows(self, bars: pd.DataFrame | BarChunk) -> FeatureRows:
         """Return the feature rows that bars of `check_bars` complete, for `predict_rows`."""
         chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self._features.market)
         return self._with_side(self._features.push(chunk), self._side and self._side.push(chunk))
 
-    def clock_rows(self, now: pd.Timestamp) -> StreamedFeatureRows:
+    def clock_rows(self, now: pd.Timestamp) -> FeatureRows:
         """Return the feature rows that are complete by the clock, for `predict_rows`."""
         now_ns = pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value
         return self._with_side(self._features.advance(now_ns), self._side and self._side.advance(now_ns))
 
     @staticmethod
-    def _with_side(rows: StreamedFeatureRows, side: pd.Series | None) -> StreamedFeatureRows:
+    def _with_side(rows: FeatureRows, side: pd.Series | None) -> FeatureRows:
         return rows if side is None else replace(rows, side=side)
 
     def get_state(self) -> dict:
@@ -130,7 +130,7 @@ class PredictionStream:
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
 
-    def predict_rows(self, rows: StreamedFeatureRows) -> pd.DataFrame:
+    def predict_rows(self, rows: FeatureRows) -> pd.DataFrame:
         """Return the predictions of the next feature rows, each predicted once; of meta-labels those where the primary
         side bets, with their `side`.
         """
@@ -158,7 +158,7 @@ class _ModelRows:
         self._scaled: np.ndarray | None = None
         self._segment = np.empty(0, np.int32)
 
-    def push(self, rows: StreamedFeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
+    def push(self, rows: FeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
         """Return the probabilities of the next rows that have a whole window."""
         scaled = self._preprocessing.transform(rows.values)
         before = 0 if self._scaled is None else len(self._scaled)

@@ -93,11 +93,9 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: ResampledBars, rows:
         low = max(0, int(run[0]) - 2 * made.memory)
         heads, fresh = np.empty(len(run)), _fresh_instance(made)
         for k, row in enumerate(run):
-            heads[k] = custom.compute_custom_feature(fresh, custom.slice_bars(base, low, int(row) + 1))[-1]
+            heads[k] = custom.compute_custom_feature(fresh, base.part(low, int(row) + 1))[-1]
             done(1)
-        whole = custom.compute_custom_feature(
-            _fresh_instance(made), custom.slice_bars(base, low, int(run[-1]) + 1 + LATER_BARS)
-        )
+        whole = custom.compute_custom_feature(_fresh_instance(made), base.part(low, int(run[-1]) + 1 + LATER_BARS))
         yield from run[~bitwise_equal(heads, np.ascontiguousarray(whole[run - low]))].tolist()
 
 

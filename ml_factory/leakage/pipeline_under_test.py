@@ -7,12 +7,11 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import resample_bars, resample_base_and_frames, resample_minute_bars_for_labels
+from ml_factory.data.resample import resample_bars, resample_minute_bars_for_labels
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
-from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.multi_timeframe import timeframe_name
+from ml_factory.features.build import FeatureSpec, build_features, timeframe_name
 from ml_factory.leakage.streaming_check import stream_feature_table
 from ml_factory.leakage.timed_tables import TimedTable, timed_table_of_coarse_bars, timed_table_of_labels
 from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
@@ -134,8 +133,8 @@ class StandardPipelineUnderTest:
 
     def coarse_frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
-        base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
-        made = {timeframe_name(length): vars(frame) for length, frame in {spec.base_minutes: base, **frames}.items()}
+        frames = {minutes: resample_bars(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames)}
+        made, base = {timeframe_name(length): vars(one) for length, one in frames.items()}, frames[spec.base_minutes]
         for labels in [one for one in self.label_specs if one.kind == "meta"][:1]:  # all horizons bet alike
             side = primary_rule_side(base, labels, market).to_numpy()
             made["primary side"] = {"known_at": base.known_at, "side": side}  # known with its row, not with its label

@@ -34,7 +34,7 @@ class ProofSpec:
     unseen_bars: int | None = None
     fit_rows: int = 30_000
     fit_splits: int | None = None
-    feed_rows: int = 50_000
+    feed_rows: int = 10_000
     enough: int = 1_000
     seed: int = 0
 

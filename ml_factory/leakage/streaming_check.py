@@ -11,8 +11,7 @@ import pandas as pd
 
 from ml_factory.data.resample import resample_bars, to_bar_chunk
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.features.build import FeatureSpec
-from ml_factory.features.stream import FeatureStream
+from ml_factory.features.build import FeatureSpec, FeatureStream
 from ml_factory.leakage.timed_tables import TimedTable
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bar_stream import TimeBarStream
-from ml_factory.data.resample import BarChunk, ResampledBars, apply_roll_adjustment
+from ml_factory.data.resample import BarChunk, BarStream, ResampledBars, apply_roll_adjustment
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec, build_feature_column, find_column_family
 from ml_factory.features.engine import FeatureEngine
@@ -34,7 +33,7 @@ class PrimaryRuleStream:
     """Sides of a feed, bar by bar: those of `primary_rule_side` on the bars pushed so far."""
 
     def __init__(self, market: MarketSpec, features: FeatureSpec, spec: LabelSpec):
-        self._spec, self._base = spec, TimeBarStream(market, features.base_minutes)
+        self._spec, self._base = spec, BarStream(market, features.base_minutes)
         self._engine = FeatureEngine(market, {"": find_column_family(market, spec.primary)}, coarse=False)
 
     def push(self, bars: BarChunk) -> pd.Series:

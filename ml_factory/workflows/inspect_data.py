@@ -7,12 +7,12 @@ import pandas as pd
 
 from ml_factory.data.io import load_bars
 from ml_factory.data.quality import find_gaps
-from ml_factory.data.resample import asof_rows, resample_bars, resample_base_and_frames
+from ml_factory.data.resample import asof_rows, resample_bars
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.features import custom
-from ml_factory.features.build import FAMILIES
-from ml_factory.features.stream import FeatureStream
+from ml_factory.features.build import FeatureStream
+from ml_factory.features.engine import column_names
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import Certificate, require_certificate
 from ml_factory.settings import certified_code_hash
@@ -54,8 +54,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     store = open_current_store(workspace, symbol)
     spec = stored_data_settings(store).features
     bars, market = _bars_of(workspace, store)
-    base, frames = resample_base_and_frames(bars, market, spec.base_minutes, spec.frames)
-    coarse = list(frames.values())
+    base, *coarse = (resample_bars(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
     if row is None:
         session = base.session == base.session[len(base) // 2]
         moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
@@ -73,8 +72,8 @@ def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataF
     store = open_current_store(workspace, symbol)
     spec, market = stored_data_settings(store).features, MarketSpec.from_dict(store.facts["market"])
     rows = {}
-    for name in spec.families_for_market(market):
-        own, coarse = (list(FAMILIES[name].names(market, frame)) for frame in (False, True))
+    for name, family in spec.families_for_market(market).items():
+        own, coarse = (column_names(family, market, frame) for frame in (False, not spec.full_frames))
         rows[name] = (len(own), len(coarse) * len(spec.frames), ", ".join(own[:: max(1, len(own) // 4)][:4]))
     for name in spec.custom:
         rows[name.partition("#")[0]] = (1, 0, "your own")
@@ -92,7 +91,7 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
         resample_bars(bars, market, stored_data_settings(store).features.base_minutes),
         custom.get_custom_feature(name),
     )
-    custom.prove_custom_feature(made, custom.tail(base, PROOF_BARS))
+    custom.prove_custom_feature(made, base.part(-PROOF_BARS, len(base)))
     index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
     return pd.Series(custom.compute_custom_feature(made, base), index=index, name=name)
 

@@ -64,7 +64,6 @@ from ml_factory.workflows.prove import (
 )
 from ml_factory.workflows.results.base import result_phase_table
 from ml_factory.workflows.results.data import PrepareResult
-from ml_factory.workflows.warm_kernels import warm_up_kernels
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
@@ -211,7 +210,6 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    warm_up_kernels(settings.features.families)
     base, first, staleness, seen = _write_features(store, bars, market, symbol, settings)
     made = {
         "symbol": symbol,
@@ -255,7 +253,7 @@ def _write_features(
 
     Returns
     -------
-    (base bars; the bar of the first row; `FeatureMatrix.frame_staleness`; builds on the first bars alone, made before
+    (base bars; the bar of the first row; `FeatureRows.frame_staleness`; builds on the first bars alone, made before
     later bars were read).
     """
     if store.committed:

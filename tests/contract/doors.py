@@ -26,9 +26,8 @@ from ml_factory.evaluation.baselines import (
 )
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.features import custom
-from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, feature_column_names
+from ml_factory.features.build import FAMILIES, FeatureSpec, FeatureStream, build_features, feature_column_names
 from ml_factory.features.custom import feature
-from ml_factory.features.stream import FeatureStream
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular

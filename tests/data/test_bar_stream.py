@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bar_stream import TimeBarStream
-from ml_factory.data.resample import ResampledBars, resample_bars, resample_bars_to_lengths, to_bar_chunk
+from ml_factory.data.resample import BarStream, ResampledBars, resample_bars, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
@@ -30,9 +29,9 @@ def assert_same_bits(parts: list[ResampledBars], whole: ResampledBars) -> None:
         assert got.tobytes() == getattr(whole, name).tobytes(), name
 
 
-def restored(stream: TimeBarStream) -> TimeBarStream:
+def restored(stream: BarStream) -> BarStream:
     """Another stream in the same state, by way of a text file."""
-    other = TimeBarStream(stream.market, stream.minutes, bar_minutes=stream.bar_minutes)
+    other = BarStream(stream.market, stream.minutes, bar_minutes=stream.bar_minutes)
     other.load_state(json.loads(json.dumps(stream.get_state())))
     return other
 
@@ -42,9 +41,9 @@ def restored(stream: TimeBarStream) -> TimeBarStream:
 @pytest.mark.parametrize("rolls", [0, 12])
 def test_frame_stream_random_chunks_equal_whole_frame_bitwise(gappy_minutes, calendar, start, rolls):
     bars, rng = gappy_minutes(start, 6, rolls=rolls), np.random.default_rng(1)
-    for minutes, whole in resample_bars_to_lengths(bars, market(calendar), (1, 5, 25, 60, 240, 1440)).items():
+    for minutes, whole in {n: resample_bars(bars, market(calendar), n) for n in (1, 5, 25, 60, 240, 1440)}.items():
         for most in (40, 3000):
-            stream, parts, at = TimeBarStream(market(calendar), minutes), [], 0
+            stream, parts, at = BarStream(market(calendar), minutes), [], 0
             while at < len(bars):
                 size = int(rng.integers(0, most))
                 parts.append(stream.push(bars.iloc[at : at + size]))
@@ -56,7 +55,7 @@ def test_frame_stream_single_bars_and_100_restores_equal_whole_frame(gappy_minut
     bars = gappy_minutes("2024-11-28", 3, rolls=6)
     restore = set(np.random.default_rng(2).choice(len(bars), 100, replace=False).tolist())
     for minutes in (1, 30):
-        stream, parts = TimeBarStream(market(), minutes), []
+        stream, parts = BarStream(market(), minutes), []
         for i in range(len(bars)):
             if i in restore:
                 stream = restored(stream)
@@ -73,8 +72,8 @@ def test_frame_stream_50000_real_bars_in_chunks_equal_whole_frame(shared_data, s
     spec, rng = resolve_market_spec(symbol, bars), np.random.default_rng(3)
     clock, steps = bars.index.tz_convert("America/Chicago"), np.diff(bars.index.as_unit("ns").asi8)
     assert clock[0].utcoffset() != clock[-1].utcoffset() and (steps > MINUTE_NS).any()
-    for minutes, whole in resample_bars_to_lengths(bars, spec, (1, 5, 60, 1440)).items():
-        stream, parts, at = TimeBarStream(spec, minutes), [], 0
+    for minutes, whole in {n: resample_bars(bars, spec, n) for n in (1, 5, 60, 1440)}.items():
+        stream, parts, at = BarStream(spec, minutes), [], 0
         while at < len(bars):
             size = int(rng.choice([1, 2, 7, 60, 500, 9000]))
             parts.append(stream.push(bars.iloc[at : at + size]))
@@ -88,7 +87,7 @@ def test_frame_stream_advance_past_untraded_minutes_completes_bucket():
     noon = bars.index.searchsorted(bars.index[0].normalize() + pd.Timedelta("12h"))
     quiet = bars.drop(bars.index[noon - 3 : noon])  # nothing trades from 11:57 on
     at = noon - 3
-    stream, twelve = TimeBarStream(market("24h"), 60), bars.index[noon].value
+    stream, twelve = BarStream(market("24h"), 60), bars.index[noon].value
     parts = [stream.push(quiet.iloc[:at])]
     assert parts[0].known_at[-1] == twelve - 60 * MINUTE_NS
     assert len(stream.advance(twelve - 1)) == 0
@@ -101,7 +100,7 @@ def test_frame_stream_advance_past_untraded_minutes_completes_bucket():
 
 def test_frame_stream_advance_every_minute_equals_whole_frame_bitwise(gappy_minutes):
     bars = gappy_minutes("2024-11-29", 1, rolls=5)
-    stream, parts, stamps = TimeBarStream(market(), 15), [], bars.index.as_unit("ns").asi8
+    stream, parts, stamps = BarStream(market(), 15), [], bars.index.as_unit("ns").asi8
     for minute in range(int(stamps[0]), int(stamps[-1]) + MINUTE_NS, MINUTE_NS):
         here = np.searchsorted(stamps, minute)
         if stamps[here] == minute:
@@ -117,7 +116,7 @@ def test_frame_stream_advance_every_minute_equals_whole_frame_bitwise(gappy_minu
 def test_frame_stream_60_minute_gap_between_pushes_starts_no_segment():
     index = pd.DatetimeIndex(["2024-01-10 10:00", "2024-01-10 11:01", "2024-01-10 12:03"], tz="UTC")
     bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
-    stream = TimeBarStream(market("24h"), 1)  # silences of 60 and of 61 minutes; a hole is longer than 60
+    stream = BarStream(market("24h"), 1)  # silences of 60 and of 61 minutes; a hole is longer than 60
     parts = [stream.push(bars.iloc[k : k + 1]) for k in range(3)]
     assert [int(part.segment[0]) for part in parts] == [0, 0, 1]
     assert_same_bits(parts, resample_bars(bars, market("24h"), 1))
@@ -125,7 +124,7 @@ def test_frame_stream_60_minute_gap_between_pushes_starts_no_segment():
 
 def test_frame_stream_late_or_duplicate_bar_raises_and_keeps_state(gappy_minutes):
     bars = synthetic_bars(2)
-    stream = TimeBarStream(market(), 5)
+    stream = BarStream(market(), 5)
     parts = [stream.push(bars.iloc[:100])]
     before = stream.get_state()
     with pytest.raises(BarsError, match=r"row 0.*before the bar before it ends"):
@@ -142,20 +141,20 @@ def test_frame_stream_late_or_duplicate_bar_raises_and_keeps_state(gappy_minutes
 
 
 def test_frame_stream_load_state_with_other_settings_raises_settings_error():
-    state = TimeBarStream(market(), 5).get_state()
+    state = BarStream(market(), 5).get_state()
     for other in (
-        TimeBarStream(market(), 15),
-        TimeBarStream(market("24h"), 5),
-        TimeBarStream(market(), 5, bar_minutes=5),
-        TimeBarStream(market(hole_minutes=30), 5),
+        BarStream(market(), 15),
+        BarStream(market("24h"), 5),
+        BarStream(market(), 5, bar_minutes=5),
+        BarStream(market(hole_minutes=30), 5),
     ):
         with pytest.raises(SettingsError, match="another stream"):
             other.load_state(state)
     with pytest.raises(SettingsError, match="multiple"):
-        TimeBarStream(market(), 5, bar_minutes=2)
+        BarStream(market(), 5, bar_minutes=2)
 
 
 def test_frame_stream_market_without_volume_returns_volume_none():
-    stream = TimeBarStream(MarketSpec("T", "cme", 0.25, False), 5)
+    stream = BarStream(MarketSpec("T", "cme", 0.25, False), 5)
     bars = synthetic_bars(2).drop(columns="volume")
     assert stream.push(bars).volume is None and stream.advance(bars.index[-1].value).volume is None

@@ -1,7 +1,5 @@
 """Bars to hold the features against: real ones, and rough ones where nothing trades, nothing moves, or all jumps."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -101,8 +99,7 @@ def check_columns():
 
         known : columns that another test holds against a library.
         """
-        of = family if callable(family) else partial(engine.compute_family_columns, family)
-        columns, coarse = of(frame, market, False), of(frame, market, True)
+        columns, coarse = (engine.compute_family_columns(family, frame, market, one) for one in (False, True))
         assert set(references) | set(known) == set(columns)
         assert set(coarse) <= set(columns)
         rows = np.unique(np.random.default_rng(7).integers(start, len(frame), 120))

@@ -6,8 +6,7 @@ import pytest
 
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.stream import FeatureStream
+from ml_factory.features.build import FeatureSpec, FeatureStream, build_features
 from ml_factory.leakage.streaming_check import stream_push_positions
 
 SPEC = FeatureSpec()  # frames of 5, 15, 30 and 60 minutes, every family

@@ -7,8 +7,8 @@ import pytest
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.features.calendar import FAMILY
-from ml_factory.features.engine import compute_family_columns, elapsed_session_share
+from ml_factory.features.calendar import calendar, elapsed_session_share
+from ml_factory.features.engine import compute_family_columns
 
 CLOCK = {"ES": ("America/Chicago", 17 * 60, 23 * 60), "SPY": ("America/New_York", 9 * 60 + 30, 390)}
 
@@ -92,12 +92,12 @@ def test_calendar_columns_across_dst_change_equal_exchange_clock(
     real_frame, markets, check_columns, symbol, first, last
 ):
     frame = regular(real_frame(symbol, 5), first, last)
-    check_columns(FAMILY, frame, markets[symbol], references(frame, symbol))
+    check_columns(calendar, frame, markets[symbol], references(frame, symbol))
 
 
 def test_calendar_session_progress_on_early_close_day_ends_at_half(real_frame, markets):
     frame = real_frame("SPY", 5)
-    passed = compute_family_columns(FAMILY, frame, markets["SPY"], False)["session_progress"]
+    passed = compute_family_columns(calendar, frame, markets["SPY"], False)["session_progress"]
     day = frame.session == np.datetime64("2024-11-29").astype(int)  # the day after Thanksgiving closes at 13:00
     assert day.sum() == 42
     assert passed[day][-1] == 0.5
@@ -105,20 +105,20 @@ def test_calendar_session_progress_on_early_close_day_ends_at_half(real_frame, m
 
 def test_calendar_columns_of_24h_market_have_no_overnight_gap(make_frame):
     market = MarketSpec("BTCUSD", "24h", 0.01, True)
-    assert "overnight_gap" not in compute_family_columns(FAMILY, make_frame(np.linspace(1, 2, 300)), market, False)
+    assert "overnight_gap" not in compute_family_columns(calendar, make_frame(np.linspace(1, 2, 300)), market, False)
 
 
 @pytest.mark.parametrize(
-    ("calendar", "start", "ends"),
+    ("hours", "start", "ends"),
     [
         ("24h", "2024-11-27", ["00:00"] * 3),
         ("cme", "2024-11-27", ["18:00", "18:15", "22:00"]),  # Thanksgiving and the day after stop early
         ("us_equity", "2024-11-27", ["21:00", "18:00", "21:00"]),  # which shares spend at rest, and the day after early
     ],
 )
-def test_session_progress_is_1_at_last_bar_before_scheduled_close(calendar, start, ends):
-    market = MarketSpec("TEST", calendar, None, True)
-    bars = resample_bars(synthetic_bars(len(ends), calendar=calendar, start=start, missing=0.0), market, 5)
+def test_session_progress_is_1_at_last_bar_before_scheduled_close(hours, start, ends):
+    market = MarketSpec("TEST", hours, None, True)
+    bars = resample_bars(synthetic_bars(len(ends), calendar=hours, start=start, missing=0.0), market, 5)
     passed = elapsed_session_share(bars.start, bars.known_at, market.calendar)
     done = np.flatnonzero(passed == 1.0)
     assert pd.to_datetime(bars.known_at[done]).strftime("%H:%M").tolist() == ends

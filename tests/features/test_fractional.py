@@ -24,7 +24,7 @@ def difference(order):
 @pytest.mark.parametrize(("symbol", "minutes"), [("SPY", 60), ("ES", 5)])
 def test_fractional_columns_equal_reference(real_frame, markets, check_columns, symbol, minutes):
     references = {f"fractional_{round(100 * order)}": difference(order) for order in (0.2, 0.4, 0.6, 0.8)}
-    check_columns(fractional.FAMILY, real_frame(symbol, minutes), markets[symbol], references)
+    check_columns(fractional.fractional, real_frame(symbol, minutes), markets[symbol], references)
 
 
 def test_fractional_weights_of_integer_orders_equal_binomial_coefficients():

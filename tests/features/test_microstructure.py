@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.microstructure import FAMILY
+from ml_factory.features.microstructure import microstructure
 
 
 def window(x, i, n):
@@ -157,18 +157,18 @@ WITH_VOLUME = {
 
 
 def test_microstructure_columns_equal_reference(either_frame, markets, check_columns):
-    check_columns(FAMILY, either_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
+    check_columns(microstructure, either_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
 
 
 def test_microstructure_market_without_volume_has_price_columns_only(real_frame, markets, check_columns):
-    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], PRICE_ONLY)
+    check_columns(microstructure, real_frame("ES", 60), markets["ES"], PRICE_ONLY)
 
 
 def test_roll_spread_of_bid_query_bounce_recovers_spread(make_frame, markets):
     rng = np.random.default_rng(2)
     fair = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-5, 20_000)))
     trades = fair * (1.0 + 0.0005 * rng.choice([-1.0, 1.0], 20_000))
-    spread = compute_family_columns(FAMILY, make_frame(trades), markets["ES"], False)["roll_spread_96"][200:]
+    spread = compute_family_columns(microstructure, make_frame(trades), markets["ES"], False)["roll_spread_96"][200:]
     assert np.sqrt(np.mean(spread**2)) == pytest.approx(0.001, rel=0.03)  # the covariance has no bias, its root has
 
 
@@ -178,7 +178,7 @@ def test_range_spread_estimators_recover_known_spread(make_frame, markets):
     quoted = path * (1.0 + 0.0015 * rng.choice([-1.0, 1.0], path.shape))
     of_quoted, of_fair = (
         compute_family_columns(
-            FAMILY, replace(make_frame(x[:, -1].copy()), high=x.max(1), low=x.min(1)), markets["ES"], False
+            microstructure, replace(make_frame(x[:, -1].copy()), high=x.max(1), low=x.min(1)), markets["ES"], False
         )
         for x in (quoted, path)
     )

@@ -5,7 +5,7 @@ import pytest
 import talib
 
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.momentum import FAMILY
+from ml_factory.features.momentum import momentum
 
 UNSTABLE = 600  # rows after which a recursion has forgotten how TA-Lib starts it
 KNOWN = (
@@ -41,7 +41,7 @@ def by_talib(frame) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60), ("XAUUSD", 15)])
 def test_momentum_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    found, wanted = compute_family_columns(FAMILY, frame, markets[symbol], False), by_talib(frame)
+    found, wanted = compute_family_columns(momentum, frame, markets[symbol], False), by_talib(frame)
     assert set(wanted) == set(KNOWN)
     for name, want in wanted.items():
         got = found[name]
@@ -97,14 +97,14 @@ TWINS = {
 
 
 def test_momentum_columns_not_in_talib_equal_reference(either_frame, markets, check_columns):
-    check_columns(FAMILY, either_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
+    check_columns(momentum, either_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
 def test_rsi_14_of_rise_fall_and_constant_is_100_0_and_50(make_frame, markets):
     up = np.arange(100.0, 200.0)
     for price, wanted in ((up, 100.0), (up[::-1].copy(), 0.0), (np.full(100, 7.0), 50.0)):
         assert (
-            compute_family_columns(FAMILY, make_frame(price, spread=0.0), markets["ES"], True)["rsi_14"][-1] == wanted
+            compute_family_columns(momentum, make_frame(price, spread=0.0), markets["ES"], True)["rsi_14"][-1] == wanted
         )
 
 
@@ -113,6 +113,6 @@ def test_momentum_columns_of_mirrored_prices_have_opposite_signs(make_frame, mar
     walk = np.cumsum(rng.normal(size=700))
     up = make_frame(1000.0 + walk, spread=0.0)
     down = make_frame(1000.0 - walk, spread=0.0)
-    here, there = (compute_family_columns(FAMILY, frame, markets["ES"], False) for frame in (up, down))
+    here, there = (compute_family_columns(momentum, frame, markets["ES"], False) for frame in (up, down))
     for name in ("macd_12_26", "di_14", "cci_20", "efficiency_24", "vortex_14", "aroon_25", "slope_24", "streak"):
         np.testing.assert_allclose(here[name][100:], -there[name][100:], rtol=1e-4, atol=1e-3, err_msg=name)

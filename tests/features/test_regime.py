@@ -8,7 +8,6 @@ from scipy.stats import norm
 
 from ml_factory.features import regime
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.rolling import HISTORY
 
 
 def window(x, i, n):
@@ -110,13 +109,13 @@ def references(frame):
 
 def test_regime_columns_equal_reference(real_frame, make_frame, markets, check_columns):
     hourly = real_frame("SPY", 60)
-    check_columns(regime.FAMILY, hourly, markets["SPY"], references(hourly))
+    check_columns(regime.regime, hourly, markets["SPY"], references(hourly))
     ties = make_frame(100.0 + np.cumsum(np.random.default_rng(6).integers(-2, 3, 900)) * 0.25)
-    check_columns(regime.FAMILY, ties, markets["SPY"], references(ties))
+    check_columns(regime.regime, ties, markets["SPY"], references(ties))
 
 
 def test_regime_columns_in_dead_market_show_calm_and_no_change(rough, markets):
-    found = compute_family_columns(regime.FAMILY, rough, markets["ES"], False)
+    found = compute_family_columns(regime.regime, rough, markets["ES"], False)
     at = 790  # 290 bars into the dead stretch
     still = ("cusum", "variance_ratio_12_96", "drawdown_192")
     assert {name: float(found[name][at]) for name in still} == dict.fromkeys(still, 0.0)
@@ -124,30 +123,27 @@ def test_regime_columns_in_dead_market_show_calm_and_no_change(rough, markets):
     assert abs(found["trend_probability"][at]) < 0.01
 
 
-def filtered(filter_, surprise, *settings):
-    """One filter on made-up surprises, from a fresh state."""
-    out = np.empty(len(surprise))
-    filter_(np.concatenate([np.full(HISTORY, np.nan), surprise]), *settings, np.zeros(4), out)
-    return out
-
-
 def test_wild_probability_of_switching_volatility_detects_wild_stretches():
     rng = np.random.default_rng(8)
     wild = np.repeat([0, 1, 0, 1, 0], 400).astype(bool)
-    probability = filtered(regime.volatile_regime_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
+    surprise = np.where(wild, 1.7, 0.7) * rng.normal(size=2000)
+    probability = regime.volatile_regime_probability(surprise, 0, np.full(1, 0.5))
     assert np.mean((probability > 0.5) == wild) > 0.9
+
+
+def first_run():
+    """Before the first number a run of length 0 is certain."""
+    return np.eye(1, 2 * regime.RUNS).reshape(2, regime.RUNS)
 
 
 def test_trend_probability_and_change_point_detect_drift_changes():
     rng = np.random.default_rng(9)
     surprise = rng.normal(size=4000) + np.repeat([0.0, 0.5, -0.5, 0.0], 1000)
-    trend = filtered(regime.trend_regime_probability, surprise)
+    trend = regime.trend_regime_probability(surprise, 0, np.full(2, 1 / 3))
     assert trend[1000:2000].mean() > 0.5
     assert trend[2000:3000].mean() < -0.5
-    change, run = np.empty(4000), np.empty(4000)
     jumps = np.where(np.arange(4000) % 40 == 0, rng.choice([-4.0, 4.0], 4000), 0.0)  # the mean jumps for one bar
-    padded = np.concatenate([np.full(HISTORY, np.nan), 0.5 * surprise + jumps])
-    regime.bayesian_change_point(padded, np.zeros((regime.RUNS, 4)), change, run)
+    change, run = regime.bayesian_change_point(0.5 * surprise + jumps, 0, first_run())
     after = np.arange(4000) % 40 == 1
     assert change[after][5:].mean() > 2 * change[~after].mean()
     assert run[after][5:].mean() < run[~after].mean()
@@ -155,12 +151,13 @@ def test_trend_probability_and_change_point_detect_drift_changes():
 
 def test_regime_filters_with_extreme_or_nan_input_stay_finite():
     z = np.array([np.nan, 0.1, 1e9, -1e150, 0.1, np.nan, 0.2] + [0.1] * 50)
-    probability = filtered(regime.volatile_regime_probability, z)
+    probability = regime.volatile_regime_probability(z, 0, np.full(1, 0.5))
     assert np.isnan(probability[[0, 5]]).all()
     assert np.isfinite(np.delete(probability, [0, 5])).all()
     assert probability[3] > 0.999 > probability[-1]
-    assert np.isfinite(np.delete(filtered(regime.trend_regime_probability, z), [0, 5])).all()
-    assert np.isfinite(np.delete(filtered(regime.cusum, z, 0.25, 12.0), [0, 5])).all()
-    both = np.empty((2, len(z)))
-    regime.bayesian_change_point(np.concatenate([np.full(HISTORY, np.nan), z]), np.zeros((regime.RUNS, 4)), *both)
-    assert np.isfinite(np.delete(both, [0, 5], axis=1)).all()
+    others = [
+        regime.trend_regime_probability(z, 0, np.full(2, 1 / 3)),
+        regime.cusum(z, 0.25, 12.0, 0, np.zeros(2)),
+        *regime.bayesian_change_point(z, 0, first_run()),
+    ]
+    assert np.isfinite(np.delete(others, [0, 5], axis=1)).all()

@@ -13,8 +13,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.validation import validate_bars
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.stream import FeatureStream
+from ml_factory.features.build import FeatureSpec, FeatureStream, build_features
 from ml_factory.storage.workspace import Workspace
 
 MARKET = MarketSpec("ES", "24h", None, True)

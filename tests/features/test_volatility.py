@@ -8,7 +8,7 @@ import pytest
 import talib
 
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.volatility import FAMILY, range_variance_estimators
+from ml_factory.features.volatility import range_variances, volatility
 
 UNSTABLE = 600
 KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
@@ -18,7 +18,7 @@ FLOOR = 1e-6
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60)])
 def test_volatility_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    found = compute_family_columns(FAMILY, frame, markets[symbol], False)
+    found = compute_family_columns(volatility, frame, markets[symbol], False)
     upper, middle, lower = talib.BBANDS(frame.close, 20, 2.0, 2.0)
     wanted = {
         "natr_14": talib.NATR(frame.high, frame.low, frame.close, 14),
@@ -192,7 +192,7 @@ TWINS = {
 
 
 def test_volatility_columns_not_in_talib_equal_reference(either_frame, markets, check_columns):
-    check_columns(FAMILY, either_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
+    check_columns(volatility, either_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
 def test_range_volatility_estimators_agree_on_walk_without_drift(markets, make_frame):
@@ -202,9 +202,9 @@ def test_range_volatility_estimators_agree_on_walk_without_drift(markets, make_f
     opens = np.append(0.0, steps[:-1, -1])
     bars = opens, np.maximum(steps.max(1), opens), np.minimum(steps.min(1), opens), steps[:, -1]
     true = 1e-4 * 20
-    np.testing.assert_allclose(np.sqrt(range_variance_estimators(*bars).mean(axis=1)), true, rtol=0.06)
+    np.testing.assert_allclose(np.sqrt(np.mean(range_variances(*bars), axis=1)), true, rtol=0.06)
     open_, high, low, close = np.exp(bars)
     frame = replace(make_frame(close), open=open_, high=high, low=low)
-    found = compute_family_columns(FAMILY, frame, markets["ES"], False)
+    found = compute_family_columns(volatility, frame, markets["ES"], False)
     for name in ("parkinson_ratio_24", "garman_klass_ratio_24", "rogers_satchell_ratio_24", "yang_zhang_ratio_24"):
         assert found[name][100:].mean() == pytest.approx(0.0, abs=0.06), name

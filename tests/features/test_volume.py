@@ -7,7 +7,7 @@ import pytest
 import talib
 
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.volume import FAMILY
+from ml_factory.features.volume import volume
 
 UNSTABLE = 600
 KNOWN = ("mfi_14", "chaikin_3_10")
@@ -17,7 +17,7 @@ KNOWN = ("mfi_14", "chaikin_3_10")
 def test_volume_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
     high, low, close, traded = frame.high, frame.low, frame.close, frame.volume
-    found = compute_family_columns(FAMILY, frame, markets[symbol], False)
+    found = compute_family_columns(volume, frame, markets[symbol], False)
     atr, total = talib.ATR(high, low, close, 14), talib.SUM(traded, 20)
     change = np.diff(close, prepend=np.nan)
     wanted = {
@@ -183,11 +183,11 @@ TWINS = {
 
 
 def test_volume_columns_not_in_talib_equal_reference(either_frame, markets, check_columns):
-    check_columns(FAMILY, either_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
+    check_columns(volume, either_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
 
 
 def test_volume_columns_with_scaled_volume_are_unchanged(rough, markets):
-    here = compute_family_columns(FAMILY, rough, markets["SPY"], False)
-    there = compute_family_columns(FAMILY, replace(rough, volume=rough.volume * 1024.0), markets["SPY"], False)
+    here = compute_family_columns(volume, rough, markets["SPY"], False)
+    there = compute_family_columns(volume, replace(rough, volume=rough.volume * 1024.0), markets["SPY"], False)
     for name in here:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)

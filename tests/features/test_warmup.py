@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ml_factory.features.build import FIRST_BARS, MEMORY_BARS, FeatureSpec
-from ml_factory.features.custom import custom_feature_head_bars, tail
 from ml_factory.features.engine import FeatureEngine
 
 SPEC = FeatureSpec()
@@ -25,7 +24,7 @@ def apart(real_bars, real_frame):
         spread, count = whole[MEMORY_BARS["base"] :].std(axis=0), MEMORY_BARS["coarse"] + 40
         worst = np.zeros((count, len(names)))
         for start in range(MEMORY_BARS["base"], len(frame) - count, 61):
-            cold = columns(custom_feature_head_bars(tail(frame, len(frame) - start), count))[1]
+            cold = columns(frame.part(start, start + count))[1]
             worst = np.fmax(worst, np.abs(cold - whole[start : start + count]) / spread)
         assert worst[FIRST_BARS["coarse"]].max() > 0  # starts were tried, and they matter at first
         return dict(zip(names, worst.T, strict=True))

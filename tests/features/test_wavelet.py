@@ -3,7 +3,7 @@
 import numpy as np
 
 from ml_factory.features.engine import compute_family_columns
-from ml_factory.features.wavelet import FAMILY, SCALES
+from ml_factory.features.wavelet import SCALES, wavelet
 
 
 def detail(frame, i, scale):
@@ -35,12 +35,12 @@ TWINS |= {f"haar_detail_{scale}": normal_detail(scale) for scale in SCALES}
 
 
 def test_wavelet_columns_equal_reference(either_frame, markets, check_columns):
-    check_columns(FAMILY, either_frame("ES", 60), markets["ES"], TWINS)
+    check_columns(wavelet, either_frame("ES", 60), markets["ES"], TWINS)
 
 
 def test_haar_share_of_periodic_returns_is_largest_at_matching_scale(make_frame, markets):
     for scale in SCALES:
         returns = 1e-3 * np.sin(2 * np.pi * np.arange(400) / (1.5 * scale))
-        found = compute_family_columns(FAMILY, make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
+        found = compute_family_columns(wavelet, make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
         shares = {name: found[f"haar_share_{name}"][-1] for name in SCALES}
         assert max(shares, key=shares.get) == scale

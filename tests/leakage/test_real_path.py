@@ -55,25 +55,26 @@ class Injected:
 
 
 def one_ahead(patch):
-    """The momentum family's real kernel, and then each row takes the first column of the next."""
+    """The momentum family itself, and then each row takes the first column of the next."""
     family = build.FAMILIES["momentum"]
 
-    def spoilt(block, state, out, coarse):
-        family.kernel(block, state, out, coarse)
-        if not coarse:
-            out[0, :-1] = out[0, 1:].copy()
+    def spoilt(block):
+        for name, column in family(block):
+            if name == "return_1" and not block.coarse:
+                column[:-1] = column[1:].copy()
+            yield name, column
 
-    patch.setitem(build.FAMILIES, "momentum", replace(family, kernel=spoilt))
+    patch.setitem(build.FAMILIES, "momentum", spoilt)
 
 
 def known_at_their_start(patch):
-    honest = resample.resample_bars_to_lengths
+    honest = resample.BarStream.push
 
-    def spoilt(bars, market, minutes, **options):
-        frames = honest(bars, market, minutes, **options)
-        return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
+    def spoilt(stream, bars):
+        made = honest(stream, bars)
+        return replace(made, known_at=made.start) if stream.minutes == 60 else made
 
-    patch.setattr(resample, "resample_bars_to_lengths", spoilt)
+    patch.setattr(resample.BarStream, "push", spoilt)
 
 
 def read_off_the_file(patch):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import build, momentum
+from ml_factory.features import build
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.engine import FeatureFamily
-from ml_factory.features.rolling import HISTORY
+from ml_factory.features.engine import HISTORY
+from ml_factory.features.momentum import momentum
 from ml_factory.leakage.proof import prove_no_look_ahead
 from ml_factory.leakage.proof_spec import QUICK, ProofSpec
 from ml_factory.leakage.streaming_check import stream_feature_table, stream_push_positions
@@ -48,14 +48,15 @@ def test_prove_leak_in_few_random_rows_is_reported_by_live_feed(bars):
 
 
 def test_prove_kernel_reading_ahead_in_block_is_reported_by_live_feed(bars, monkeypatch):
-    def peeking(block, state, out, coarse):
-        momentum.FAMILY.kernel(block, state, out, coarse)
-        rows = np.arange(HISTORY, len(block.close) - 1)
-        rows = rows[(block.t0 + rows) % 1_201 == 0]
-        out[0, rows - HISTORY] += 1e-3 * (block.close[rows + 1] > block.close[rows])
+    def peeking(block):
+        for name, column in momentum(block):
+            rows = np.arange(HISTORY, len(block.close) - 1)
+            rows = rows[block.known_at[: len(rows)] // 60_000_000_000 * 7_919 % 1_201 < 5]
+            if name == "return_1":
+                column[rows] += 1e-3 * (block.close[rows + 1] > block.close[rows])
+            yield name, column
 
-    spoilt = FeatureFamily(momentum.FAMILY.names, peeking, momentum.FAMILY.recursions)
-    monkeypatch.setitem(build.FAMILIES, "momentum", spoilt)
+    monkeypatch.setitem(build.FAMILIES, "momentum", peeking)
     proof = prove_no_look_ahead(clean_pipeline(), bars, ONLY_FEED)
     assert {leak.column for leak in proof.leaks} <= {"return_1", "return_1@60m"} and proof.leaks
     assert proof.leaks[0].disturbance == "live feed"

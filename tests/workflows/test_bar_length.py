@@ -105,13 +105,13 @@ def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places
     assert found.passed and found.compared["predict"] > 0
     bars = FIVE.rename_axis("timestamp")
     assert prove_no_look_ahead(subject_of(), bars, SPEC).leaks == ()
-    honest = resample.resample_bars_to_lengths
+    honest = resample.BarStream.push
 
-    def a_bar_early(*given, **options):
-        frames = honest(*given, **options)
-        return {k: replace(one, known_at=one.known_at - 300 * 10**9) if k == 60 else one for k, one in frames.items()}
+    def a_bar_early(stream, bars):
+        made = honest(stream, bars)
+        return replace(made, known_at=made.known_at - 300 * 10**9) if stream.minutes == 60 else made
 
-    monkeypatch.setattr(resample, "resample_bars_to_lengths", a_bar_early)
+    monkeypatch.setattr(resample.BarStream, "push", a_bar_early)
     leaks = prove_no_look_ahead(subject_of(), bars, SPEC).leaks
     assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
     assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data import resample_kernels
-from ml_factory.data.resample import PRICES
+from ml_factory.data.resample import PRICES, segments_of_bars, trading_intervals
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
@@ -123,13 +122,11 @@ def _segments(
     if "segment" in bars:
         return bars["segment"].to_numpy(np.int64)
     bar_ns = int(min(np.diff(start).min(), (known_at - start).min()))
-    runs, _ = resample_kernels.split_into_trading_runs(
-        start, contract, resample_kernels.trading_intervals(resample_kernels.utc_days_of_bars(start), calendar),
-        bar_ns, MarketSpec.hole_minutes * MINUTE_NS + bar_ns, resample_kernels.initial_bar_kernel_state(),
-    )  # fmt: skip
+    intervals = trading_intervals(np.unique(start // DAY_NS), calendar)
+    silence_ns = MarketSpec.hole_minutes * MINUTE_NS + bar_ns
+    inside, _, found, _, _ = segments_of_bars(start, contract, intervals, bar_ns, silence_ns)
     segment = np.full(len(start), -1, np.int64)
-    for run_ in runs:
-        segment[run_["first"] : run_["last"]] = run_["segment"]
+    segment[inside] = found
     return segment
 
 

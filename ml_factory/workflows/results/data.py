@@ -17,7 +17,7 @@ class PrepareResult(Result):
     proof : the certificate in words.
     test_weeks : weeks that the test rows of the last horizon span, as a verdict counts them.
     phases : work of this call, `result_phase_table`.
-    staleness : frame -> minutes of age of the frame's newest visible bar (mean, median, p99, max).
+    staleness : frame -> minutes of age of the frame's newest visible bar (mean, max).
     resumed_from : horizons that were found with the features, where only the rest was prepared now.
     """
 
