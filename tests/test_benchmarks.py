@@ -11,8 +11,6 @@ import pytest
 from tests.conftest import ROOT
 
 FEW = {
-    "barriers": ("--rows", "20000", "--horizons", "20"),
-    "weights": ("--rows", "20000", "--few", "50", "--horizons", "20"),
     "scaling": ("--rows", "20000", "--columns", "8"),
     "features": ("--rows", "60000", "--only", "families"),
     "resample": ("--rows", "20000"),
@@ -32,7 +30,7 @@ def test_benchmark_imports_from_ml_factory_exist(path):
                 assert hasattr(capacity, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
 
 
-@pytest.mark.soak_except("barriers")
+@pytest.mark.soak_except("scaling")
 @pytest.mark.parametrize("name", FEW)
 def test_benchmark_on_few_rows_agrees_with_peers_and_prints_json_timings(name):
     if name in NEEDS:

@@ -1,9 +1,6 @@
-"""Compiled scans behind the labels: barrier prices, the first barrier touched, overlap of labels.
+"""Compiled scans behind the labels: barrier prices, and the first barrier touched.
 
-Loops over scalars on purpose: a row's bits depend on no array length, so more bars never change them. A row strides
-over blocks of 8, 64, 512 and 4096 bars whose extremes stay inside its barriers and looks at single bars only near its
-ends, so its cost grows with the logarithm of its lifetime. Largest and smallest are exact: the stride gives the bits of
-the step-by-step walk, because a bar's high and low contain its open and close (the bar contract).
+Loops over scalars on purpose: a row's bits depend on no array length, so more bars never change them.
 """
 
 import math
@@ -16,8 +13,6 @@ UPPER, LOWER, VERTICAL, SESSION, AMBIGUOUS = range(5)
 NONE = -1
 ON_TICK = 1e-4  # of a tick: closer than this a price is on the grid
 SLACK = 1e-6  # of a tick: rounding error of binary fractions of a decimal tick
-_FAN, _LEVELS = 3, 4  # a block is 2**3 of the level below; 8**4 bars in the largest
-_SHARES = 6  # 2**6 bars in a block of shares
 
 
 @njit(cache=True, nogil=True)
@@ -76,55 +71,6 @@ def _off(steps):
 
 
 @njit(cache=True, nogil=True)
-def block_extremes_kernel(high, low):
-    """Return highest high and lowest low of every block, float64[M, 2], and the start of each level, int64."""
-    n = len(high)
-    begins = np.zeros(_LEVELS + 2, np.int64)
-    for level in range(1, _LEVELS + 1):
-        begins[level + 1] = begins[level] + (n >> (_FAN * level))
-    blocks = np.empty((begins[_LEVELS + 1], 2))
-    for b in range(n >> _FAN):
-        top, bottom = -np.inf, np.inf
-        for j in range(b << _FAN, (b + 1) << _FAN):
-            top, bottom = max(top, high[j]), min(bottom, low[j])
-        blocks[b, 0], blocks[b, 1] = top, bottom
-    for level in range(2, _LEVELS + 1):
-        for b in range(n >> (_FAN * level)):
-            top, bottom = -np.inf, np.inf
-            for j in range(begins[level - 1] + (b << _FAN), begins[level - 1] + ((b + 1) << _FAN)):
-                top, bottom = max(top, blocks[j, 0]), min(bottom, blocks[j, 1])
-            blocks[begins[level] + b, 0], blocks[begins[level] + b, 1] = top, bottom
-    return blocks, begins
-
-
-@njit(cache=True, nogil=True)
-def _stride(high, low, blocks, begins, first, stop, up, down, best, worst):
-    """Return (first bar of first..stop-1 that reaches up or down, else stop; best and worst price before it)."""
-    j, level = first, 0
-    while j < stop:
-        shift = _FAN * level
-        if level == 0:
-            top, bottom = high[j], low[j]
-        elif j + (1 << shift) <= stop:
-            b = begins[level] + (j >> shift)
-            top, bottom = blocks[b, 0], blocks[b, 1]
-        else:
-            level -= 1
-            continue
-        if top < up and bottom > down:
-            best = top if top > best else best
-            worst = bottom if bottom < worst else worst
-            j += 1 << shift
-            if level < _LEVELS and (j >> shift) & ((1 << _FAN) - 1) == 0:
-                level += 1
-        elif level == 0:
-            return j, best, worst
-        else:
-            level -= 1
-    return stop, best, worst
-
-
-@njit(cache=True, nogil=True)
 def _touch(open_, high, low, up, down, slack):
     """Return (barrier, exit price) of one bar; NONE when it stays inside."""
     if open_ >= up - slack:
@@ -175,76 +121,27 @@ def barrier_exit_kernel(bars, entry, end, prices, slack, horizon, minute_bars, e
     up, down = prices
     f_open, f_high, f_low, f_first, f_stop = minute_bars
     barrier, exit_bar, ret, mae, mfe = exits
-    count = len(entry)
-    blocks, begins = block_extremes_kernel(high, low)
-    after, j, top, bottom = -1, 0, 0.0, 0.0
-    for r in range(count - 1, -1, -1):  # backwards: the next row has scanned nearly all of this row's bars
-        i, stop = entry[r], end[r] + 1
+    for r in range(len(entry)):
+        i = entry[r]
         above, below = up[i], down[i]
-        inside = max(top, high[i + 1]) < above - slack and min(bottom, low[i + 1]) > below + slack
-        # One bar more than this row has, at its end, is harmless where neither extreme is its own.
-        spare = j == stop + 1 and high[stop] < top and low[stop] > bottom
-        if after == i + 1 and inside and (j <= stop or spare):
-            j, top, bottom = min(j, stop), max(top, high[i + 1], close[i]), min(bottom, low[i + 1], close[i])
+        side, price, j, best, worst = _walk(
+            open_, high, low, i + 1, end[r] + 1, above, below, slack, close[i], close[i]
+        )
+        if side == NONE:
+            side, price = (VERTICAL if j == i + horizon else SESSION), close[j]
         else:
-            j, top, bottom = i + 1, close[i], close[i]
-        j, top, bottom = _stride(high, low, blocks, begins, j, stop, above - slack, below + slack, top, bottom)
-        after, leaves, best, worst = i, min(j, end[r]), top, bottom
-        if j > end[r]:
-            side, price = (VERTICAL if leaves == i + horizon else SESSION), close[leaves]
-        else:
-            side, price = _touch(open_[j], high[j], low[j], above, below, slack)
-            minute_exit, minute_price, f = NONE, np.nan, 0
+            minute_side, minute_price, f, minute_best, minute_worst = NONE, np.nan, 0, best, worst
             if len(f_first):
-                minute_exit, minute_price, f, minute_best, minute_worst = _walk(
+                minute_side, minute_price, f, minute_best, minute_worst = _walk(
                     f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
                 )
-            if minute_exit == NONE:  # minute bars without the touch decide nothing
+            if minute_side == NONE:  # minute bars without the touch decide nothing
                 best, worst = _exit_excursions(side, price, open_[j], high[j], low[j], above, below, best, worst)
             else:
-                side, price = minute_exit, minute_price
+                side, price = minute_side, minute_price
                 best, worst = _exit_excursions(
                     side, price, f_open[f], f_high[f], f_low[f], above, below, minute_best, minute_worst
                 )
-        barrier[r], exit_bar[r] = side, leaves
+        barrier[r], exit_bar[r] = side, j
         ret[r] = math.log(price / close[i])
         mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
-
-
-@njit(cache=True, nogil=True)
-def log_price_ratio_kernel(price, reference, rows):
-    """Return float64[R]: log(price / reference) on these rows of two float64[N]."""
-    out = np.empty(len(rows))
-    for r in range(len(rows)):
-        out[r] = math.log(price[rows[r]] / reference[rows[r]])
-    return out
-
-
-@njit(cache=True, nogil=True)
-def average_uniqueness_kernel(start, end, n):
-    """Return float64[R]: mean over the bars start..end (int64[R], both included, of n) of 1 / labels alive on that bar.
-
-    Sums run inside blocks of 64 bars: O(1 + life / 64) a label, without rounding carried over from distant bars.
-    """
-    alive = np.zeros(n + 1, np.int32)
-    for r in range(len(start)):
-        alive[start[r]] += 1
-        alive[end[r] + 1] -= 1
-    running = np.empty(n)  # sum of the shares from the bar's block begin to the bar
-    total, count = 0.0, 0
-    for t in range(n):
-        if t & ((1 << _SHARES) - 1) == 0:
-            total = 0.0
-        count += alive[t]
-        total += 1.0 / count if count else 0.0
-        running[t] = total
-    share = np.empty(len(start))
-    for r in range(len(start)):
-        first, last = start[r], end[r]
-        total = running[last]
-        for b in range(first >> _SHARES, last >> _SHARES):
-            total += running[((b + 1) << _SHARES) - 1]
-        if first & ((1 << _SHARES) - 1):
-            total -= running[first - 1]
-        share[r] = min(total / (last - first + 1), 1.0)
-    return share

@@ -12,7 +12,7 @@ from ml_factory.data import sessions
 from ml_factory.data.resample import ResampledBars, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
-from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, average_uniqueness_kernel, barrier_exit_kernel
+from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, barrier_exit_kernel
 
 SESSION_ENDS = ("session", "drop", "span")  # treatment of rows near one: `LabelSpec.session_end`
 SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
@@ -88,26 +88,23 @@ def simulate_label_exits(
     return LabelExits(entry, exit_bar, last, barrier, ret, mae, mfe)
 
 
-def unreachable_barriers(base: ResampledBars) -> tuple[np.ndarray, np.ndarray]:
-    """Return barrier prices that no bar reaches."""
-    return np.full(len(base), np.inf), np.full(len(base), -np.inf)
-
-
 def build_label_table(
     base: ResampledBars,
     rows: LabelExits,
     label: np.ndarray,
     spec,
     market: MarketSpec,
-    session_close: np.ndarray | None,
     facts: dict[str, np.ndarray],
+    *,
     kept: np.ndarray | None = None,
+    session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
     """Return the proven rows as a table with index known_at (UTC, ns).
 
     Columns: label, label_end, ret, barrier, uniqueness, mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
 
     kept : bool[R], rows that have a label. Rows without a label, like those still open, count towards concurrency
+    session_close : as in `triple_barrier_labels`
     """
     label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market, session_close)
     columns = {
@@ -115,7 +112,7 @@ def build_label_table(
         "label_end": label_end,
         "ret": rows.ret,
         "barrier": rows.barrier,
-        "uniqueness": average_uniqueness_kernel(rows.entry + 1, rows.exit_bar, len(base)),
+        "uniqueness": average_uniqueness(rows.entry + 1, rows.exit_bar, len(base)),
         "mae": rows.mae,
         "mfe": rows.mfe,
         **facts,
@@ -142,7 +139,9 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
     start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
     if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
         raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
-    return average_uniqueness_kernel(start_pos, end_pos, n)
+    change = np.bincount(start_pos, minlength=n + 1) - np.bincount(end_pos + 1, minlength=n + 1)
+    share = np.append(0.0, np.cumsum(1.0 / np.maximum(np.cumsum(change[:n]), 1)))
+    return np.minimum((share[end_pos + 1] - share[start_pos]) / (end_pos - start_pos + 1), 1.0)
 
 
 def _bars_inside(

@@ -16,7 +16,7 @@ from ml_factory.argument_checks import LABEL_KINDS
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, did_you_mean, wrong_field_error
-from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices_kernel, log_price_ratio_kernel
+from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
     SIDE,
@@ -87,6 +87,8 @@ class LabelSpec:
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 wanted = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
                 raise self._wrong(name, wanted, f"set {name} to {0 if name == 'primary_least' else 0.8}")
+        if self.kind == "trend_scanning" and self.horizon < 2:
+            raise self._wrong("horizon", "2 bars or more", "a line through two points has no residual: use 20")
         if self.session_end not in SESSION_ENDS:
             step = "use 'session' to keep rows near the end of a session"
             raise self._wrong("session_end", ", ".join(map(repr, SESSION_ENDS)), step)
@@ -175,11 +177,14 @@ def triple_barrier_labels(
     rows = simulate_label_exits(
         base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
     )
-    distances = {
-        "up": log_price_ratio_kernel(up, base.close, entry),
-        "down": log_price_ratio_kernel(base.close, down, entry),
-    }
-    return build_label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)
+    distances = barrier_distances(base, entry, up, down)
+    return build_label_table(base, rows, SIDE[rows.barrier], spec, market, distances, session_close=session_close)
+
+
+def barrier_distances(base: ResampledBars, entry: np.ndarray, up: np.ndarray, down: np.ndarray) -> dict:
+    """Return the columns up and down of these rows: log distances of the barriers' prices, each float64[N]."""
+    close = base.close[entry]
+    return {"up": np.log(up[entry] / close), "down": np.log(close / down[entry])}
 
 
 def triple_barrier_prices(base: ResampledBars, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,7 @@ from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers_on_training_rows
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
-from ml_factory.targets.fixed_horizon import fixed_horizon_return
-from ml_factory.targets.label_table import mark_inferred_labels
+from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.prove import stored_data_settings
 from ml_factory.workflows.results.data import SearchBarriersResult
@@ -65,7 +64,7 @@ def barrier_search_rows(
     Base bars before `first` have no features. The labels here end at the vertical barrier, which proves the fewest
     labels at the end of the bars, so the split is the earliest that any labels of the grid can have.
     """
-    labels = mark_inferred_labels(fixed_horizon_return(base, spec.labels, market), base, market)
+    labels = label_lives_to_the_vertical(base, spec.labels, market)
     labels = labels[labels["entry_bar"] >= first]
     parts = chronological_split(labels, splits)
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]

@@ -13,15 +13,11 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
-from ml_factory.targets.fixed_horizon import fixed_horizon_labels
 from ml_factory.targets.labels import KINDS, LabelSpec
-from ml_factory.targets.trend_scanning import trend_scanning_labels
+from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
 from tests.small_data import SMALL_DATA_WORDS
 
-BY_HAND = {
-    "direction": lambda base, spec, market: fixed_horizon_labels(base, spec, market),
-    "trend_scanning": lambda base, spec, market: trend_scanning_labels(base, spec, market, shortest=5),
-}
+BY_HAND = {"direction": direction_labels, "trend_scanning": trend_scanning_labels}
 
 
 @pytest.mark.parametrize("kind", sorted(BY_HAND))

@@ -20,7 +20,7 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import make_labels, primary_rule
 from ml_factory.targets.labels import LabelSpec, label_classes
-from ml_factory.targets.meta_labels import meta_labels
+from ml_factory.targets.make_labels import meta_labels
 from ml_factory.targets.splits import SplitSpec
 from tests.small_data import FEW_COLUMNS, SMALL_DATA_WORDS
 
@@ -49,7 +49,9 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
     store = DatasetStore.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
     base, minute_bars = (resample_bars(bars.set_index("timestamp"), market, minutes) for minutes in (5, 1))
-    wanted = meta_labels(base, minute_bars, bet, LabelSpec(5), market)
+    sides = np.zeros(len(base), np.int8)
+    sides[labels["entry_bar"]] = bet
+    wanted = meta_labels(base, minute_bars, sides, LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features
     pd.testing.assert_frame_equal(labels.loc[late, same], wanted.loc[late, same], check_freq=False)
