@@ -1,9 +1,10 @@
 """Bundle: one file with all it takes to predict from raw bars, checked when it is loaded.
 
-The file is a state (`storage.serialization`) of five values: `description` (names, numbers and texts: settings of the
-data, facts of the run, certificate, metrics, versions, hashes), its `fingerprint`, `models` (name -> the bytes of the
-registered model), `graphs` (name -> the model's ONNX graph, or none) and `reference` (of the guard, or nothing).
-Loading runs no code of the file and imports nothing that it names.
+The file is a state (`storage.serialization`) with the bytes of another, and their SHA-256. The inner one has five
+values: `description` (names, numbers and texts: settings of the data, facts of the run, certificate, metrics,
+versions), `models` (name -> the bytes of the registered model), `graphs` (name -> the model's ONNX graph, or none),
+`reference` (of the guard, or nothing) and `example` (bars with their predictions, which are made again and compared
+when the bundle is loaded; or nothing). Loading runs no code of the file and imports nothing that it names.
 """
 
 from collections.abc import Mapping
@@ -26,9 +27,8 @@ from ml_factory.inference.bundle_checks import (
     check_bundle_description,
     check_bundle_features,
     check_bundle_libraries,
-    check_bundle_market,
-    check_fitted_models,
 )
+from ml_factory.inference.example import check_example
 from ml_factory.inference.graph_model import GraphModel
 from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.model_card import model_card
@@ -38,11 +38,10 @@ from ml_factory.inference.split_times import add_prediction_splits
 from ml_factory.inference.trained_model import FORMAT as MODEL_FORMAT
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
-FORMAT = "ml_factory.bundle/4"
-_PARTS = ("format", "description", "fingerprint", "models", "graphs", "reference")
+FORMAT = "ml_factory.bundle/5"
+_PARTS = {"description": dict, "models": dict, "graphs": dict, "reference": bytes, "example": bytes}
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -54,6 +53,7 @@ class Bundle:
     models : name -> bytes of the state of a `TrainedModel`; of a stack those of its base models, in its order.
     graphs : name -> bytes of the model's ONNX graph, of all models or of none.
     reference : bytes of the `GuardReference`; b"" without one, then the guard checks no drift.
+    example : bytes of `example.make_example`; b"" where a feature of the user's own refuses synthetic bars.
     where : the file it was read from.
     """
 
@@ -61,6 +61,7 @@ class Bundle:
     models: Mapping[str, bytes]
     graphs: Mapping[str, bytes] = field(default_factory=dict)
     reference: bytes = b""
+    example: bytes = b""
     where: Path | None = None
 
     @classmethod
@@ -72,25 +73,9 @@ class Bundle:
         of its model is not installed; WorkspaceError for a file that is absent or larger than any bundle.
         """
         path = Path(path)
-        state = _read(path)
-        with _damaged(path):
-            bundle = cls(state["description"], state["models"], state["graphs"], state["reference"], path)
-            bundle._check_hashes(state["fingerprint"])
+        bundle = cls(**_read(path), where=path)
         bundle.check()
         return bundle
-
-    @classmethod
-    def from_parts(
-        cls,
-        facts: Mapping,
-        models: Mapping[str, bytes],
-        graphs: Mapping[str, bytes] | None = None,
-        reference: bytes = b"",
-    ) -> "Bundle":
-        """Return the bundle of these parts; their hashes are added to the facts."""
-        graphs = dict(graphs or {})
-        description = to_json_value(dict(facts) | {"hashes": _hashes(models, graphs, reference)})
-        return cls(description, dict(models), graphs, reference)
 
     def save(self, path: str | Path) -> Path:
         """Write the bundle to one file, whole or not at all."""
@@ -99,11 +84,8 @@ class Bundle:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return serialize_state({
-            "format": FORMAT, "description": dict(self.description), "models": dict(self.models),
-            "graphs": dict(self.graphs), "reference": self.reference,
-            "fingerprint": fingerprint_json(self.description),
-        })  # fmt: skip
+        content = serialize_state({name: getattr(self, name) for name in _PARTS})
+        return serialize_state({"format": FORMAT, "content": content, "sha256": sha256(content).hexdigest()})
 
     def check(self) -> None:
         """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
@@ -112,9 +94,10 @@ class Bundle:
             check_bundle_certificate(self.description, self.where)
             if self.engine == "native":
                 check_bundle_libraries(self.description, self.where)
-            check_bundle_market(self.spec.market, self.where)
             check_bundle_features(self.description, self.spec, self.where)
-            check_fitted_models(self.fitted, self.where)
+            _ = [model.estimator for model in self.fitted.models.values()]
+            if self.example:
+                check_example(self)
         _ = self.guard_reference
 
     @cached_property
@@ -205,32 +188,6 @@ class Bundle:
             )  # fmt: skip
         return int(known_at[wanted])
 
-    def _check_hashes(self, fingerprint: str) -> None:
-        """Raise CheckpointError unless the description has this fingerprint and the parts have its hashes."""
-        if fingerprint_json(self.description) != fingerprint:
-            raise CheckpointError(
-                "The description in this bundle was changed", where=self.where, got="another fingerprint",
-                wanted=str(fingerprint)[:12], next_step=_AGAIN,
-            )  # fmt: skip
-        stored, found = self.description["hashes"], _hashes(self.models, self.graphs, self.reference)
-        if list(stored["models"]) != list(found["models"]) or not self.models:
-            raise CheckpointError(
-                "This bundle has other models than it describes", where=self.where,
-                got=", ".join(self.models) or "none", wanted=", ".join(stored["models"]), next_step=_AGAIN,
-            )  # fmt: skip
-        if list(stored["graphs"]) != list(found["graphs"]) or list(self.graphs) not in ([], list(self.models)):
-            raise CheckpointError(
-                "This bundle has other graphs than models", where=self.where, got=", ".join(self.graphs),
-                wanted=", ".join(stored["graphs"]) or "none", next_step=_AGAIN,
-            )  # fmt: skip
-        for name, one in _named_hashes(found).items():
-            wanted = _named_hashes(stored)[name]
-            if one != wanted:
-                raise CheckpointError(
-                    f"A part of this bundle was changed: {name}", where=self.where, got=one[:12] or "nothing",
-                    wanted=wanted[:12] or "nothing", next_step=_AGAIN,
-                )  # fmt: skip
-
 
 def _read_model(name: str, data: bytes, tensors: bool, where: object) -> TrainedModel:
     try:
@@ -245,20 +202,6 @@ def _read_model(name: str, data: bytes, tensors: bool, where: object) -> Trained
 def _damaged(where: object) -> AbstractContextManager:
     """Raise CheckpointError where the values in the file are not those that are read."""
     return refuse_damaged_content(CheckpointError, "This bundle is damaged", where=where, next_step=_AGAIN)
-
-
-def _hashes(models: Mapping[str, bytes], graphs: Mapping[str, bytes], reference: bytes) -> dict:
-    return {
-        "models": {name: sha256(data).hexdigest() for name, data in models.items()},
-        "graphs": {name: sha256(data).hexdigest() for name, data in graphs.items()},
-        "reference": sha256(reference).hexdigest() if reference else "",
-    }
-
-
-def _named_hashes(hashes: Mapping) -> dict[str, str]:
-    """Return part, in words -> its hash."""
-    graphs = {f"the ONNX graph of {name}": one for name, one in hashes["graphs"].items()}
-    return hashes["models"] | graphs | {"the guard's reference": hashes["reference"]}
 
 
 def _read(path: Path) -> dict:
@@ -276,10 +219,13 @@ def _read(path: Path) -> dict:
             got="a registered model, which predicts feature rows" if model else str(state.get("format"))[:60],
             next_step="python -m ml_factory export writes one from the workspace",
         )  # fmt: skip
-    kinds = dict.fromkeys(_PARTS, str) | {"description": dict, "models": dict, "graphs": dict, "reference": bytes}
-    wrong = [name for name in _PARTS if not isinstance(state.get(name), kinds[name])]
-    if wrong or not all(isinstance(data, bytes) for part in ("models", "graphs") for data in state[part].values()):
-        raise CheckpointError(
-            "A bundle lacks parts", where=path, got=f"no {', '.join(wrong or ['bytes of a model'])}", next_step=_AGAIN
-        )
-    return state
+    content = state.get("content")
+    if not isinstance(content, bytes) or sha256(content).hexdigest() != state.get("sha256"):
+        raise CheckpointError("This bundle was changed, or is damaged", where=path, got="another SHA-256",
+                              wanted=str(state.get("sha256"))[:12], next_step=_AGAIN)  # fmt: skip
+    with _damaged(path):
+        parts = deserialize_state(content)
+        wrong = [name for name, kind in _PARTS.items() if not isinstance(parts[name], kind)]
+        if wrong or not all(isinstance(one, bytes) for name in ("models", "graphs") for one in parts[name].values()):
+            raise ValueError(f"no {', '.join(wrong or ['bytes of a model'])}")
+        return {name: parts[name] for name in _PARTS}

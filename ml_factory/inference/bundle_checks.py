@@ -1,21 +1,17 @@
-"""Checks of a bundle against the library that loads it: certificate, libraries, market, features, size."""
+"""Checks of a bundle against the library that loads it: facts, certificate, libraries, features, bars."""
 
 import re
 from collections.abc import Iterable, Mapping
-from hashlib import sha256
 
 import pandas as pd
 
 import ml_factory
-from ml_factory.code_fingerprint import PACKAGE, changed_code_files, import_closure, source_hashes
 from ml_factory.data.parsing import PRICES
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
-from ml_factory.data.sessions import MarketSpec, resolve_market_spec
-from ml_factory.datasets.preprocessing import preprocessing_from_dict, step_feature_names_out
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError
 from ml_factory.features.build import feature_column_names
 from ml_factory.features.custom import get_custom_feature
-from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
 from ml_factory.inference.trained_model import installed_library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package_error
@@ -23,37 +19,14 @@ from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.json_values import fingerprint_json
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
-_FEATURE_FILES = ("features/build.py", "features/stream.py")
-_SOURCE = re.compile(r"(?:[a-z0-9_]+/)*[a-z0-9_]+\.py")  # a file of the package, wherever the name comes from
 _NO_LIBRARY = ("linear",)
 _NEEDED = {
     **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
     **dict.fromkeys(("horizon", "lookback"), int),
-    **dict.fromkeys(
-        ("split_times", "spec", "feature_sources", "feature_files", "custom", "networks", "versions"), dict
-    ),
-    **dict.fromkeys(("hashes", "raw"), dict), **dict.fromkeys(("feature_names", "classes"), list),
+    **dict.fromkeys(("split_times", "spec", "custom", "networks", "versions", "models", "raw"), dict),
+    **dict.fromkeys(("feature_names", "classes"), list),
     **dict.fromkeys(("stack", "certificate"), dict | None),
 }  # fmt: skip
-
-
-# ---- what a bundle stores, and what this library has -----------------------------------------------------------------
-
-
-def feature_source_hashes() -> dict[str, str]:
-    """Return file -> hash of the code from which features are computed here."""
-    return source_hashes(import_closure(_FEATURE_FILES))
-
-
-def feature_file_hashes(names: Iterable[str] | None = None) -> dict[str, str]:
-    """Return file -> hash of its whole content, comments included: quicker than `feature_source_hashes`, and equal
-    contents have equal code.
-
-    names : paths from the package's root, others are left out; None: the files of `feature_source_hashes`.
-    """
-    names = names or [path.relative_to(PACKAGE).as_posix() for path in import_closure(_FEATURE_FILES)]
-    paths = {name: PACKAGE / name for name in names if _SOURCE.fullmatch(name)}
-    return {name: sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
 
 
 def libraries_of_models(names: Iterable[str]) -> list[str]:
@@ -115,7 +88,7 @@ def check_bundle_libraries(description: Mapping, where: object) -> None:
     """Raise SettingsError naming a library that is older here than where the bundle was made, MissingPackageError for
     one that is absent.
     """
-    names = libraries_of_models(description["hashes"]["models"])
+    names = libraries_of_models(description["models"])
     made_with = description["versions"]
     here = installed_library_versions(names) | {"ml_factory": ml_factory.__version__}
     for name in ("ml_factory", *names):
@@ -135,24 +108,8 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def check_bundle_market(market: MarketSpec, where: object) -> None:
-    """Raise SettingsError where this library knows another tick or calendar for the symbol.
-
-    Facts that the user gave, or that were inferred from the bars, are not looked up.
-    """
-    looked_up = [name for name, how in market.source if how == "lookup" and name in ("calendar", "tick")]
-    calendar = None if "calendar" in looked_up else market.calendar
-    known = resolve_market_spec(market.symbol, calendar=calendar, bar_minutes=market.bar_minutes)
-    for name in looked_up:
-        if getattr(known, name) != getattr(market, name):
-            raise SettingsError(
-                f"The {name} of {market.symbol} is another in this bundle", where=where, got=getattr(market, name),
-                wanted=getattr(known, name), next_step="prepare and train again, or use the version it was made with",
-            )  # fmt: skip
-
-
 def check_bundle_features(description: Mapping, spec: PredictionSpec, where: object) -> None:
-    """Raise SettingsError where a feature is defined otherwise here: by the library's code, or the user's own."""
+    """Raise SettingsError where the user's own features or networks are others here, or the columns are."""
     for name, one in description["custom"].items():
         _check_custom_feature(name, one, where)
     for name, signature in description["networks"].items():
@@ -162,15 +119,6 @@ def check_bundle_features(description: Mapping, spec: PredictionSpec, where: obj
                 got=f"source {registered_source_hash(name) or 'unknown'}", wanted=f"source {signature}",
                 next_step="register it as it was, before loading",
             )  # fmt: skip
-    same = feature_file_hashes(description["feature_files"]) == description["feature_files"]
-    changed = [] if same else changed_code_files(description["feature_sources"], feature_source_hashes())
-    if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise SettingsError(
-            "Features are defined otherwise in this version", where=where, got="other code in " + ", ".join(changed[:3])
-            + more, wanted=f"that of ml_factory {description['versions']['ml_factory']}, as exported",
-            next_step="use that version, or prepare, train and export again",
-        )  # fmt: skip
     names = feature_column_names(spec.market, spec.features)
     if names != description["feature_names"]:
         other = [name for name in (*names, *description["feature_names"])
@@ -197,19 +145,6 @@ def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
         )  # fmt: skip
 
 
-def check_fitted_models(fitted: FittedModels, where: object) -> None:
-    """Build every model. Raises CheckpointError where one does not read the columns that its preprocessing gives."""
-    for name, model in fitted.models.items():
-        step = preprocessing_from_dict(model.scaler)
-        count = len(step_feature_names_out(step, model.feature_names))
-        if model.model_state["n_features"] != count:
-            raise CheckpointError(
-                f"The model {name} reads other columns than its preprocessing gives", where=where,
-                got=model.model_state["n_features"], wanted=count, next_step="export it again",
-            )  # fmt: skip
-        _ = model.estimator
-
-
 def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training: float) -> None:
     """Raise BarsError for bars whose prices are not multiples of the tick, where those of training were.
 
@@ -221,6 +156,7 @@ def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training
     if share > OFF_SHARE:
         raise BarsError(
             "These bars are on another tick than those the model was trained on", where=market.symbol,
-            got=f"{share:.0%} of the bars off the tick", wanted=f"prices that are multiples of {market.tick:g}",
+            got=f"{share:.0%} of the bars off the tick of {market.tick:g}",
+            wanted=f"prices that are multiples of {market.tick:g}",
             next_step=f"give the bars of {market.symbol} as they were traded, not adjusted, and in its units",
         )  # fmt: skip

@@ -12,7 +12,7 @@ def model_card(description: Mapping) -> str:
     """
     about, spec = description, description["spec"]
     market, labels = spec["market"], spec["data"]["labels"]
-    parts = "".join(f"- base model: {name}\n" for name in about["hashes"]["models"]) if about["stack"] else ""
+    parts = "".join(f"- base model: {name}\n" for name in about["models"]) if about["stack"] else ""
     own = ", ".join(f"{name} (module {one['module']}, source {one['hash']})" for name, one in about["custom"].items())
     tick = f"{market['tick']:g}" if market["tick"] is not None else "none"
     return "\n".join([
@@ -42,7 +42,7 @@ def model_card(description: Mapping) -> str:
         "- advice: the probabilities carry no costs, no position sizes and no promise", "",
         "## Fingerprints and versions", "",
         f"- run {about['run_id']}; data {about['data'][:12]}; raw bars {about['raw']['hash'][:12]}",
-        *(f"- {name}: {digest[:12]}" for name, digest in about["hashes"]["models"].items()),
+        *(f"- {name}: {digest[:12]}" for name, digest in about["models"].items()),
         f"- made with {_pairs(about['versions'])}", "",
         "## Use", "", "```python", "from ml_factory import Bundle", "",
         f"frame = Bundle.load({about['file']!r}).predict(bars)", "```", "",

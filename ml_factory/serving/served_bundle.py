@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import TRADING_HOURS
-from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.errors import BarsError, FactoryError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.example import synthetic_example_bars
 from ml_factory.inference.guard import DEFAULT_SETTINGS, GuardSettings
 from ml_factory.inference.guarded_stream import SILENT, action_and_reason, check_request
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
@@ -36,29 +35,19 @@ class ServedBundle:
 
     @classmethod
     def load(cls, path: str | Path, guard: GuardSettings = DEFAULT_SETTINGS) -> "ServedBundle":
-        """Read and check the bundle, and predict synthetic bars, so that its first request waits for no compiler.
+        """Read and check the bundle, which predicts its example, and answer those bars once, so that the first request
+        waits for no compiler.
 
         Raises as `Bundle.load`. Bars that features of the user's own refuse are named on stderr.
         """
         served = cls(Bundle.load(path), guard)
+        bars = synthetic_example_bars(served.bundle.spec, served.bundle.description["warmup_bars"]).reset_index()
         try:
-            served.predict(served._synthetic_bars().to_dict("list"), 1, None)
+            served.predict(bars.astype({"timestamp": str}).to_dict("list"), 1, None)
         except FactoryError as error:
             print(f"{served.symbol}: no prediction of synthetic bars, the first request may wait for kernels: {error}",
                   file=sys.stderr, flush=True)  # fmt: skip
         return served
-
-    def _synthetic_bars(self) -> pd.DataFrame:
-        """Return raw bars on this bundle's calendar and tick, some sessions more than its warm-up."""
-        spec, market = self.bundle.spec, self.bundle.spec.market
-        _, opens, closes = TRADING_HOURS[market.calendar]
-        minutes = (self.bundle.description["warmup_bars"] + 1) * spec.features.base_minutes
-        tick, days = market.tick or 0.25, 3 + minutes // (closes - opens)
-        made = SyntheticSpec(days=days, calendar=market.calendar, tick=tick, price=20_000 * tick)
-        bars = synthetic_market(made).bars
-        rules = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
-        bars = bars.resample(f"{market.bar_minutes}min").agg(rules).dropna().rename_axis("timestamp").reset_index()
-        return (bars if market.has_volume else bars.drop(columns="volume")).astype({"timestamp": str})
 
     @cached_property
     def facts(self) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """Gather the bundle of a finished model: its states, and the facts that a bundle describes."""
 
 import logging
+from dataclasses import replace
+from hashlib import sha256
 
 import ml_factory
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.store import open_current_store
-from ml_factory.errors import BarsError, NotPreparedError
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.bundle_checks import custom_feature_modules, feature_file_hashes, feature_source_hashes
+from ml_factory.inference.bundle_checks import custom_feature_modules
+from ml_factory.inference.example import make_example
 from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
 from ml_factory.inference.predict import FittedModels
 from ml_factory.inference.prediction_spec import PredictionSpec
@@ -18,6 +21,7 @@ from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.registry import registered_source_hash
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
+from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.predictions import (
@@ -55,9 +59,15 @@ def build_bundle(
         )  # fmt: skip
     fitted = load_fitted_models(workspace, artifact)
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
-    description = _describe(workspace, data, artifact, fitted) | {"file": file}
+    hashes = {name: sha256(one).hexdigest() for name, one in models.items()}
+    description = to_json_value(_describe(workspace, data, artifact, fitted) | {"file": file, "models": hashes})
     graphs = {name: _checked_graph(data, name, model) for name, model in fitted.models.items()} if with_onnx else {}
-    return Bundle.from_parts(description, models, graphs, _guard_reference(workspace, data, artifact))
+    bundle = Bundle(description, models, graphs, _guard_reference(workspace, data, artifact))
+    try:
+        return replace(bundle, example=make_example(bundle))
+    except FactoryError as error:
+        _log.warning("The bundle has no example, its predictions are not checked when it is loaded: %s", error)
+        return bundle
 
 
 def _checked_graph(data: PreparedDataset, name: str, model: TrainedModel) -> bytes:
@@ -95,8 +105,7 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
     networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}
     return {name: artifact.facts[name] for name in _FACTS} | {
         "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
-        "feature_names": list(data.features.columns), "feature_sources": feature_source_hashes(),
-        "feature_files": feature_file_hashes(),
+        "feature_names": list(data.features.columns),
         "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
         "custom": custom_feature_modules(spec), "networks": networks,
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}

@@ -209,13 +209,3 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
     with pytest.raises(MissingPackageError, match=words):
         pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
-
-
-def test_bundle_with_another_graph_is_refused(trained, tmp_path):
-    whole = Bundle.load(pipeline.export(trained, "DEMO", H, "linear", out=tmp_path).paths["bundle"])
-    replace(whole, graphs={"linear": whole.graphs["linear"] + b" "}).save(tmp_path / "b")
-    with pytest.raises(FactoryError, match="was changed: the ONNX graph of linear"):
-        Bundle.load(tmp_path / "b")
-    replace(whole, graphs={}).save(tmp_path / "b")
-    with pytest.raises(FactoryError, match="other graphs than models"):
-        Bundle.load(tmp_path / "b")
