@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.argument_checks import check_file_exists
-from ml_factory.data.bad_rows import format_bad_lines
 from ml_factory.errors import BarsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.mounts import mount_of
@@ -146,7 +145,9 @@ def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_
         table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         ragged = _without_ragged(text, delimiter)[1]
-        got = format_bad_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        shown = "; ".join(f"line {number}: {line[:80]!r}" for number, line in ragged[:10])
+        shown += f"; and {len(ragged) - 10:,} more" if len(ragged) > 10 else ""
+        got = shown or str(error).removeprefix("Error tokenizing data. C error: ").strip()
         step = f"every line needs {width} fields like the first; correct these lines, or leave them out (--skip-bad)"
         raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
     if not len(table):

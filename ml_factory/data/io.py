@@ -7,17 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bad_rows import (
-    bad_rows_to_frame,
-    drop_bad_rows,
-    raise_on_bad_rows,
-    skipped_bad_rows_finding,
-)
 from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
-from ml_factory.data.bar_report import BarFinding, BarReport, raise_on_bar_findings
+from ml_factory.data.bar_report import BarFinding, BarReport, pluralize_count
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
-from ml_factory.data.validation import RawBarSpec, validate_bar_columns, validate_bars
+from ml_factory.data.validation import RawBarSpec, drop_bad_rows, parse_bars, validate_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
@@ -61,25 +55,25 @@ def import_bars(
         spec = replace(spec, minutes=market.bar_minutes)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
-    raw = source if isinstance(source, pd.DataFrame) else _read_to_import(source, file, delimiter, spec)
-    rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), []
+    raw = source if file is None else read_bars_table(file, delimiter=delimiter, skip_bad=spec.skip_bad)
+    rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), pd.DataFrame()
     if spec.skip_bad:
-        raw, skipped = drop_bad_rows(raw, spec, file)
-    try:
-        if roll is None:
-            bars, report = validate_bars(raw, spec, where=where, market=market, symbol=symbol)
-        else:
-            bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
-    except BarsError as error:
-        raise_on_bad_rows(raw, spec, file, error)
-        raise
+        raw, skipped = drop_bad_rows(raw, spec, where)
+    if roll is None:
+        bars, report = validate_bars(raw, spec, where=where, market=market, symbol=symbol, quality=spec.strict)
+    else:
+        bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
     if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
-    if skipped:
-        report = replace(report, findings=(skipped_bad_rows_finding(skipped, rows), *report.findings))
-        listed = bad_rows_to_frame(skipped).to_csv(index=False)
-        files.write(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
+    if len(skipped):
+        shown = "; ".join(f"row {row}: {text!r} ({reason})" for row, reason, text in skipped.head(3).to_numpy())
+        message = f"{pluralize_count(len(skipped), 'bad row')} of {rows:,} skipped: {shown}" + "; ..." * (
+            len(skipped) > 3
+        )
+        finding = BarFinding("skipped_rows", "mapped", np.empty(0, np.int64), message)
+        report = replace(report, findings=(finding, *report.findings))
+        files.write(path.with_name(f"{symbol}_skipped.csv"), skipped.to_csv(index=False).encode())
     if files.is_file(path):
         if file is not None and os.path.samefile(path, file):
             return report
@@ -88,20 +82,6 @@ def import_bars(
         _back_up_previous(path)
     write_bars(path, bars)
     return report
-
-
-def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: RawBarSpec) -> pd.DataFrame:
-    """Read the table; where lines of a CSV have another number of fields, the error lists all bad rows."""
-    try:
-        return read_bars_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
-    except BarsError as error:
-        try:
-            others = None if spec.skip_bad else read_bars_table(source, delimiter=delimiter, skip_bad=True)
-        except BarsError:
-            others = None  # the file cannot be read at all
-        if others is not None and "skipped" in others.attrs:
-            raise_on_bad_rows(others, spec, file, error)
-        raise
 
 
 def _join_contracts(
@@ -119,8 +99,7 @@ def _join_contracts(
     if named is None:
         got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
         raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
-    start_ns, values, findings, minutes = validate_bar_columns(raw, spec, where)
-    raise_on_bar_findings([finding for finding in findings if finding.severity == "refused"], where)
+    start_ns, values, findings, minutes = parse_bars(raw, spec, where)
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     code, names = pd.factorize(raw[named].astype(str))
     order = np.lexsort((code, start_ns))
@@ -135,10 +114,11 @@ def _join_contracts(
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
         raise BarsError("No bars after the session that decides the first contract", where=where, next_step=step)
     # joined bars are in canonical form: no zone, stamp or spelling is to be mapped again
+    plain = RawBarSpec(minutes, strict=spec.strict)
     bars, report = validate_bars(
-        joined.reset_index(), RawBarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
+        joined.reset_index(), plain, where=where, market=market, symbol=symbol, quality=spec.strict
     )
-    findings = [finding for finding in findings if finding.severity != "refused"] + _roll_findings(rolls, table, joined)
+    findings += _roll_findings(rolls, table, joined)
     report = replace(report, findings=(*findings, *report.findings))
     return bars, report
 
@@ -184,9 +164,12 @@ def _check_bar_length(path: Path, given: int | None) -> int:
 
 
 def load_bars(
-    workspace: Workspace, symbol: str, spec: RawBarSpec | None = None, *, market: MarketSpec | None = None
-) -> tuple[pd.DataFrame, BarReport]:
+    workspace: Workspace, symbol: str, spec: RawBarSpec | None = None, *, market: MarketSpec | None = None,
+    quality: bool = False,
+) -> tuple[pd.DataFrame, BarReport]:  # fmt: skip
     """Read and check the bars of the workspace's raw file; return them with their report.
+
+    quality : with gaps, spikes and the rest of what is reported
 
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or its bars are refused.
     """
@@ -196,7 +179,7 @@ def load_bars(
         table = read_bars_table(path)
         done(len(table))
     with progress_phase("checking", len(table)):
-        return validate_bars(table, spec, where=path, market=market, symbol=symbol)
+        return validate_bars(table, spec, where=path, market=market, symbol=symbol, quality=quality)
 
 
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:

@@ -1,83 +1,274 @@
-"""Parse timestamps to UTC bar starts, and numbers written as text to float64."""
+"""Parse a table of bars: columns by any usual name, times to UTC bar starts, numbers written as text to float64.
+
+A cell that cannot be read is a fault of its row. The same faults refuse a file and name the rows that are skipped.
+"""
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import BarFinding, format_rows_with_times, raise_on_bar_findings
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.errors import SettingsError
+from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import BAR_MINUTES
 
+PRICES = ("open", "high", "low", "close")
+# column -> other spellings, the first found wins
+SPELLINGS = {
+    "timestamp": ("datetime", "date_time", "open_time", "ts", "ts_event", "time", "date", "unix", "unix_timestamp"),
+    "open": ("o", "open_price", "opening"),
+    "high": ("h", "high_price", "max"),
+    "low": ("l", "low_price", "min"),
+    "close": ("c", "close_price", "last", "closing"),
+    "volume": ("vol", "v", "tick_volume", "tickvol", "trade_volume", "base_volume"),
+}
 _OFFSET = re.compile(r"(?:[zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")
-_SLASHED = ("%m/%d/%Y", "%d/%m/%Y")
+_EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
-TEXT_FORMATS = (
+_TEXT_FORMATS = (
     "ISO8601",
     "%Y%m%d %H%M%S",
-    "%Y.%m.%d %H:%M:%S",
-    "%Y.%m.%d %H:%M",
-    "%d.%m.%Y %H:%M:%S",
-    "%d.%m.%Y %H:%M",
-    *(f"{day} {clock}" for day in _SLASHED for clock in _CLOCKS),
+    *(f"{day} {clock}" for day in ("%Y.%m.%d", "%d.%m.%Y") for clock in _CLOCKS[:2]),
+    *(f"{day} {clock}" for day in ("%m/%d/%Y", "%d/%m/%Y") for clock in _CLOCKS),
 )
 EPOCH_UNITS = {"s": (1e8, 1e11, 10**9), "ms": (1e11, 1e14, 10**6), "us": (1e14, 1e17, 10**3), "ns": (1e17, 5e18, 1)}
-_PLAUSIBLE = (pd.Timestamp("1970-01-02").value, pd.Timestamp("2100-01-01").value)
-_NO_ROWS = np.empty(0, np.int64)
 LEAST_STEPS = 3  # between bars, for a statement about their spacing
-GROUPED = {
-    ".": r"[+-]?\d{1,3}(?:,\d{3})*(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\d*\.?\d+(?:[eE][+-]?\d+)?",
-    ",": r"[+-]?\d{1,3}(?:\.\d{3})*(?:,\d*)?(?:[eE][+-]?\d+)?|[+-]?\d*,?\d+(?:[eE][+-]?\d+)?",
+# decimal mark -> a number, whose thousands may be grouped by the other mark
+_NUMBER = {
+    mark: rf"[+-]?(?:[1-9]\d{{0,2}}(?:{other}\d{{3}})+(?:{point}\d*)?|\d+{point}?\d*|{point}\d+)(?:[eE][+-]?\d+)?"
+    for mark, point, other in ((".", r"\.", ","), (",", ",", r"\."))
 }
-NUMBER_WORDS = {"": "nan", "nan": "nan", "none": "nan", "null": "nan", "<na>": "nan", "inf": "inf", "-inf": "-inf"}
+_EMPTY = ("", "nan", "none", "null", "<na>")
+_SKIP = "correct these rows; prepare --skip-bad leaves them out and lists them"
 
 
-# ---- timestamps ------------------------------------------------------------------------------------------------------
+class RowFault(NamedTuple):
+    """Rows that cannot be bars, and why.
+
+    kind : of the finding
+    rows : int64, positions in the table
+    what : the fault, such as "close is not a number"
+    step : advice for the user
+    got : the first row's own value
+    """
+
+    kind: str
+    rows: np.ndarray
+    what: str
+    step: str = _SKIP
+    got: str = ""
 
 
-def parse_timestamps(
-    values: pd.Series, *, zone: str | None, stamp: str, minutes: int | None, where: object
+def row_fault_findings(faults: Sequence[RowFault], moments: pd.DatetimeIndex) -> list[BarFinding]:
+    """Return one refusing finding for each fault, whose message shows rows and times."""
+    return [
+        BarFinding(one.kind, "refused", one.rows, f"{one.what} in {format_rows_with_times(one.rows, moments)}"
+                   + (f": {one.got}" if one.got else ""), one.step)
+        for one in faults
+    ]  # fmt: skip
+
+
+def _refuse(kind: str, message: str, where: object, step: str = "", rows: Sequence[int] | np.ndarray = ()) -> None:
+    raise_on_bar_findings([BarFinding(kind, "refused", np.asarray(rows, np.int64), message, step)], where)
+
+
+def _mapped(kind: str, message: str, rows: Sequence[int] | np.ndarray = ()) -> BarFinding:
+    return BarFinding(kind, "mapped", np.asarray(rows, np.int64), message)
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+def normalize_column_name(name: object) -> str:
+    """Return a column's name in lower case, without brackets or quotes, words joined by `_`."""
+    return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
+
+
+def match_bar_columns(
+    raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
+) -> tuple[dict[str, pd.Series], list[BarFinding]]:
+    """Return our column names with the columns of `raw` that carry them, and the findings on mapped names.
+
+    given : (ours, theirs) as the user declares; theirs must exist
+    """
+    for ours, theirs in given:
+        if theirs not in raw.columns:
+            raise BarsError(
+                "There is no such column", where=where or "bars", got=f"{ours}={theirs}",
+                wanted="one of " + ", ".join(map(repr, raw.columns.tolist())),
+                next_step=did_you_mean(theirs, [str(name) for name in raw.columns]),
+            )  # fmt: skip
+    declared = {ours: raw[theirs] for ours, theirs in given}
+    named: dict[str, list] = {}
+    for column in raw.columns:
+        named.setdefault(normalize_column_name(column), []).append(column)
+    found, mapped = {}, []
+    for target, others in SPELLINGS.items():
+        spelling = next((name for name in (target, *others) if name in named), None)
+        if target in declared or spelling is None:
+            continue
+        if len(named[spelling]) > 1:
+            got = ", ".join(map(repr, named[spelling]))
+            raise BarsError("Two columns of one name", where=where or "bars", got=got, next_step="keep one of them")
+        found[target] = raw[named[spelling][0]]
+        if named[spelling][0] != target:
+            mapped.append(f"{named[spelling][0]!r} as {target}")
+    if "date" in named and "time" in named and not {"timestamp", "datetime"} & set(named):
+        date, time = (raw[named[name][0]].astype(str).str.strip() for name in ("date", "time"))
+        found["timestamp"] = date + " " + time
+        mapped = [text for text in mapped if not text.endswith("as timestamp")] + ["date and time as timestamp"]
+    elif "timestamp" not in found and _is_time_index(raw.index):
+        found["timestamp"] = raw.index.to_series(index=range(len(raw)))
+        mapped.append("the index as timestamp")
+    found |= declared
+    absent = [name for name in ("timestamp", *PRICES) if name not in found]
+    if absent:
+        raise BarsError(
+            f"Missing column {', '.join(map(repr, absent))}",
+            where=where or "bars",
+            got="columns " + ", ".join(map(repr, raw.columns.tolist())),
+            wanted="timestamp, open, high, low, close and perhaps volume",
+            next_step="name them: --columns close=Schluss, or rename the columns in the first line",
+        )
+    mapped += [f"{theirs!r} as {ours}" for ours, theirs in given if ours != theirs]
+    return found, [_mapped("columns", "columns read: " + ", ".join(mapped))] if mapped else []
+
+
+def _is_time_index(index: pd.Index) -> bool:
+    names = ("timestamp", *SPELLINGS["timestamp"])
+    return isinstance(index, pd.DatetimeIndex) or (
+        index.name is not None and normalize_column_name(index.name) in names
+    )
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+def parse_time_zone(zone: str) -> str:
+    """Return the zone if it exists; raise SettingsError with an example otherwise."""
+    try:
+        pd.Timestamp(0, tz="UTC").tz_convert(zone)
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        step = "use a name such as 'America/Chicago', 'Europe/Berlin' or 'UTC'"
+        raise SettingsError("Unknown time zone", where="zone", got=repr(zone), next_step=step) from error
+    return zone
+
+
+def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[RowFault], list[BarFinding]]:
+    """Return the times of a column, in a zone or naive and NaT where they cannot be read, faults and findings.
+
+    values : datetimes, ISO or other text, epochs in s, ms, us or ns, as numbers or as text
+
+    Raises BarsError where no row can be read, or where months and days cannot be told apart.
+    """
+    text = None
+    known = values.notna().to_numpy()
+    faults = [] if known.all() else [RowFault("timestamp", np.flatnonzero(~known), "timestamp is empty")]
+    if pd.api.types.is_bool_dtype(values.dtype):
+        _refuse("timestamp", f"timestamp holds {values.dtype} values", where)
+    if pd.api.types.is_datetime64_any_dtype(values.dtype):
+        moments, how = pd.DatetimeIndex(values), "a time"
+        other = moments.tz is not None and str(moments.tz) != "UTC"
+        findings = [_mapped("zone", f"timestamps converted from {moments.tz} to UTC")] if other else []
+    elif pd.api.types.is_numeric_dtype(values.dtype):
+        moments, how, findings = _from_epochs(values[known].to_numpy(), known, where)
+    else:
+        text = values.astype(str).str.strip()
+        epoch = text.str.fullmatch(_EPOCH).to_numpy(bool)
+        if epoch.mean() > 0.5:
+            whole = not text[epoch].str.contains(".", regex=False).any()
+            numbers = text[epoch].to_numpy("U20").astype(np.int64 if whole else float)
+            moments, how, findings = _from_epochs(numbers, epoch, where)
+        else:
+            moments, how, findings = _from_text(text, where)
+    unread = np.flatnonzero(moments.isna() & known)
+    if len(unread):
+        got = repr(text.iloc[unread[0]]) if text is not None else ""
+        faults.append(RowFault("timestamp", unread, f"timestamp is not {how}", got=got))
+    far = np.flatnonzero((moments.year < 1970) | (moments.year >= 2100))
+    if len(far):
+        faults.append(RowFault("timestamp", far, "timestamp is outside the years 1970 to 2099"))
+    return moments, faults, findings
+
+
+def _from_epochs(
+    epochs: np.ndarray, known: np.ndarray, where: object
+) -> tuple[pd.DatetimeIndex, str, list[BarFinding]]:
+    """Convert numbers since 1970, those of the rows `known`; the unit follows from their size and is one for all."""
+    size = np.abs(epochs.astype(float))
+    stamps = np.full(len(known), "NaT", "M8[ns]")
+    for unit, (low, high, factor) in EPOCH_UNITS.items():
+        if len(size) and size.min() >= low and size.max() < high and epochs.min() > 0:
+            if epochs.dtype.kind == "f":  # to the millisecond
+                stamps[known] = (np.round(epochs * (factor / 10**6)).astype(np.int64) * 10**6).view("M8[ns]")
+            else:
+                stamps[known] = (epochs.astype(np.int64) * factor).view("M8[ns]")
+            found = [_mapped("epoch", f"timestamps read as epochs in {unit}, UTC")]
+            return pd.DatetimeIndex(stamps, tz="UTC"), f"an epoch in {unit}", found
+    if len(size):
+        message = "timestamp holds numbers that are no epoch in s, ms, us or ns"
+        step = "write timestamps as ISO text with a zone, or as epochs"
+        _refuse("timestamp", f"{message} ({epochs.min()} to {epochs.max()})", where, step)
+    return pd.DatetimeIndex(stamps), "a time", []
+
+
+def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, str, list[BarFinding]]:
+    """Parse text in the format, and with or without a zone, that most rows have."""
+    aware = text.str.contains(_OFFSET).to_numpy(bool)
+    zoned = bool(aware.mean() > 0.5)
+    if zoned:
+        text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
+        text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
+    text, best, chosen = text.where(aware == zoned), None, ""
+    sample = text.iloc[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
+    for form in _TEXT_FORMATS:
+        exact = form if form == "ISO8601" or not zoned else form + "%z"
+        if pd.to_datetime(sample, format=exact, errors="coerce", utc=True).isna().all():
+            continue
+        moments = pd.DatetimeIndex(pd.to_datetime(text, format=exact, errors="coerce", utc=zoned))
+        count, most = moments.notna().sum(), 0 if best is None else best.notna().sum()
+        if best is not None and count == most and not moments.equals(best):
+            message = f"timestamps such as {text.iloc[0]!r} can be read with the month first and with the day first"
+            _refuse("timestamp", message, where, "write them as ISO text, for example 2024-03-01 09:30")
+        if count > most:
+            best, chosen = moments, form
+        if form == "ISO8601" and count == len(text):
+            break
+    if best is None:
+        step = "write timestamps as ISO text, for example 2024-03-01 09:30:00+00:00"
+        _refuse("timestamp", f"timestamp cannot be read in row 0: {text.iloc[0]!r}", where, step)
+    how = "ISO text" if chosen == "ISO8601" else f"text of the form {chosen}"
+    return best, f"{how} {'with' if zoned else 'without'} a zone", [_mapped("text_time", f"timestamps read as {how}")]
+
+
+def bar_starts(
+    moments: pd.DatetimeIndex, *, zone: str | None, stamp: str, minutes: int | None, where: object
 ) -> tuple[np.ndarray, list[BarFinding], int]:
-    """Parse a time column to bar starts.
+    """Return (start_ns, findings, minutes): int64[N] ns UTC in file order, what was mapped, the length of a bar.
 
     Parameters
     ----------
-    values : the time column: zone-aware or naive datetimes, ISO or other text, epochs in s, ms, us or ns
+    moments : of `read_times`, without NaT
     zone : zone of naive times; None refuses them, since a wrong guess shifts every session
     stamp : "start" or "end" of the bar
     minutes : length of a bar; None: by `infer_bar_minutes`
     where : the file, for messages
 
-    Returns
-    -------
-    (start_ns, findings, minutes) : int64[N] ns UTC in file order, what was mapped, the length of a bar
-
     Raises
     ------
-    BarsError : unreadable times, an hour that the zone skips or repeats ambiguously, stamps off the grid of `minutes`
+    BarsError : an hour that the zone skips or repeats ambiguously, stamps off the grid of `minutes`
     """
-    if zone is not None:
-        parse_time_zone(zone)
-    absent = values.isna().to_numpy()
-    if absent.any():
-        message = f"timestamp is empty in {format_rows_with_times(np.flatnonzero(absent))}"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", np.flatnonzero(absent), message)], where)
-    moments, findings = _to_datetimes(values, where)
-    far = np.flatnonzero((moments.year < 1970) | (moments.year >= 2100))
-    if len(far):
-        message = f"timestamps outside the years 1970 to 2099: {format_rows_with_times(far, moments)}"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", far, message)], where)
+    findings = []
     if moments.tz is None:
         if zone is None:
             step = "say where its clock stands, for example zone='America/Chicago' or zone='UTC' (--zone)"
-            message = f"timestamps carry no zone (row 0 is {moments[0]})"
-            raise_on_bar_findings([BarFinding("naive", "refused", _NO_ROWS, message, step)], where)
-        moments, local = _localize(moments, zone, where)
-        findings += local
+            _refuse("naive", f"timestamps carry no zone (row 0 is {moments[0]})", where, step)
+        moments, findings = _localize(moments, parse_time_zone(str(zone)), where)
     elif zone is not None:
-        message = f"zone {zone!r} was not needed: the timestamps say their own"
-        findings.append(BarFinding("zone_unused", "mapped", _NO_ROWS, message))
+        findings.append(_mapped("zone_unused", f"zone {zone!r} was not needed: the timestamps say their own"))
     start_ns = moments.tz_convert("UTC").as_unit("ns").asi8.copy()
     if stamp == "end":
         # close times such as 09:30:59.999 mean the minute that ends a moment later
@@ -88,12 +279,19 @@ def parse_timestamps(
         minutes = infer_bar_minutes(start_ns)
         if minutes > 1:
             message = f"bars of {minutes} min: their usual distance, and all stand on the {minutes}-minute grid"
-            findings.append(BarFinding("bar_length", "mapped", _NO_ROWS, message))
+            findings.append(_mapped("bar_length", message))
     if stamp == "end":
         start_ns = start_ns - minutes * MINUTE_NS
-        message = f"end-stamped bars moved back by {minutes} min to their start"
-        findings.append(BarFinding("end_stamped", "mapped", _NO_ROWS, message))
-    _refuse_off_grid(start_ns, minutes, stamp, where)
+        findings.append(_mapped("end_stamped", f"end-stamped bars moved back by {minutes} min to their start"))
+    off = np.flatnonzero(start_ns % (minutes * MINUTE_NS))
+    if len(off):
+        shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
+        message = f"timestamps off the {minutes}-minute grid: {format_rows_with_times(off, shown)}"
+        phase = np.unique(start_ns % MINUTE_NS)
+        step = f"aggregate to whole {minutes}-minute bars, or declare their length (--minutes)"
+        if len(phase) == 1 and phase[0] >= 59 * 10**9 and stamp == "start":
+            step = "these look like close times: give stamp='end' (--stamp end)"
+        _refuse("off_minute", message, where, step, off)
     return start_ns, findings, minutes
 
 
@@ -113,105 +311,16 @@ def infer_bar_minutes(stamp_ns: np.ndarray) -> int:
     return usual // MINUTE_NS if fits else 1
 
 
-def parse_time_zone(zone: str) -> str:
-    """Return the zone if it exists; raise SettingsError with an example otherwise."""
-    try:
-        pd.Timestamp(0, tz="UTC").tz_convert(zone)
-    except (KeyError, ValueError, TypeError, OSError) as error:
-        step = "use a name such as 'America/Chicago', 'Europe/Berlin' or 'UTC'"
-        raise SettingsError("Unknown time zone", where="zone", got=repr(zone), next_step=step) from error
-    return zone
-
-
-def _to_datetimes(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
-    """Convert the time column to naive or aware datetimes."""
-    if isinstance(values.dtype, pd.DatetimeTZDtype):
-        moments = pd.DatetimeIndex(values)
-        if str(moments.tz) == "UTC":
-            return moments, []
-        return moments, [BarFinding("zone", "mapped", _NO_ROWS, f"timestamps converted from {moments.tz} to UTC")]
-    if pd.api.types.is_datetime64_dtype(values.dtype):
-        return pd.DatetimeIndex(values), []
-    if pd.api.types.is_bool_dtype(values.dtype):
-        message = f"timestamp holds {values.dtype} values"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message)], where)
-    if pd.api.types.is_numeric_dtype(values.dtype):
-        return _from_epochs(values.to_numpy(), where)
-    text = values.astype(str).str.strip()
-    if text.str.fullmatch(r"\d{9,19}(\.\d+)?").all():
-        whole = not text.str.contains(".", regex=False).any()
-        return _from_epochs(text.to_numpy("U20").astype(np.int64 if whole else float), where)
-    return _from_text(text, where)
-
-
-def _from_epochs(epochs: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
-    """Convert numbers since 1970 to datetimes; the unit follows from their size and is the same for every row."""
-    size = np.abs(epochs.astype(float))
-    for unit, (low, high, factor) in EPOCH_UNITS.items():
-        if size.min() >= low and size.max() < high:
-            if epochs.dtype.kind == "f":
-                scaled = np.round(epochs * (factor / 10**6)).astype(np.int64) * 10**6  # floats: to the millisecond
-            else:
-                scaled = epochs.astype(np.int64) * factor
-            if scaled.min() < _PLAUSIBLE[0] or scaled.max() > _PLAUSIBLE[1]:
-                break
-            moments = pd.DatetimeIndex(scaled.astype("datetime64[ns]"), tz="UTC")
-            return moments, [BarFinding("epoch", "mapped", _NO_ROWS, f"timestamps read as epochs in {unit}, UTC")]
-    got = f"{epochs.min()} to {epochs.max()}"
-    message = f"timestamp holds numbers that are no epoch in s, ms, us or ns ({got})"
-    step = "write timestamps as ISO text with a zone, or as epochs"
-    raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message, step)], where)
-    raise AssertionError("unreachable")
-
-
-def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
-    """Parse text that has one format throughout; month and day are ordered only if one order is impossible."""
-    aware = text.str.contains(_OFFSET).to_numpy()
-    if aware.any() and not aware.all():
-        few = np.flatnonzero(~aware if aware.mean() > 0.5 else aware)
-        message = f"some timestamps carry a zone and some do not ({format_rows_with_times(few, text.tolist())})"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", few, message)], where)
-    if aware.all():
-        text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
-        text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
-    fitting, furthest = {}, 0
-    for form in TEXT_FORMATS:
-        with_zone = form if form == "ISO8601" or not aware.all() else form + "%z"
-        sample = text.iloc[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
-        if pd.to_datetime(sample, format=with_zone, errors="coerce", utc=True).isna().all():
-            continue
-        parsed = pd.to_datetime(text, format=with_zone, errors="coerce", utc=bool(aware.all()))
-        bad = parsed.isna().to_numpy()
-        if not bad.any():
-            fitting[form] = pd.DatetimeIndex(parsed)
-        furthest = max(furthest, int(bad.argmax()) if bad.any() else 0)
-        if form == "ISO8601" and form in fitting:
-            break
-    different = {form: moments for form, moments in fitting.items() if not moments.equals(next(iter(fitting.values())))}
-    if different:
-        message = f"timestamps such as {text.iloc[0]!r} can be read with the month first and with the day first"
-        step = "write them as ISO text, for example 2024-03-01 09:30"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", _NO_ROWS, message, step)], where)
-    if not fitting:
-        message = f"timestamp cannot be read in row {furthest}: {text.iloc[furthest]!r}"
-        step = "write timestamps as ISO text, for example 2024-03-01 09:30:00+00:00"
-        raise_on_bar_findings([BarFinding("timestamp", "refused", np.array([furthest]), message, step)], where)
-    form, moments = next(iter(fitting.items()))
-    how = "ISO text" if form == "ISO8601" else f"text of the form {form}"
-    return moments, [BarFinding("text_time", "mapped", _NO_ROWS, f"timestamps read as {how}")]
-
-
 def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Localize naive wall-clock times to `zone`; the repeated hour is resolved by the order of the file."""
-    findings = [BarFinding("zone", "mapped", _NO_ROWS, f"naive timestamps read as {zone}")]
+    findings = [_mapped("zone", f"naive timestamps read as {zone}")]
     wall = moments.as_unit("ns").asi8
     gone = np.flatnonzero(moments.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna())
     if len(gone):
-        message = (
-            f"{format_rows_with_times(gone, moments)} fall in an hour that does not exist in {zone} (clocks go forward)"
-        )
+        shown = format_rows_with_times(gone, moments)
+        message = f"{shown} fall in an hour that does not exist in {zone} (clocks go forward)"
         step = "the zone is another one: give the right zone, or export in UTC"
-        raise_on_bar_findings([BarFinding("nonexistent_hour", "refused", gone, message, step)], where)
+        _refuse("nonexistent_hour", message, where, step, gone)
     twice = np.flatnonzero(moments.tz_localize(zone, ambiguous="NaT").isna())
     first_pass = np.zeros(len(moments), bool)
     backward = len(wall) > 1 and wall[0] > wall[-1]
@@ -221,83 +330,85 @@ def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.D
         if len(repeated) != 1:
             message = f"{format_rows_with_times(np.sort(rows), moments)} fall in the hour that occurs twice in {zone}"
             step = "export in UTC, or with the offset in each timestamp"
-            raise_on_bar_findings([BarFinding("repeated_hour", "refused", np.sort(rows), message, step)], where)
+            _refuse("repeated_hour", message, where, step, np.sort(rows))
         first_pass[rows[: repeated[0]]] = True
     if len(twice):
         message = f"{len(twice)} bars of the hour that occurs twice in {zone} resolved by their order"
-        findings.append(BarFinding("repeated_hour", "mapped", twice, message))
+        findings.append(_mapped("repeated_hour", message, twice))
     return moments.tz_localize(zone, ambiguous=first_pass), findings
-
-
-def _refuse_off_grid(start_ns: np.ndarray, minutes: int, stamp: str, where: object) -> None:
-    off = np.flatnonzero(start_ns % (minutes * MINUTE_NS))
-    if not len(off):
-        return
-    shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
-    message = f"timestamps off the {minutes}-minute grid: {format_rows_with_times(off, shown)}"
-    phase = np.unique(start_ns % MINUTE_NS)
-    step = f"aggregate to whole {minutes}-minute bars, or declare their length (--minutes, BarSpec(minutes=...))"
-    if len(phase) == 1 and phase[0] >= 59 * 10**9 and stamp == "start":
-        step = "these look like close times: give stamp='end' (--stamp end)"
-    raise_on_bar_findings([BarFinding("off_minute", "refused", off, message, step)], where)
-
-
-def combine_date_and_time(table: pd.DataFrame, date: str, time: str) -> pd.Series:
-    """Join a date and a time column, as several platforms export them, to one text column."""
-    return table[date].astype(str).str.strip() + " " + table[time].astype(str).str.strip()
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def parse_numbers(
-    columns: dict[str, pd.Series], *, decimal: str | None, where: object, shown: pd.DatetimeIndex
-) -> tuple[dict[str, np.ndarray], list[BarFinding]]:
-    """Parse price and volume columns; empty cells become NaN.
+def read_numbers(
+    columns: dict[str, pd.Series], decimal: str | None, where: object
+) -> tuple[dict[str, np.ndarray], list[RowFault], list[BarFinding]]:
+    """Return price and volume columns as name -> float64[N], NaN where a cell is empty or no number, faults, findings.
 
-    Parameters
-    ----------
     columns : name -> column of N cells
-    decimal : "." or "," where the text allows both; None: inferred, one convention for all columns
-    where : the file, for messages
-    shown : times of the rows, for messages
+    decimal : "." or "," where the text allows both; None: inferred, one mark for all columns
 
-    Returns
-    -------
-    (values, findings) : name -> float64[N], and what was mapped
-
-    Raises
-    ------
-    BarsError : a cell is not a number; the message names column, row and text
+    Raises BarsError for columns of another type, or where 4,500 could mean two numbers.
     """
-    values, text, findings = {}, {}, []
+    values, text, faults, findings = {}, {}, [], []
     for name, column in columns.items():
         if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_datetime64_any_dtype(column.dtype):
-            raise_on_bar_findings(
-                [BarFinding("text", "refused", _NO_ROWS, f"column {name} holds {column.dtype} values")], where
-            )
-        if pd.api.types.is_numeric_dtype(column.dtype):
-            values[name] = column.to_numpy(np.float64, na_value=np.nan)
-            if column.dtype in (np.float32, np.float16) and name != "volume":
-                values[name] = _shortest_decimals(values[name])
-                message = f"{name} was stored in {column.dtype} and read to its 7 significant digits"
-                findings.append(BarFinding("float32", "mapped", _NO_ROWS, message))
-        else:
-            text[name] = clean_number_text(column)
+            _refuse("text", f"column {name} holds {column.dtype} values", where)
+        if not pd.api.types.is_numeric_dtype(column.dtype):
+            cells = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
+            text[name] = cells.str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
+            continue
+        values[name] = column.to_numpy(np.float64, na_value=np.nan)
+        if column.dtype in (np.float32, np.float16) and name != "volume":
+            values[name] = _shortest_decimals(values[name])
+            message = f"{name} was stored in {column.dtype} and read to its 7 significant digits"
+            findings.append(_mapped("float32", message))
+    unread = dict.fromkeys(columns, False)
     if text:
         fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for name, v in values.items() if name != "volume")
-        mark = decimal or infer_decimal_mark(text, "." if fractions else None, where)
-        for name, column in text.items():
-            values[name] = _parse(name, column, mark, where, shown)
+        mark = decimal or ("." if fractions else _infer_decimal_mark(pd.concat(text.values()), where))
+        for name, cells in text.items():
+            infinite = cells.str.lower().isin(("inf", "-inf"))
+            number = cells.str.fullmatch(_NUMBER[mark]).to_numpy(bool) | infinite.to_numpy(bool)
+            unread[name] = ~number & ~cells.str.lower().isin(_EMPTY).to_numpy(bool)
+            plain = cells.str.replace("," if mark == "." else ".", "", regex=False).str.replace(mark, ".", regex=False)
+            values[name] = plain.where(number, "nan").to_numpy(object).astype(str).astype(np.float64)  # exact
+            if unread[name].any():
+                rows = np.flatnonzero(unread[name])
+                faults.append(RowFault("text", rows, f"{name} is not a number", got=repr(cells.iloc[rows[0]])))
         message = f"text in {', '.join(text)} read as numbers with {mark!r} before the decimals"
-        findings.append(BarFinding("text_numbers", "mapped", _NO_ROWS, message))
-    return {name: values[name] for name in columns}, findings
+        findings.append(_mapped("text_numbers", message))
+    return {name: values[name] for name in columns}, [*faults, *_impossible_values(values, unread)], findings
 
 
-def clean_number_text(column: pd.Series) -> pd.Series:
-    """Return the cells as text without spaces and apostrophes; "" where they are empty."""
-    text = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
-    return text.str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
+def _impossible_values(values: dict[str, np.ndarray], unread: dict[str, np.ndarray]) -> list[RowFault]:
+    """Return faults: prices that are not finite, not positive or outside their own bar, and impossible volumes."""
+    faults = []
+    usable = np.ones(len(values["open"]), bool)
+    back_adjusted = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, use "
+    for name in PRICES:
+        finite = np.isfinite(values[name])
+        low = finite & (values[name] <= 0)
+        usable &= finite & ~low
+        for kind, rows, what, step in (
+            ("not_finite", ~finite & ~unread[name], f"{name} is empty, not a number or infinite", _SKIP),
+            ("not_positive", low, f"{name} is zero or negative", f"{back_adjusted}one at the prices that traded"),
+        ):
+            if rows.any():
+                faults.append(RowFault(kind, np.flatnonzero(rows), what, step))
+    body = np.stack([values["open"], values["close"]])
+    broken = np.flatnonzero(usable & ((values["high"] < body.max(0)) | (values["low"] > body.min(0))))
+    if len(broken):
+        first = {name: float(values[name][broken[0]]) for name in PRICES}
+        step = f"check that the columns are not swapped, or {_SKIP}"
+        faults.append(RowFault("ohlc", broken, "high is not the highest or low not the lowest", step, str(first)))
+    if "volume" in values:
+        rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
+        if len(rows):
+            step = f"leave the column out, or {_SKIP}"
+            faults.append(RowFault("volume", rows, "volume is negative or infinite", step))
+    return faults
 
 
 def _shortest_decimals(values: np.ndarray) -> np.ndarray:
@@ -308,45 +419,11 @@ def _shortest_decimals(values: np.ndarray) -> np.ndarray:
     return np.where(usable, np.round(values * 10.0**digits) / 10.0**digits, values)
 
 
-def infer_decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
-    """Return the decimal mark of all texts; refuse where 4,500 could mean two numbers."""
-    together = pd.concat(text.values(), ignore_index=True)
-    marked = together[together.str.fullmatch(r"[+-]?\d*[.,][\d.,]*(?:[eE][+-]?\d+)?")]
-    comma, dot = marked.str.rfind(","), marked.str.rfind(".")
-    both = (comma >= 0) & (dot >= 0)
-    votes = set() if known is None else {known}
-    if both.any():
-        votes |= {","} if (comma > dot)[both].any() else set()
-        votes |= {"."} if (dot > comma)[both].any() else set()
-    for mark, other in ((",", "."), (".", ",")):
-        alone = marked[~both & marked.str.contains(mark, regex=False)]
-        if alone.str.count(re.escape(mark)).gt(1).any():
-            votes.add(other)  # 1,234,567: the mark separates thousands
-        elif len(alone) and not alone.str.fullmatch(rf"[+-]?[1-9]\d{{0,2}}{re.escape(mark)}\d{{3}}").all():
-            votes.add(mark)  # 4500,25: not a group of thousands
-    if len(votes) == 2:
-        raise_on_bar_findings(
-            [BarFinding("text", "refused", _NO_ROWS, "commas and dots stand for decimals in different rows")], where
-        )
-    if votes:
-        return votes.pop()
-    if (comma >= 0).any():
-        example = marked[comma >= 0].iloc[0]
-        message = f"{example!r} can be read as a fraction or as thousands"
-        raise_on_bar_findings(
-            [BarFinding("text", "refused", _NO_ROWS, message, "give decimal=',' or decimal='.'")], where
-        )
-    return "."
-
-
-def _parse(name: str, column: pd.Series, mark: str, where: object, shown: pd.DatetimeIndex) -> np.ndarray:
-    word = column.str.lower().isin(NUMBER_WORDS).to_numpy()
-    number = column.str.fullmatch(GROUPED[mark]).to_numpy(bool)
-    bad = np.flatnonzero(~word & ~number)
-    if len(bad):
-        message = f"{name} is not a number in {format_rows_with_times(bad, shown)}: {column.iloc[bad[0]]!r}"
-        raise_on_bar_findings([BarFinding("text", "refused", bad, message, "correct or drop these rows")], where)
-    thousands = "," if mark == "." else "."
-    plain = column.str.replace(thousands, "", regex=False).str.replace(mark, ".", regex=False)
-    plain = plain.where(~word, column.str.lower().map(NUMBER_WORDS).fillna("nan"))
-    return plain.to_numpy(object).astype(str).astype(np.float64)
+def _infer_decimal_mark(cells: pd.Series, where: object) -> str:
+    """Return the decimal mark under which most cells are numbers; refuse where 4,500 could mean two of them."""
+    dot, comma = (cells.str.fullmatch(_NUMBER[mark]).to_numpy(bool) for mark in ".,")
+    either = cells[dot & comma & cells.str.contains(",", regex=False).to_numpy(bool)]
+    if dot.sum() == comma.sum() and len(either):
+        message = f"{either.iloc[0]!r} can be read as a fraction or as thousands"
+        _refuse("text", message, where, "give decimal=',' or decimal='.' (--decimal)")
+    return "," if comma.sum() > dot.sum() else "."

@@ -8,7 +8,7 @@ A fault that is found is corrected for what follows (first the time zone, then t
 reported once. The bars themselves are not changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -490,14 +490,16 @@ def _stale_findings(stale: np.ndarray, volume: np.ndarray | None) -> Iterator[Ba
             yield BarFinding(kind, "reported", rows, message)
 
 
+def off_tick_rows(prices: Iterable[np.ndarray], tick: float) -> np.ndarray:
+    """Return bool[N]: bars of which one price, float64[N] each, is no multiple of the tick."""
+    return np.any([np.abs(values / tick - np.round(values / tick)) > TICK_ERROR for values in prices], axis=0)
+
+
 def _tick_findings(prices: dict[str, np.ndarray], day: np.ndarray, tick: float | None) -> Iterator[BarFinding]:
     """Yield findings on prices off the tick, and on sessions from which prices are adjusted in another way."""
     if tick is None:
         return
-    off = np.zeros(len(day), bool)
-    for values in prices.values():
-        steps = values / tick
-        off |= np.abs(steps - np.round(steps)) > TICK_ERROR
+    off = off_tick_rows(prices.values(), tick)
     if not off.any():
         return
     message = f"{int(off.sum()):,} bars ({off.mean():.2%}) hold prices off the tick of {tick:g}"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bar_columns import PRICES, SPELLINGS, match_bar_columns, normalize_column_name
 from ml_factory.data.bar_report import (
     SEVERITIES,
     BarFinding,
@@ -18,7 +17,19 @@ from ml_factory.data.bar_report import (
     pluralize_count,
     raise_on_bar_findings,
 )
-from ml_factory.data.parsing import LEAST_STEPS, parse_numbers, parse_time_zone, parse_timestamps
+from ml_factory.data.parsing import (
+    LEAST_STEPS,
+    PRICES,
+    SPELLINGS,
+    RowFault,
+    bar_starts,
+    match_bar_columns,
+    normalize_column_name,
+    parse_time_zone,
+    read_numbers,
+    read_times,
+    row_fault_findings,
+)
 from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.quality import expand_runs_to_rows, find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
@@ -77,6 +88,7 @@ def validate_bars(
     where: object = "",
     market: MarketSpec | None = None,
     symbol: str = "",
+    quality: bool = True,
 ) -> tuple[pd.DataFrame, BarReport]:
     """Check bars and convert them to canonical form.
 
@@ -87,6 +99,7 @@ def validate_bars(
     where : the file, for messages
     market : calendar, tick and length of bars; None: looked up by `symbol` or inferred from the first 20 sessions
     symbol : for the lookup
+    quality : look for what is reported as well: gaps, spikes, a wrong clock
 
     Returns
     -------
@@ -115,9 +128,10 @@ def validate_bars(
         bars["contract"] = _factorize_contracts(contract.iloc[rows])
         bars["chain"] = _chain(raw, rows, bars)
     market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
-    prices = {name: values[name] for name in PRICES}
-    volume = known_volume if "volume" in values else None
-    found, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
+    found, facts = [], {}
+    if quality:
+        prices, volume = {name: values[name] for name in PRICES}, known_volume if "volume" in values else None
+        found, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
     found = merge_findings_by_kind([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
@@ -136,7 +150,7 @@ def _ordered_rows(
 
     Raises BarsError for refused bars.
     """
-    start_ns, values, findings, minutes = validate_bar_columns(raw, spec, where)
+    start_ns, values, findings, minutes = parse_bars(raw, spec, where)
     named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
     rows, found = _sort_and_deduplicate(start_ns, values | named, raw)
     findings += [*found, *_spacing_faults(start_ns[rows], rows, minutes)]
@@ -144,28 +158,50 @@ def _ordered_rows(
     return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings, minutes
 
 
-def validate_bar_columns(
+def parse_bars(
     raw: pd.DataFrame, spec: RawBarSpec, where: object
 ) -> tuple[np.ndarray, dict[str, np.ndarray], list[BarFinding], int]:
-    """Parse the columns in the rows' own order.
-
-    Findings of severity "refused" are left for the caller to refuse; unreadable columns raise BarsError.
+    """Parse every row, in the rows' own order; raise one BarsError that names all rows that cannot be bars.
 
     Returns
     -------
-    (start_ns, values, findings, minutes) : UTC starts (int64 ns), prices and volume (float64), findings on single rows,
-    and the length of a bar
+    (start_ns, values, findings, minutes) : UTC starts (int64 ns), prices and volume (float64), what was mapped, and the
+    length of a bar
     """
+    moments, values, faults, findings = _read_cells(raw, spec, where)
+    raise_on_bar_findings(row_fault_findings(faults, moments), where)
+    start_ns, found, minutes = bar_starts(moments, zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where)
+    notes = [BarFinding("source", "mapped", _NO_ROWS, note) for note in raw.attrs.get("notes", ())]
+    return start_ns, values, [*notes, *findings, *found], minutes
+
+
+def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, where: object) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the table without the rows that cannot be bars, and those rows: row, reason (the first) and text.
+
+    Lines of a CSV that were left out when it was read are among them, with no row and their text.
+    """
+    reasons: dict[int, str] = {}
+    for fault in _read_cells(raw, spec, where)[2]:
+        for row in fault.rows.tolist():
+            reasons.setdefault(row, fault.what)
+    bad = [(str(row), reasons[row], ", ".join(map(str, raw.iloc[row]))) for row in sorted(reasons)]
+    bad += [("", f"line {number}: another number of fields", text) for number, text in raw.attrs.get("skipped", ())]
+    if len(reasons) == len(raw):
+        row, reason, text = bad[0]
+        step = "check zone, decimals and columns"
+        raise BarsError("Every row is bad", where=where, got=f"row {row}: {text!r} ({reason})", next_step=step)
+    kept = raw.drop(index=raw.index[list(reasons)]).reset_index(drop=True) if reasons else raw
+    return kept, pd.DataFrame(bad, columns=["row", "reason", "text"])
+
+
+def _read_cells(
+    raw: pd.DataFrame, spec: RawBarSpec, where: object
+) -> tuple[pd.DatetimeIndex, dict[str, np.ndarray], list[RowFault], list[BarFinding]]:
+    """Return times, prices and volume of every row, the rows' faults, and what was mapped."""
     columns, findings = match_bar_columns(raw, where, spec.columns)
-    findings += [BarFinding("source", "mapped", _NO_ROWS, note) for note in raw.attrs.get("notes", ())]
-    start_ns, found, minutes = parse_timestamps(
-        columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
-    )
-    findings += found
-    shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
-    values, found = parse_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
-    findings += [*found, *_price_faults(values, shown), *_volume_faults(values, shown)]
-    return start_ns, values, findings, minutes
+    moments, faults, found = read_times(columns.pop("timestamp"), where)
+    values, more, mapped = read_numbers(columns, spec.decimal, where)
+    return moments, values, [*faults, *more], [*findings, *found, *mapped]
 
 
 def _factorize_contracts(contract: pd.Series) -> np.ndarray:
@@ -203,43 +239,6 @@ def _contract_rolls(contract: pd.Series) -> list[BarFinding]:
 def _too_few(count: int) -> list[BarFinding]:
     message = f"{count} bars are less than a day of any market: too few to learn from"
     return [BarFinding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
-
-
-def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[BarFinding]:
-    """Return findings on prices that are not finite, not positive, or outside their own bar."""
-    faults = []
-    bad = np.zeros(len(shown), bool)
-    for name in PRICES:
-        infinite = ~np.isfinite(values[name])
-        low = ~infinite & (values[name] <= 0)
-        bad |= infinite | low
-        if infinite.any():
-            rows = np.flatnonzero(infinite)
-            message = f"{name} is empty, not a number or infinite in {format_rows_with_times(rows, shown)}"
-            faults.append(BarFinding("not_finite", "refused", rows, message, "drop these rows or load them again"))
-        if low.any():
-            rows = np.flatnonzero(low)
-            message = f"{name} is zero or negative in {format_rows_with_times(rows, shown)}"
-            step = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, "
-            step += "use one at the prices that traded"
-            faults.append(BarFinding("not_positive", "refused", rows, message, step))
-    body = np.stack([values["open"], values["close"]])
-    with np.errstate(invalid="ignore"):
-        broken = ~bad & ((values["high"] < body.max(0)) | (values["low"] > body.min(0)))
-    if broken.any():
-        rows = np.flatnonzero(broken)
-        first = {name: float(values[name][rows[0]]) for name in PRICES}
-        message = f"high is not the highest or low not the lowest in {format_rows_with_times(rows, shown)}: {first}"
-        faults.append(BarFinding("ohlc", "refused", rows, message, "check that the columns are not swapped"))
-    return faults
-
-
-def _volume_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[BarFinding]:
-    if "volume" not in values:
-        return []
-    rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
-    message = f"volume is negative or infinite in {format_rows_with_times(rows, shown)}" if len(rows) else ""
-    return [BarFinding("volume", "refused", rows, message, "correct them or leave the column out")] if len(rows) else []
 
 
 def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[BarFinding]]:
@@ -287,7 +286,7 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
         message = f"the bars are {usual} minutes apart, not {minutes}"
         step = f"give {minutes}-minute bars"
         if usual in BAR_MINUTES:
-            step += f", or declare their length: --minutes {usual} (BarSpec(minutes={usual})), in data/raw by the "
+            step += f", or declare their length: --minutes {usual}, in data/raw by the "
             step += f"name of the file: SYMBOL_{usual}m.parquet"
         return [BarFinding("spacing", "refused", _NO_ROWS, message, step)]
     # one other spacing over a stretch: a single silence is legal, thirty equal steps in a row are not

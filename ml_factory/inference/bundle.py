@@ -159,8 +159,8 @@ class Bundle:
 
         Raises BarsError for bars that are refused, too few, or on another tick than those of training.
         """
-        checked, report = self.spec.check_bars(bars, stamped=stamped)
-        check_bars_on_tick(report, self.spec.market, self.off_tick_share)
+        checked, _ = self.spec.check_bars(bars, stamped=stamped)
+        check_bars_on_tick(checked, self.spec.market, self.off_tick_share)
         first = self._first_warm_moment(checked) if warm_rows else None
         frame, _ = self.spec.predict_bars(checked, self.fitted)
         if first is not None:

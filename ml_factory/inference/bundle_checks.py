@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 
+import pandas as pd
+
 import ml_factory
-from ml_factory.data.bar_report import BarReport
-from ml_factory.data.quality import OFF_SHARE, ON_SHARE
+from ml_factory.data.parsing import PRICES
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError
 from ml_factory.features.build import feature_column_names
@@ -143,16 +145,18 @@ def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
         )  # fmt: skip
 
 
-def check_bars_on_tick(report: BarReport, market: MarketSpec, share_of_training: float) -> None:
+def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training: float) -> None:
     """Raise BarsError for bars whose prices are not multiples of the tick, where those of training were.
 
     share_of_training : share of the bars of training with prices off the tick.
     """
-    finding = report.get_finding("off_tick")
-    if finding is None or share_of_training > ON_SHARE or len(finding.rows) <= OFF_SHARE * report.rows:
+    if market.tick is None or share_of_training > ON_SHARE:
         return
-    raise BarsError(
-        "These bars are on another tick than those the model was trained on", where=market.symbol,
-        got=finding.message, wanted=f"prices that are multiples of {market.tick:g}",
-        next_step=f"give the bars of {market.symbol} as they were traded, not adjusted, and in its units",
-    )  # fmt: skip
+    share = off_tick_rows([bars[name].to_numpy() for name in PRICES], market.tick).mean()
+    if share > OFF_SHARE:
+        raise BarsError(
+            "These bars are on another tick than those the model was trained on", where=market.symbol,
+            got=f"{share:.0%} of the bars off the tick of {market.tick:g}",
+            wanted=f"prices that are multiples of {market.tick:g}",
+            next_step=f"give the bars of {market.symbol} as they were traded, not adjusted, and in its units",
+        )  # fmt: skip

@@ -140,8 +140,8 @@ def check_request(
     """
     market = bundle.spec.market
     try:
-        checked, report = bundle.spec.check_bars(bars)
-        check_bars_on_tick(report, market, bundle.off_tick_share)
+        checked, _ = bundle.spec.check_bars(bars)
+        check_bars_on_tick(checked, market, bundle.off_tick_share)
         chunk, guard = to_bar_chunk(checked, market), Guard(bundle, settings)
         guard.check_order(chunk)
     except (BarsError, SettingsError) as error:

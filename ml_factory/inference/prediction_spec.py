@@ -42,11 +42,12 @@ class PredictionSpec:
             )  # fmt: skip
 
     def check_bars(
-        self, table: pd.DataFrame, *, stamped: RawBarSpec | None = None, where: object = "bars"
+        self, table: pd.DataFrame, *, stamped: RawBarSpec | None = None, where: object = "bars", quality: bool = False
     ) -> tuple[pd.DataFrame, BarReport]:
         """Return the checked bars of a table and the report of the check, as of `validate_bars`.
 
         stamped : format of the table; None: that of the training's bars.
+        quality : look for gaps, spikes and the rest of what is reported as well.
         Raises SettingsError for bars of another length, BarsError for bars that are refused.
         """
         stamped = stamped or self.bars
@@ -55,7 +56,7 @@ class PredictionSpec:
                 "The model reads bars of another length", where=where, got=f"bars of {stamped.minutes} min",
                 wanted=f"{self.market.bar_minutes} min", next_step="give a file of such bars",
             )  # fmt: skip
-        return validate_bars(table, stamped, where=where, market=self.market)
+        return validate_bars(table, stamped, where=where, market=self.market, quality=quality)
 
     @property
     def stream_bars(self) -> RawBarSpec:

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bar_report import raise_on_bar_findings
 from ml_factory.data.resample import BarChunk, to_bar_chunk
-from ml_factory.data.validation import validate_bar_columns
+from ml_factory.data.validation import parse_bars
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
@@ -107,8 +106,7 @@ class PredictionStream:
             return pd.DataFrame(
                 index=pd.DatetimeIndex([], tz="UTC"), columns=["open", "high", "low", "close", "volume"]
             )
-        start_ns, values, findings, _ = validate_bar_columns(bars, spec.stream_bars, where)
-        raise_on_bar_findings([found for found in findings if found.severity == "refused"], where)
+        start_ns, values, _, _ = parse_bars(bars, spec.stream_bars, where)
         index = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC", name="timestamp")
         if not index.is_monotonic_increasing or not index.is_unique:
             raise BarsError("Bars overlap", where=where, got="bars out of order", wanted="rising times, each once",

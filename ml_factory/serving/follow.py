@@ -109,7 +109,7 @@ class FollowedFile:
             spec = self._served.bundle.spec
             table = table.iloc[-kept_bars(self._served.bundle) :]
             check_bars_on_tick(
-                spec.check_bars(table, where=self._path)[1], spec.market, self._served.bundle.off_tick_share
+                spec.check_bars(table, where=self._path)[0], spec.market, self._served.bundle.off_tick_share
             )
             self._feed.push(self._feed.check(table, self._path), None)
             return

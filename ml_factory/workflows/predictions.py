@@ -262,7 +262,7 @@ def predict_bars(
     spec = PredictionSpec.from_stored(fitted.spec)
     source = resolve_bars_file(data) if data else require_raw_bars(workspace, artifact.symbol)
     bars, report = spec.check_bars(read_bars_table(source), stamped=(stamped or RawBarSpec()) if data else None,
-                                   where=source)  # fmt: skip
+                                   where=source, quality=data is not None)  # fmt: skip
     for finding in report.findings if data else ():
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)

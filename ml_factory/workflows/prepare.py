@@ -199,7 +199,7 @@ def _write(
     """Write features and the parts of these horizons; with the bars and prefix builds for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
-    bars, report = load_bars(workspace, symbol, settings.bars)
+    bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
     market = resolve_market_facts(symbol, bars, settings)
     _warn_findings(symbol, report.to_dict()["findings"], "reported")
     for note in market.inferred_fact_warnings():

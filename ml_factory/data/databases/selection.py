@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from ml_factory.data.bar_columns import PRICES, SPELLINGS
-from ml_factory.data.parsing import EPOCH_UNITS
+from ml_factory.data.parsing import EPOCH_UNITS, PRICES, SPELLINGS
 from ml_factory.errors import SettingsError, did_you_mean
 
 SYMBOL_COLUMNS = ("symbol", "ticker", "instrument", "sym", "pair")  # the first found wins
