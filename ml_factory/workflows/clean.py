@@ -189,7 +189,11 @@ class _Needless:
         """Search; `ours` where this process has the lock of `prepare`."""
         stored, processed = read_stored_runs(workspace, symbol), workspace.processed(symbol)
         complete = _data_sets(processed)
-        runs, artifacts, current = stored.runs, ArtifactRegistry(workspace.models).list(symbol), _current_data(processed)
+        runs, artifacts, current = (
+            stored.runs,
+            ArtifactRegistry(workspace.models).list(symbol),
+            _current_data(processed),
+        )
         self.things = dict(_leftovers(workspace, symbol))
         if ours or not _is_preparing(processed):
             begun = sorted(
