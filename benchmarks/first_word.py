@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from ml_factory.__main__ import VERBS
+from ml_factory.cli import verbs
 
 LIMIT = 2.0
 WRONG = (
@@ -45,7 +45,7 @@ def cpu_seconds(words: Sequence[str], folder: str) -> float:
 
 
 def main() -> None:
-    helps = [(verb.__name__.replace("_", "-"), "--help") for verb in VERBS]
+    helps = [(verb, "--help") for verb in verbs()]
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for words in (("--help",), *helps, *WRONG):

@@ -8,7 +8,6 @@ from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.validation import RawBarSpec, parse_bars
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.remote import Bucket
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -300,13 +299,11 @@ def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_r
     make_raw(400).to_csv(there.folder / "bars.csv", index=False)
     (there.folder / "other.csv").write_text("not asked for")
     there.push()
-    address, copies = f"{gcs_bucket}/bars.csv", []
-    get = Bucket.get
-    monkeypatch.setattr(
-        Bucket, "get", lambda self, name, *given, **more: (copies.append(name), get(self, name, *given, **more))
-    )
+    copies = []
     for _ in range(2):
-        assert import_bars(address, place, "MES").rows == 400
-    assert copies == ["bars.csv"]
+        assert import_bars(f"{gcs_bucket}/bars.csv", place, "MES").rows == 400
+        found = {path: path.stat() for path in (tmp_path / "cache").rglob("*.csv")}
+        copies.append({path.name: (one.st_ino, one.st_mtime_ns) for path, one in found.items()})
+    assert list(copies[0]) == ["bars.csv"] and copies[0] == copies[1]
     with pytest.raises(WorkspaceError, match=r"absent\.csv"):
         import_bars(f"{gcs_bucket}/absent.csv", place, "MES")
