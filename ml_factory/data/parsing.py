@@ -162,7 +162,7 @@ def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list
 
     values : datetimes, ISO or other text, epochs in s, ms, us or ns, as numbers or as text
 
-    Raises BarsError where no row can be read, or where months and days cannot be told apart.
+    Raises BarsError where no row can be read, or where months and days cannot be distinguished.
     """
     text = None
     known = values.notna().to_numpy()

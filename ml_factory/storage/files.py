@@ -4,8 +4,8 @@
 a mount or in a bucket has a local working copy (`mirror`). Failures are FileErrors, which name the file.
 
 A new file is written to a temporary name in its own folder (a temporary file elsewhere could not be renamed across file
-systems), flushed to the disk and renamed over the old file. The writer locks its temporary file: one that nobody holds
-was left by a killed process, and goes with the next write.
+systems), flushed to the disk and renamed over the old file. The writer locks its temporary file: one that no
+process holds was left by a killed process, and goes with the next write.
 """
 
 import errno

@@ -3,7 +3,7 @@
 A lock is the kernel's (flock). It ends with its process, so none is stale after SIGKILL, and it excludes every process
 of this kernel, in whatever container: a lock that is held is held, whatever its file holds, and is never broken.
 
-Whoever holds a lock file knows that every earlier holder of that very file (kernel, device, inode) has ended or
+The holder of a lock file knows that every earlier holder of that very file (kernel, device, inode) has ended or
 released it: a lease that names the same file needs no watching (`checkpoints.lease`).
 
 On a file system without locks nothing is excluded and nothing is proven: `acquire_lock_file` returns "", and the lease

@@ -43,7 +43,7 @@ class Remote:
     address : gs://bucket/prefix, or a folder on a mount. Raises SettingsError for a malformed one, MissingPackageError
         for a bucket without gcsfs.
 
-    Attribute: `may_drop_files`, the absence of one file does not mean that somebody removed it.
+    Attribute: `may_drop_files`, the absence of one file does not mean that it was removed.
     """
 
     def __init__(self, address: str):

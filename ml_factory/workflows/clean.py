@@ -155,7 +155,7 @@ class _Thing:
 
 
 def _remove(thing: _Thing, path: Path, workspace: Workspace, symbol: str, keep: int) -> bool:
-    """Delete it under the lock of whoever could need it; return False where it is needed by now."""
+    """Delete it under the lock of the process that could need it; return False where it is needed by now."""
     processed = workspace.processed(symbol)
     with ExitStack() as locks:
         if thing.run is not None:
