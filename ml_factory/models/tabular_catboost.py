@@ -6,8 +6,10 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import catboost
 import numpy as np
@@ -16,7 +18,6 @@ from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
 from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
 from ml_factory.models.tabular_spec import TabularBoosterSpec
-from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -54,8 +55,8 @@ class CatBoost(TabularModel):
         pools = [_pool(train)]
         pools[0].quantize()
         if valid is not None:
-            with scratch_folder("catboost-") as folder:
-                borders = str(folder / "borders")
+            with tempfile.TemporaryDirectory() as folder:
+                borders = f"{folder}/borders"
                 pools[0].save_quantization_borders(borders)
                 pools.append(_pool(valid))
                 pools[1].quantize(input_borders=borders)
@@ -96,7 +97,7 @@ class _Until:
 class _Trainer(TabularBlockTrainer):
     def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool]):
         self.resources = ExitStack()
-        folder = self.resources.enter_context(scratch_folder("catboost-"))
+        folder = Path(self.resources.enter_context(tempfile.TemporaryDirectory()))
         self.folder, self.snapshot = folder, folder / "snapshot.cbsnapshot"
         self.params = {
             "loss_function": _METRIC,

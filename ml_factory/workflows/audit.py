@@ -1,5 +1,6 @@
 """Audit of a prepared data set and of training on it: the full proof that nothing looks ahead."""
 
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,6 @@ from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
 from ml_factory.run_folder import open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
-from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audits.audit_artifacts import (
     AuditFindings,
@@ -181,7 +181,7 @@ class _Training:
             scaler=fit_preprocessing_steps(data.settings["data"]["preprocess"], sample),
         )  # fmt: skip
         spec = _small_run(data, self.model)
-        with scratch_folder("audit-") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             # One for each fit: a model that other rows left as it was would find its earlier forecasts.
             workspace = Workspace(folder)
             run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)

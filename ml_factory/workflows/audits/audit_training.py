@@ -4,6 +4,7 @@ Each runs twice through the functions that users call: on the data, and on data 
 first result passes through `tamper` and is compared with the second, and with references built from the allowed rows.
 """
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,6 @@ from ml_factory.leakage.split_and_fit_check import find_purge_violations
 from ml_factory.leakage.timed_tables import Leak, one_per_column
 from ml_factory.run_folder import open_run_checkpoints, open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
-from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.splits import SplitSpec, chronological_split
@@ -125,7 +125,7 @@ def _disturb_dataset_features(data: PreparedDataset, rows: np.ndarray) -> Prepar
 @contextmanager
 def temporary_audit_workspace() -> Iterator[Workspace]:
     """A workspace that is gone afterwards."""
-    with scratch_folder("audit-") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         yield Workspace(folder)
 
 
