@@ -11,7 +11,6 @@ HEADS = {  # column -> its heading
     "direction_gain": "direction",
     "direction_low": "low",
 }
-SIGNED = set(HEADS) - {"log_loss"}
 
 
 class MetricsTable(pd.DataFrame):
@@ -28,34 +27,21 @@ class MetricsTable(pd.DataFrame):
 def format_metrics_table(table: pd.DataFrame) -> str:
     """Format the table in at most 80 columns: a block for each split, gains over the best baseline."""
     shown = [name for name in HEADS if name in table.columns]
-    blocks = []
-    splits = dict.fromkeys(table["split"]) if "split" in table.columns else ["test"]
-    for split in splits:
-        rows = table[table["split"] == split] if "split" in table.columns else table
-        first = rows.iloc[0]
+    lines = []
+    for split, rows in table.groupby("split", sort=False) if "split" in table.columns else [("test", table)]:
         used = ", used for choosing" if split == "validation" else ""
-        effective = f", {first['effective_rows']:,.0f} effective" if "effective_rows" in rows.columns else ""
-        blocks.append(f"{split} rows{used}: {int(first['rows']):,}{effective}")
-        blocks.append(f"  {'':{NAME}} " + " ".join(f"{HEADS[name]:>9}" for name in shown))
-        for _, row in rows.iterrows():
-            name = str(row["name"]) if len(str(row["name"])) <= NAME else f"{str(row['name'])[: NAME - 1]}…"
-            blocks.append(f"  {name:{NAME}} " + " ".join(_cell(column, row[column]) for column in shown))
-    return "\n".join([*blocks, *_notes(table, shown)])
+        effective = f", {rows['effective_rows'].iloc[0]:,.0f} effective" if "effective_rows" in rows.columns else ""
+        lines.append(f"{split} rows{used}: {int(rows['rows'].iloc[0]):,}{effective}")
+        lines.append(f"  {'':{NAME}} " + " ".join(f"{HEADS[name]:>9}" for name in shown))
+        for row in rows.to_dict("records"):
+            name = row["name"] if len(row["name"]) <= NAME else f"{row['name'][: NAME - 1]}…"
+            lines.append(f"  {name:{NAME}} " + " ".join(_cell(column, row[column]) for column in shown))
+    if "gain_best" in shown:
+        lines.append(f"gain: over the best baseline, {table['best_baseline'].iloc[0]}; nats per row, low and high 95 %")
+    if "direction_gain" in shown:
+        lines.append("direction: gain on the side alone, over the class prior")
+    return "\n".join([*lines, f"{len(table.columns)} columns in all: .columns"])
 
 
 def _cell(column: str, value: float) -> str:
-    if pd.isna(value):
-        return f"{'-':>9}"
-    return f"{value:>+9.4f}" if column in SIGNED else f"{value:>9.4f}"
-
-
-def _notes(table: pd.DataFrame, shown: list[str]) -> list[str]:
-    """Describe the columns, and the number of all columns."""
-    notes = []
-    if "gain_best" in shown:
-        best = table["best_baseline"].dropna() if "best_baseline" in table.columns else []
-        named = f", {best.iloc[0]}" if len(best) else ""
-        notes.append(f"gain: over the best baseline{named}; nats per row, low and high 95 %")
-    if "direction_gain" in shown:
-        notes.append("direction: gain on the side alone, over the class prior")
-    return [*notes, f"{len(table.columns)} columns in all: .columns"]
+    return f"{'-' if pd.isna(value) else format(value, '.4f' if column == 'log_loss' else '+.4f'):>9}"

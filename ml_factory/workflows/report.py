@@ -32,7 +32,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 from ml_factory.workflows.run_report_sections import run_report_sections
 
-SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece"]
+SCORES = ["log_loss", "brier", "accuracy", "ece"]
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 plots = LazyModule("ml_factory.evaluation.plots")
 
