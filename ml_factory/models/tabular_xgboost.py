@@ -44,17 +44,11 @@ class XGBoost(BlockListBooster):
     def _environment(self, spec):
         return super()._environment(spec) | {"device": spec.device}
 
-    def _inexact_reasons(self, spec):
-        return ["device: xgboost on a GPU is not promised to the bit"] if spec.device == "cuda" else []
-
-    def _bin(self, spec, train, valid):
+    def _trainer(self, spec, train, valid, resources):
         threads = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **threads)]
         if valid is not None:
             bins.append(xgb.QuantileDMatrix(valid.x, valid.target, weight=valid.weight, ref=bins[0], **threads))
-        return bins
-
-    def _open(self, spec, train, valid, bins):
         offsets = [part.offset for part in (train, valid) if part is not None]
         scores = [None if offset is None else offset.astype(np.float32) + _BASE for offset in offsets]
         return BlockListTrainer(self, spec, bins, bins, scores)
