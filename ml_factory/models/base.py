@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
@@ -189,16 +190,22 @@ def build_model_settings(kind: type, given: Mapping, *, where: str):
     return kind(**given)
 
 
-def check_model_setting_ranges(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
-    """Raise SettingsError unless the `whole` settings are integers >= 1 and the `shares` lie in [0, 1)."""
-    for name in whole:
+def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
+    """Raise SettingsError for a setting that is not of its field's type, or not what is wanted of it.
+
+    wanted : setting -> an interval, such as "[0, 1)", or the words it may be.
+    """
+    check_field_types(spec)
+    for name, allowed in wanted.items():
         value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="an integer >= 1")
-    for name in shares:
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="a number in [0, 1)")
+        if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"
+            fits, allowed = value in allowed, ", ".join(allowed)
+        else:
+            low, high = map(float, allowed[1:-1].split(","))
+            fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
+            allowed = f"a number in {allowed}"
+        if not fits:
+            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=allowed)
 
 
 def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:

@@ -1,30 +1,12 @@
 """Output heads of networks, and the clock offset of their logits.
 
-B batch, T time steps, F features (channels), C classes, X width of a code.
+B batch, T time steps, F features, C classes.
 """
 
 import torch
 from torch import Tensor, nn
 
 from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
-
-
-class ChannelHead(nn.Module):
-    """Class logits read off a code for each channel, code_BFX, and the levels that instance norm removed, where given.
-
-    read : width of a map, shared by all channels, from each code to the logits' input (None: the whole code). The whole
-        code has weights of its own per channel, more than overlapping labels can fit.
-    """
-
-    def __init__(self, width: int, features: int, classes: int, levels: bool, read: int | None = None):
-        super().__init__()
-        width += 2 * levels
-        self.read = nn.Identity() if read is None else nn.Linear(width, read)
-        self.linear = nn.Linear(features * (width if read is None else read), classes)
-
-    def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
-        code_BFX = code_BFX if level_BF2 is None else torch.cat([code_BFX, level_BF2], dim=-1)
-        return self.linear(self.read(code_BFX).flatten(1))
 
 
 def zero_output_head(network: nn.Module, outputs: int) -> None:

@@ -10,7 +10,7 @@ from scipy import optimize
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from ml_factory.models.base import fit_environment, mean_log_loss, softmax
+from ml_factory.models.base import check_settings, fit_environment, mean_log_loss, softmax
 from ml_factory.models.tabular import BlockTrainer, TabularModel, early_stopping_round
 from ml_factory.models.tabular_data import TabularRows
 from ml_factory.models.tabular_spec import TabularSpec
@@ -32,7 +32,7 @@ class _LogisticRegressionSpec(TabularSpec):
 
     def __post_init__(self):
         super().__post_init__()
-        self._number("clip")
+        check_settings(self, clip="[0, inf)")
 
 
 class LogisticRegression(TabularModel):

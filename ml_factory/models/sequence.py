@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ml_factory.models import recurrent_layers
-from ml_factory.models.base import check_model_setting_ranges
+from ml_factory.models.base import check_settings
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RecurrentSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_model_setting_ranges(self, "a recurrent network", whole=("hidden", "layers"))
+        check_settings(self, hidden="[1, inf)", layers="[1, inf)", dropout="[0, 1)")
 
 
 class _Recurrent(nn.Module):
@@ -85,7 +85,7 @@ class TCNSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_model_setting_ranges(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
+        check_settings(self, width="[1, inf)", kernel="[1, inf)", levels="[0, inf)", dropout="[0, 1)")
 
     def level_count(self, lookback: int) -> int:
         """Return the number of levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""

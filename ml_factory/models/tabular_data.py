@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refuse_damaged_content
+from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
 from ml_factory.models.base import CLASSES
 
 CLASS_WEIGHTS = ("none", "balanced")
@@ -44,12 +44,6 @@ def check_tabular_rows(x, y, weight=None, where: str = "validation") -> TabularR
     """Check rows and convert labels -1, 0, +1 to classes 0..2 in `target`."""
     x = to_tabular_matrix(x, f"{where} x")
     return TabularRows(x, *check_training_rows(len(x), y, weight, where=where))
-
-
-def check_tabular_class_weight(name: str) -> None:
-    """Raise SettingsError unless it is one of `CLASS_WEIGHTS`."""
-    if name not in CLASS_WEIGHTS:
-        raise SettingsError("Cannot train with this", where="class_weight", got=repr(name), wanted=CLASS_WEIGHTS)
 
 
 def apply_tabular_class_weights(

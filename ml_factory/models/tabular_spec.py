@@ -1,13 +1,11 @@
 """Settings of the tabular models."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from ml_factory.argument_checks import check_field_types
-from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
+from ml_factory.models.base import check_settings
 from ml_factory.models.session_clock_offset import check_clock_offset_settings
-from ml_factory.models.tabular_data import check_tabular_class_weight
+from ml_factory.models.tabular_data import CLASS_WEIGHTS
 
 MACHINE_SETTINGS = ("threads", "device")  # a run may resume with others, and is then marked
 
@@ -37,24 +35,11 @@ class TabularSpec:
     offset_bars: int = 0
 
     def __post_init__(self):
-        check_field_types(self)
+        check_settings(
+            self, rounds="[1, inf)", block="[1, inf)", patience="[0, inf)", threads="[0, inf)", l2="[0, inf)",
+            class_weight=CLASS_WEIGHTS,
+        )  # fmt: skip
         check_clock_offset_settings(self.offset_column, self.offset_bars)
-        check_tabular_class_weight(self.class_weight)
-        self._whole("rounds", 1)
-        self._whole("block", 1)
-        self._whole("patience", 0)
-        self._whole("threads", 0)
-        self._number("l2")
-
-    def _whole(self, name: str, low: int) -> None:
-        value = getattr(self, name)
-        if value < low:
-            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
-
-    def _number(self, name: str, holds: Callable[[float], bool] = lambda value: value >= 0, wanted: str = ">= 0"):
-        value = getattr(self, name)
-        if not holds(value):
-            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"a number {wanted}")
 
     def identity(self) -> dict:
         """The settings that make it another run when they change."""
@@ -82,7 +67,7 @@ class TabularBoosterSpec(TabularSpec):
 
     def __post_init__(self):
         super().__post_init__()
-        self._whole("depth", 1)
-        self._number("min_leaf")
-        for name in ("learning_rate", "row_sample", "column_sample"):
-            self._number(name, lambda value: 0 < value <= 1, "in (0, 1]")
+        share = "(0, 1]"
+        check_settings(
+            self, depth="[1, inf)", min_leaf="[0, inf)", learning_rate=share, row_sample=share, column_sample=share
+        )

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.errors import SettingsError
+from ml_factory.models.base import check_settings
 from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
 from ml_factory.models.tabular_spec import TabularBoosterSpec
 
 _METRIC = "mlogloss"
 _BASE = np.float32(0.5)  # a given base score keeps the first block from estimating one that later blocks would not
-_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,7 @@ class _XGBoostSpec(TabularBoosterSpec):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.device not in _DEVICES:
-            raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=_DEVICES)
+        check_settings(self, device=("cpu", "cuda"))
 
 
 class XGBoost(BlockListBooster):

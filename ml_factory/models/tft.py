@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import recurrent_layers
-from ml_factory.models.base import check_model_setting_ranges
+from ml_factory.models.base import check_settings
 from ml_factory.models.tft_layers import (
     GateAddNorm,
     GatedResidualNetwork,
@@ -35,9 +35,8 @@ class TFTSpec:
     each_dropout: float = 0.0
 
     def __post_init__(self):
-        check_model_setting_ranges(
-            self, "a TFT", whole=("width", "heads", "layers"), shares=("dropout", "each_dropout")
-        )
+        some, share = "[1, inf)", "[0, 1)"
+        check_settings(self, width=some, heads=some, layers=some, dropout=share, each_dropout=share)
         if self.width % self.heads:
             raise SettingsError(
                 "Cannot build a TFT", where="heads", got=self.heads, wanted=f"a divisor of {self.width}"

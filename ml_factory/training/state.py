@@ -59,7 +59,8 @@ class TrainingState:
         self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping,
         sampler: type[BatchSampler] = BatchSampler,
     ):  # fmt: skip
-        self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
+        self.network, self.spec, self.device, self.identity = device.to_device(network), spec, device, dict(identity)
+        self.network.train()
         self.order = sampler(rows, spec.batch, spec.seed, device.batch_share_count)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.batch_share_count}")
