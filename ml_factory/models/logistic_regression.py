@@ -12,8 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from ml_factory.models.base import check_settings, fit_environment, mean_log_loss, softmax
 from ml_factory.models.tabular import BlockTrainer, TabularModel, early_stopping_round
-from ml_factory.models.tabular_data import TabularRows
-from ml_factory.models.tabular_spec import TabularSpec
+from ml_factory.models.tabular_data import TabularRows, TabularSpec
 
 K = 3
 

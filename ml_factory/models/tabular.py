@@ -34,28 +34,25 @@ from ml_factory.models.base import (
 )
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import (
+    TabularBoosterSpec,
     TabularRows,
+    TabularSpec,
     apply_tabular_class_weights,
     check_tabular_rows,
     refuse_damaged_training,
     to_tabular_matrix,
     training_data_checksum,
 )
-from ml_factory.models.tabular_spec import TabularBoosterSpec, TabularSpec
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 
 
 class BlockTrainer:
-    """A model in training. It resumes from what `fitted` and `memory` gave after its last block."""
+    """A model in training, which resumes from what `fitted` and `memory` gave after its last block. A subclass has
 
-    def grow(self, first: int, until: int, seed: int) -> tuple[list[float], list[float]]:
-        """Train rounds first..until; returns the training and validation log loss after each of them."""
-        raise NotImplementedError
-
-    def fitted(self, rounds: int) -> Any:
-        """Return the model of the first `rounds` rounds, in the library's own bytes or in arrays."""
-        raise NotImplementedError
+    grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
+    fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
+    """
 
     def memory(self) -> dict[str, Any]:
         """Return what training goes on from, besides the model so far."""
@@ -66,9 +63,13 @@ class BlockTrainer:
 
 
 class TabularModel(ModelBase):
-    """Base of the tabular models. Each has its own trainer, predictor and scores.
+    """Base of the tabular models. A subclass has
 
     library : package whose version its bits depend on.
+    _trainer(spec, train, valid, resources) : a `BlockTrainer`; `resources` are released when training ends.
+    _read(fitted) : the predictor of a finished model.
+    _scores(x) : class scores (N, 3) of the trees or weights, without the offset.
+    _gain() : gains (F,) of any scale.
     """
 
     Spec: type[TabularSpec] = TabularBoosterSpec
@@ -82,22 +83,6 @@ class TabularModel(ModelBase):
         self._predictor: Any = None
         self._growing: tuple[BlockTrainer, int] | None = None  # while fitting: trainer, rounds
         self._offset: SessionClockOffset | None = None
-
-    def _trainer(self, spec: Any, train: TabularRows, valid: TabularRows | None, resources: ExitStack) -> BlockTrainer:
-        """Return the trainer on these rows; `resources` are released when training ends."""
-        raise NotImplementedError
-
-    def _read(self, fitted: Any) -> Any:
-        """Return the predictor of a finished model."""
-        raise NotImplementedError
-
-    def _scores(self, x: np.ndarray) -> np.ndarray:
-        """Return class scores (N, 3) of the trees or weights, without the offset."""
-        raise NotImplementedError
-
-    def _gain(self) -> np.ndarray:
-        """Return gains (F,) of any scale."""
-        raise NotImplementedError
 
     def _environment(self, spec: TabularSpec) -> dict:
         """Return the facts that the bits of a fit depend on."""
@@ -150,7 +135,7 @@ class TabularModel(ModelBase):
             return np.inf
         check_clock_offset_settings(spec.offset_column, spec.offset_bars, train.x.shape[1])
         clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
-        self._offset = SessionClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
+        self._offset = SessionClockOffset.fit(clock, train.target, train.weight, **given)
         for part in filter(None, (train, valid)):
             part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
         return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
@@ -272,29 +257,14 @@ class TabularModel(ModelBase):
 class BlockListBooster(TabularModel):
     """A booster whose model is a list of blocks: each is a model of its library that starts from the scores so far.
 
-    Scores are float (N, 3); None stands for the start of the library, before the first block.
+    Scores are float (N, 3); None stands for the start of the library, before the first block. A subclass has
+
+    _train_block(spec, bins, scores, rounds, seed) : train from the scores of the training and validation rows; returns
+        the library's model of the block, and the training and validation log loss after each of its rounds.
+    _add(scores, block, x) : the scores of the rows x with those of a block added.
+    _to_bytes(block, rounds) : the library's own format of a block; of its first `rounds` alone where given.
+    _from_bytes(data) : the library's model of a block.
     """
-
-    def _train_block(
-        self, spec: Any, bins: list, scores: list[np.ndarray | None], rounds: int, seed: int
-    ) -> tuple[Any, list[float], list[float]]:
-        """Train a block from the scores of the training and validation rows.
-
-        Returns the library's model of the block, and the training and validation log loss after each of its rounds.
-        """
-        raise NotImplementedError
-
-    def _add(self, scores: np.ndarray | None, block: Any, x: Any) -> np.ndarray:
-        """Return the scores of the rows x with those of a block added."""
-        raise NotImplementedError
-
-    def _to_bytes(self, block: Any, rounds: int | None = None) -> bytes:
-        """Return the library's own format of a block; of its first `rounds` alone where given."""
-        raise NotImplementedError
-
-    def _from_bytes(self, data: bytes) -> Any:
-        """Return the library's model of a block."""
-        raise NotImplementedError
 
     def _read(self, fitted):
         return [self._from_bytes(data) for data in fitted]

@@ -15,7 +15,7 @@ import numpy as np
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
 from ml_factory.models.tabular import BlockTrainer, TabularModel
-from ml_factory.models.tabular_spec import TabularBoosterSpec
+from ml_factory.models.tabular_data import TabularBoosterSpec
 from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"

@@ -119,9 +119,6 @@ class Device:
         lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
         return 1024 * int(lines[0][1]) if lines else None
 
-    def reset_peak_memory(self) -> None:
-        """Reset the count of `peak_memory_bytes`, where the hardware can: a GPU."""
-
     def is_out_of_memory_error(self, error: BaseException) -> bool:
         """Return True where this error means that memory ran out."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
@@ -173,9 +170,6 @@ class CudaDevice(Device):
 
     def peak_memory_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.processes.local)
-
-    def reset_peak_memory(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.processes.local)
 
     def release_freed_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -14,12 +14,6 @@ from torch import Tensor, nn
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
-from ml_factory.models.heads import zero_output_head
-from ml_factory.models.registry import (
-    available_models,
-    find_model_spec,
-    resolve_registry_entry,
-)
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.seeding import derive_seed
@@ -39,23 +33,12 @@ def split_neural_settings(name: str, network: type[nn.Module], lookback: int, gi
     own, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
     for unknown in set(given) - own - theirs:
         known = own | theirs | {"lookback"}
-        step, there = _models_with(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+        step, there = did_you_mean(unknown, known), ", ".join(sorted(known))
         raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
         raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
     training = TrainSpec(**{key: value for key, value in given.items() if key in own})
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
-
-
-def _models_with(setting: str) -> str:
-    """Return the next step for a setting that only other networks have; "" where none has it."""
-    networks = {
-        name: resolve_registry_entry(find_model_spec(name).network)
-        for name in available_models()
-        if find_model_spec(name).windowed
-    }
-    theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
-    return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
 def init_network_from_seed(
@@ -65,6 +48,16 @@ def init_network_from_seed(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
         return network(features, lookback, classes, spec)
+
+
+def zero_output_head(network: nn.Module, outputs: int) -> None:
+    """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
+
+    A network without such a layer, which may be a user's, keeps its initial weights.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
+    for parameter in layers[-1].parameters() if layers else ():
+        nn.init.zeros_(parameter)
 
 
 class NeuralClassifier(ModelBase):
@@ -208,7 +201,7 @@ class NeuralClassifier(ModelBase):
         windows, target, weight = train
         check_clock_offset_settings(self.offset_column, self.offset_bars, windows.shape[2])
         given = {"column": self.offset_column, "ending": self.offset_bars}
-        return SessionClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
+        return SessionClockOffset.fit(self._clock(windows), target, weight, **given)
 
     def _offset_scores(self, windows: Windows) -> np.ndarray:
         """Return the offset's scores of the windows, float32 (N, 3)."""

@@ -14,7 +14,7 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
-from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule

@@ -14,8 +14,7 @@ from ml_factory.models import tabular_catboost
 from ml_factory.models.base import softmax
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import early_stopping_round
-from ml_factory.models.tabular_data import TabularRows, apply_tabular_class_weights
-from ml_factory.models.tabular_spec import TabularBoosterSpec
+from ml_factory.models.tabular_data import TabularBoosterSpec, TabularRows, apply_tabular_class_weights
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")

@@ -172,7 +172,7 @@ def test_fit_after_refused_save_considers_next_without_pause():
 
 def test_fit_progress_line_shows_time_to_next_save(monkeypatch, caplog):
     """The timer of the checkpoints is later than our own pause of a minute, and the other way round."""
-    monkeypatch.setattr("ml_factory.training.progress_line.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("ml_factory.training.loop.SECONDS_BETWEEN", 0.0)
     caplog.set_level("INFO", "ml_factory.training")
     run(TrainSpec(epochs=1, batch=5, log_steps=1), checkpoints=EarlyStoppingState(due=False))
     assert "next save in 10 min" in caplog.messages[-1]

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 
 from ml_factory.training.device import Device
-from ml_factory.training.progress_line import TrainingProgressLine
+from ml_factory.training.loop import TrainingProgressLine
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 

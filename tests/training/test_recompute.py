@@ -2,7 +2,7 @@ import torch
 
 from ml_factory.models.transformer import PatchTST
 from ml_factory.training.device import Device
-from ml_factory.training.recompute import recompute_blocks
+from ml_factory.training.state import recompute_blocks
 
 CPU = Device("cpu", 1)
 
