@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.evaluation.compression_plots import draw_compression
+from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.models.registry import available_models
 from ml_factory.recipes.compression.market_subject import MarketSubject
 from ml_factory.recipes.compression.pruning import prune_by_magnitude, share_of_zeros

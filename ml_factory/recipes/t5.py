@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.language.causal_lm import BUILTIN, drawn_from, hub_errors
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 
-transformers = LazyModule("transformers")
+transformers, metrics, stats = LazyModule("transformers"), LazyModule("sklearn.metrics"), LazyModule("scipy.stats")
 
 PAD, END = 0, 1
 _PUBLISHED = {"d_kv": 64, "vocab_size": 32128}
@@ -174,8 +173,14 @@ def predict_labels(
 def score_labels(truth: list[str], predicted: list[str]) -> dict[str, Any]:
     """Return accuracy with its 95 % interval, and macro F1."""
     right = sum(one == other for one, other in zip(truth, predicted, strict=True))
-    return {"accuracy": accuracy(truth, predicted), "interval": wilson_interval(right, len(truth)),
-            "macro_f1": macro_f1(truth, predicted), "rows": len(truth)}  # fmt: skip
+    return {"accuracy": right / len(truth), "interval": share_interval(right, len(truth)), "rows": len(truth),
+            "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0))}  # fmt: skip
+
+
+def share_interval(right: int, rows: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927), for rows that are independent."""
+    found = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def save_t5(network: T5Network, tokenizer: Any, folder: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.class_plots import draw_class_results, draw_labelled_rows
+from ml_factory.evaluation.recipe_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
 from ml_factory.recipes.language.causal_lm import BUILTIN, hub_errors

@@ -98,7 +98,7 @@ def _head_importance(state: Mapping[str, Tensor], layer: str, heads: int, width:
 
 
 def prune_encoder_state(state: Mapping[str, Tensor], keep: int) -> dict[str, Tensor]:
-    """Return the weights of a transformer of `models.layers` with so many inner units in each feed-forward part."""
+    """Return the weights of a transformer with so many inner units in each feed-forward part."""
     kept = dict(state)
     for name in state:
         if name.endswith("feed.0.weight"):

@@ -8,11 +8,19 @@ import numpy as np
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.class_scores import wilson_interval
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.compression.pruning import kept_count, load_sliced, prune_t5_state
 from ml_factory.recipes.compression.variant_file import Architecture
-from ml_factory.recipes.t5 import PAD, label_loss, load_t5, mean_label_loss, new_t5, predict_labels, write_labels
+from ml_factory.recipes.t5 import (
+    PAD,
+    label_loss,
+    load_t5,
+    mean_label_loss,
+    new_t5,
+    predict_labels,
+    share_interval,
+    write_labels,
+)
 from ml_factory.recipes.t5_run import NAME, T5ModelSettings, T5Settings, TextFiles, prepare_texts, read_parts
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -93,7 +101,7 @@ class T5Subject:
         return np.array([one == other for one, other in zip(truth, labels, strict=True)], np.float64)
 
     def interval(self, outcomes_N: np.ndarray) -> tuple[float, float]:
-        return wilson_interval(round(outcomes_N.sum()), len(outcomes_N))
+        return share_interval(round(outcomes_N.sum()), len(outcomes_N))
 
     def one_prediction(self) -> Callable[[nn.Module], object]:
         rows = self.data.rows["test"]

@@ -1,18 +1,12 @@
 """The cheapest classifiers of texts: the commonest label, the length, and a bag of words."""
 
-from collections import Counter
-
 import numpy as np
 
-from ml_factory.evaluation.class_scores import accuracy
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.language.labelled_text import LabelledTexts
 
-features, linear_model, tree = (
-    LazyModule("sklearn.feature_extraction.text"),
-    LazyModule("sklearn.linear_model"),
-    LazyModule("sklearn.tree"),
-)
+features, linear_model = LazyModule("sklearn.feature_extraction.text"), LazyModule("sklearn.linear_model")
+dummy, tree = LazyModule("sklearn.dummy"), LazyModule("sklearn.tree")
 
 
 def baseline_accuracies(train: LabelledTexts, test: LabelledTexts) -> dict[str, float]:
@@ -21,15 +15,15 @@ def baseline_accuracies(train: LabelledTexts, test: LabelledTexts) -> dict[str, 
     majority : the commonest label. length : a small tree on the number of characters and words. bag of words : a
     logistic regression on which words and pairs of words a text has.
     """
-    common = Counter(train.labels).most_common(1)[0][0]
+    majority = dummy.DummyClassifier(strategy="most_frequent").fit(_lengths(train), train.labels)
     by_length = tree.DecisionTreeClassifier(max_leaf_nodes=8, random_state=0).fit(_lengths(train), train.labels)
     words = features.TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]")
     words_of_train = words.fit_transform(train.texts)
     bag = linear_model.LogisticRegression(C=10.0, max_iter=1000).fit(words_of_train, train.labels)
     return {
-        "majority": accuracy(test.labels, [common] * len(test)),
-        "length": accuracy(test.labels, by_length.predict(_lengths(test)).tolist()),
-        "bag of words": accuracy(test.labels, bag.predict(words.transform(test.texts)).tolist()),
+        "majority": float(majority.score(_lengths(test), test.labels)),
+        "length": float(by_length.score(_lengths(test), test.labels)),
+        "bag of words": float(bag.score(words.transform(test.texts), test.labels)),
     }
 
 
