@@ -23,7 +23,7 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import inspect_data, prepare, prove
+from ml_factory.workflows import build, inspect_data, prepare, prove
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
@@ -149,7 +149,7 @@ def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    monkeypatch.setattr(prepare, "build_features", None)
+    monkeypatch.setattr(build, "build_features", None)
     assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
     store, whole = DatasetStore.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
@@ -228,7 +228,7 @@ def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatc
     place = Workspace(tmp_path / "w")
     import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
     monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
-    monkeypatch.setattr(prepare, "build_features", lambda *_: pytest.fail("computed all the same"))
+    monkeypatch.setattr(prepare, "build", lambda *_: pytest.fail("computed all the same"))
     with pytest.raises(
         WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
     ):
