@@ -16,10 +16,7 @@ from ml_factory.process_identity import process_rank, wants_bfloat16
 from ml_factory.storage.workspace import Workspace
 
 shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
-image_training, network_file = (
-    LazyModule("ml_factory.recipes.image_training"),
-    LazyModule("ml_factory.recipes.resnet50"),
-)
+resnet50_file = LazyModule("ml_factory.recipes.resnet50")
 sdce_settings, sdce_run = LazyModule("ml_factory.recipes.sdce_settings"), LazyModule("ml_factory.recipes.sdce_run")
 t5_run, compress_run = LazyModule("ml_factory.recipes.t5_run"), LazyModule("ml_factory.recipes.compress_run")
 
@@ -46,10 +43,10 @@ def shards(
     if (images is None) is (arrays is None):
         raise SettingsError("Images come from one place", where="recipe shards", wanted="--images or --arrays")
     if arrays is not None:
-        samples = shard_writer.array_samples(check_file_exists(arrays.expanduser()), part, seed)
+        samples = shard_writer.array_samples(check_file_exists(arrays.expanduser()), part)
     else:
-        samples = shard_writer.folder_samples(images.expanduser(), seed)
-    written = shard_writer.write_shards(samples, output.expanduser(), per_shard, prefix)
+        samples = shard_writer.folder_samples(images.expanduser())
+    written = shard_writer.write_shards(samples, output.expanduser(), per_shard, prefix, seed)
     if as_json:
         print_json(written)
     else:
@@ -65,7 +62,7 @@ def resnet50(
     testsize: Annotated[int, Parameter(env_var="TEST_SIZE")] = 0,
     fake_data: bool = False, image_size: Count = 32,
     num_workers: Annotated[Count, Parameter(env_var="NUM_WORKERS")] = 8,
-    allow_pipe: bool = False, skip_broken: bool = False,
+    allow_pipe: bool = False,
     num_epochs: Annotated[Count, Parameter(env_var="NUM_EPOCHS")] = 18,
     batch_size: Annotated[Count, Parameter(env_var="BATCH_SIZE")] = 128,
     test_set_batch_size: Annotated[Count, Parameter(env_var="TEST_BATCH_SIZE")] = 64,
@@ -90,8 +87,7 @@ def resnet50(
         fake_data: Made-up images, --trainsize of them.
         image_size: Height and width in pixels.
         num_workers: Decoding threads.
-        allow_pipe: Run the commands of pipe: sources, no shell.
-        skip_broken: Leave out broken shards and samples; counted.
+        allow_pipe: Run the commands of pipe: sources by a shell.
         num_epochs: Times over the samples.
         batch_size: Samples of a step, of all replicas together.
         test_set_batch_size: Samples a batch of evaluation.
@@ -103,7 +99,7 @@ def resnet50(
         precision: auto, fp32, bf16 or fp16; XLA_USE_BF16=1: bf16.
         threads: CPU threads; 0: every core.
         classes: Number of classes.
-        width: Channels of the first stage; 64 is ResNet-50, 16 suits a CPU.
+        width: Channels inside the blocks of the first stage; 64 is ResNet-50, 16 suits a CPU.
         stem: small (for about 32 pixels) or standard.
         sync_bn: Batch normalisation over all processes.
         label_smoothing: Share of the target all classes get.
@@ -113,26 +109,22 @@ def resnet50(
         load_chkpt_dir: Weights to begin with: local file; that of --load-chkpt-file.
         logdir: Logs and TensorBoard events: folder or gs://; empty: the run's.
     """
-    check_packages_installed("torch", "torchvision", "webdataset", "PIL")
-    settings = image_training.ImageTrainingSettings(
-        network=network_file.ResNetSpec(classes, width, stem, sync_bn, label_smoothing),
-        training=spec_file.TrainSpec(
-            epochs=num_epochs, batch=batch_size, eval_batch=test_set_batch_size, lr=lr, weight_decay=weight_decay,
-            warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
-            threads=threads, log_steps=log_steps,
-        ),
-        sources=image_training.ImageSources(
-            train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data), test=_shards(wds_testdir, "VAL_SHARDS", fake_data),
-            fake=fake_data, train_size=trainsize, test_size=testsize, image_size=image_size, workers=num_workers,
-            allow_pipe=allow_pipe, skip_broken=skip_broken,
-        ),
-        outputs=image_training.ImageOutputs(
-            save_model=save_model, model_bucket=model_bucket if save_model or load_chkpt_file else "",
-            logdir=logdir or _dated_logs(), load_file=load_chkpt_dir, load_object=load_chkpt_file,
-        ),
+    check_packages_installed("torch", "torchvision", "webdataset", "PIL", "tensorboardX")
+    training = spec_file.TrainSpec(
+        epochs=num_epochs, batch=batch_size, eval_batch=test_set_batch_size, lr=lr, weight_decay=weight_decay,
+        warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
+        threads=threads, log_steps=log_steps,
+    )  # fmt: skip
+    settings = resnet50_file.ResNetSettings(
+        training=training, train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data),
+        test=_shards(wds_testdir, "VAL_SHARDS", fake_data), fake=fake_data, train_size=trainsize, test_size=testsize,
+        image_size=image_size, workers=num_workers, allow_pipe=allow_pipe, classes=classes, width=width, stem=stem,
+        sync_bn=sync_bn, label_smoothing=label_smoothing, save_model=save_model,
+        model_bucket=model_bucket if save_model or load_chkpt_file else "", logdir=logdir or _dated_logs(),
+        load_file=load_chkpt_dir, load_object=load_chkpt_file,
     )  # fmt: skip
     emit = stderr_console.out if place.as_json else print
-    facts = image_training.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
+    facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
     if place.as_json:
         print_json(facts)
     else:

@@ -31,12 +31,12 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
     pytest.importorskip("torchvision", reason="not among the packages of this environment")
     import torch
 
-    from ml_factory.recipes.image_training import train_resnet50
+    from ml_factory.recipes.resnet50 import train_resnet50
     from ml_factory.storage.workspace import Workspace
     from tests.recipes.image_cases import weights_of
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    given = settings_of(shards, device="xla", precision="fp32", epochs=1)
+    given = settings_of(shards, {"device": "xla", "precision": "fp32", "epochs": 1})
     whole = train_resnet50(Workspace(tmp_path / "whole"), given, emit=str)
 
     def stop(line: str) -> None:
