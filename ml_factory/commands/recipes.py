@@ -17,7 +17,7 @@ from ml_factory.storage.workspace import Workspace
 
 shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
 resnet50_file = LazyModule("ml_factory.recipes.resnet50")
-sdce_settings, sdce_run = LazyModule("ml_factory.recipes.sdce_settings"), LazyModule("ml_factory.recipes.sdce_run")
+sdce_run = LazyModule("ml_factory.recipes.sdce_run")
 t5_run, compress_run = LazyModule("ml_factory.recipes.t5_run"), LazyModule("ml_factory.recipes.compress_run")
 
 Count = Annotated[int, AT_LEAST_1]
@@ -204,12 +204,12 @@ def sdce(
         probability_threshold: Tokens below are left out (0.02).
         surrogate_loss_weight_initial: Weight at the first step (1.0).
         surrogate_loss_weight_final: Weight at the last step (0.0).
-        surrogate_cache: float32 or float16: compute the surrogate's tokens once, on disk; none: in each step.
+        surrogate_cache: float32: compute the surrogate's tokens once, on disk; none: in each step.
         cache_dir: Folder of the caches; empty: the user's cache folder.
         config: YAML with sections model, surrogate, data, training; flags win.
     """
     flags = {name: value for name, value in locals().items() if name not in ("config", "fresh", "as_json")}
-    settings = sdce_settings.sdce_settings(config, flags)
+    settings = sdce_run.sdce_settings(config, flags)
     quiet = as_json or process_rank() > 0
     with cli_progress_bars(quiet, what="training sdce"):
         result = sdce_run.run_sdce(settings, fresh=fresh, on_status=cli_status_printer(quiet))

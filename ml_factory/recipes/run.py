@@ -151,8 +151,9 @@ def open_recipe_run(
             stack.enter_context(phase.acquired())
             machine = machine_and_library_versions(("torch", *libraries), device.threads)
             _write_record(found, machine, settings)
-            tracker = stack.enter_context(Tracker(
-                found.run_id, dict(settings), found.folder / "log", mirror=mirror, project=project or PROJECT))  # fmt: skip
+            log = found.folder / "log"
+            tracker = Tracker(found.run_id, dict(settings), log, mirror=mirror, project=project or PROJECT)
+            stack.enter_context(tracker)
             yield RecipeRun(*given, None, tracker, phase, LoggedCheckpoints(phase, machine, tracker, {}))
         elif device.processes.world > 1:
             stack.enter_context(worker_rank())

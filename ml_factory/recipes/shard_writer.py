@@ -40,7 +40,9 @@ def array_samples(path: Path, part: str) -> list[Sample]:
             "Not images and their classes", where=path, got=f"{x_NHWC.dtype} {x_NHWC.shape} and {y_N.shape}",
             wanted="uint8 (N, H, W, 3) and (N,)",
         )  # fmt: skip
-    return [("png", int(label), lambda pixels=pixels: _encoded(pixels)) for pixels, label in zip(x_NHWC, y_N)]
+    return [
+        ("png", int(label), lambda pixels=pixels: _encoded(pixels)) for pixels, label in zip(x_NHWC, y_N, strict=True)
+    ]
 
 
 def folder_samples(folder: Path) -> list[Sample]:

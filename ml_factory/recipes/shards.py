@@ -34,7 +34,7 @@ Members = dict[str, tuple[int, int]]  # suffix -> (offset, bytes) in the shard's
 
 
 def index_shard(path: str | os.PathLike) -> dict[str, Members]:
-    """Return the samples of a shard in its order, by key. Raises FileError for one that is cut off, damaged or empty."""
+    """Return the samples of a shard in its order, by key. Raises FileError for a shard cut off, damaged or empty."""
     path, found = Path(path), dict[str, Members]()
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:

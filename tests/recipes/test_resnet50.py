@@ -189,8 +189,29 @@ def test_resnet50_ten_random_kills_end_with_the_same_bits(shards, tmp_path, monk
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     longer = settings_of(shards, {"epochs": 150}, width=2)
     whole = train_resnet50(Workspace(tmp_path / "whole"), longer, emit=str)
-    words = """--num_epochs 150 --batch_size 8 --test_set_batch_size 4 --num_workers 2 --log_steps 1 --width 2 --classes 3
-    --image-size 16 --device cpu --threads 1 --json""".split()
+    words = [
+        "--num_epochs",
+        "150",
+        "--batch_size",
+        "8",
+        "--test_set_batch_size",
+        "4",
+        "--num_workers",
+        "2",
+        "--log_steps",
+        "1",
+        "--width",
+        "2",
+        "--classes",
+        "3",
+        "--image-size",
+        "16",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--json",
+    ]
     script, training = ROOT / "recipes" / "test_train_mp_wds_cifar.py", longer.training
     words += ["--lr", str(training.lr), "--weight-decay", str(training.weight_decay), "--warmup", str(training.warmup)]
     places = ["--wds_traindir", shards[0], "--wds_testdir", shards[1], "--workspace", tmp_path / "killed"]

@@ -60,7 +60,7 @@ def test_write_shards_from_folder_keeps_files_and_numbers_classes_by_name(tmp_pa
 
 def test_array_samples_of_absent_array_or_damaged_file_name_what_is_there(arrays, tmp_path):
     path, *_ = arrays
-    with pytest.raises(FactoryError, match="x_train, y_train.*x and y"):
+    with pytest.raises(FactoryError, match=r"x_train, y_train.*x and y"):
         array_samples(path, "")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(FactoryError, match="cannot be read"):
