@@ -18,7 +18,7 @@ from ml_factory.storage.workspace import Workspace
 shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
 resnet50_file = LazyModule("ml_factory.recipes.resnet50")
 sdce_run = LazyModule("ml_factory.recipes.sdce_run")
-t5_run, compress_run = LazyModule("ml_factory.recipes.t5_run"), LazyModule("ml_factory.recipes.compress_run")
+t5_file, compress_file = LazyModule("ml_factory.recipes.t5"), LazyModule("ml_factory.recipes.compress")
 
 Count = Annotated[int, AT_LEAST_1]
 CountOrNone = Annotated[int, AT_LEAST_0]
@@ -256,51 +256,46 @@ def t5(
         save_seconds: Least seconds between two saves in an epoch.
     """
     check_packages_installed("torch", "transformers", "tokenizers", "sklearn", "matplotlib")
-    settings = t5_run.T5Settings(
-        files=t5_run.TextFiles(data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0),
-        model=t5_run.T5ModelSettings(model, from_scratch, vocabulary, max_length),
-        training=spec_file.TrainSpec(
-            epochs=num_epochs, batch=batch_size, accumulate=accumulate, lr=learning_rate, weight_decay=weight_decay,
-            warmup=warmup, patience=patience, eval_batch=256, seed=check_seed(seed), device=device,
-            precision=_precision(precision), recompute=gradient_checkpointing, threads=threads,
-            save_seconds=save_seconds,
-        ),
+    training = spec_file.TrainSpec(
+        epochs=num_epochs, batch=batch_size, accumulate=accumulate, lr=learning_rate, weight_decay=weight_decay,
+        warmup=warmup, patience=patience, seed=check_seed(seed), device=device, precision=_precision(precision),
+        recompute=gradient_checkpointing, threads=threads, save_seconds=save_seconds,
+    )  # fmt: skip
+    settings = t5_file.T5Settings(
+        training, data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0, model,
+        from_scratch, vocabulary, max_length,
     )  # fmt: skip
     quiet = place.as_json or process_rank() > 0
     with cli_progress_bars(quiet, what="training t5"):
-        facts = t5_run.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(quiet))
+        facts = t5_file.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(quiet))
     if facts and not process_rank():
-        print_json(facts) if place.as_json else print(t5_run.summary(facts))
+        print_json(facts) if place.as_json else print(t5_file.summary(facts))
 
 
 def compress(
-    *, place: Place = Place(), fresh: Fresh = False, model: str = "", symbol: str = "", horizon: Count = 5,
-    methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5", recovery_epochs: Count = 1,
-    recovery_rate: float = 0.3, distill_epochs: Count = 4, rounds: Count = 60, device: str = "auto",
-    threads: CountOrNone = 0,
+    *, place: Place = Place(), fresh: Fresh = False, model: str = "",
+    methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights", recovery_epochs: Count = 1,
+    recovery_rate: float = 0.3, rounds: Count = 60, device: str = "auto", threads: CountOrNone = 0,
 ) -> None:  # fmt: skip
-    """Prune, quantize and distill a trained network; one table of size, latency and quality.
+    """Prune and quantize a trained T5; one table of size, latency and quality.
 
     Example: `python -m ml_factory recipe compress --model workspace/results/t5/RUN --methods structured:0.5`
 
     Args:
-        model: Folder of a finished run of recipe t5, or the name of a market's network.
-        symbol: Market of the network.
-        horizon: Horizon of the network.
-        methods: magnitude:SHARE, structured:SHARE, distill:SHARE, int8_dynamic, int8_weights, separated by commas.
+        model: Folder of a finished run of recipe t5.
+        methods: magnitude:SHARE, structured:SHARE, int8_dynamic, int8_weights, separated by commas.
         recovery_epochs: Of training after pruning.
         recovery_rate: Share of the first learning rate in it.
-        distill_epochs: Of a student's training.
         rounds: Predictions that are timed.
         device: auto, cpu, cuda or xla, of the trainings.
         threads: CPU threads of the trainings; 0: every core.
     """
     check_packages_installed("torch", "torchao", "matplotlib")
-    settings = compress_run.CompressionSettings(
-        model, symbol, horizon, methods, recovery_epochs, recovery_rate, distill_epochs, rounds, device, threads
+    settings = compress_file.CompressionSettings(
+        model, methods, recovery_epochs, recovery_rate, rounds, device, threads
     )
     with cli_progress_bars(place.as_json, what="compressing"):
-        facts = compress_run.run_compress(
+        facts = compress_file.run_compress(
             Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(place.as_json)
         )
-    print_json(facts) if place.as_json else print(compress_run.summary(facts))
+    print_json(facts) if place.as_json else print(compress_file.summary(facts))
