@@ -198,6 +198,8 @@ def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
     check_field_types(spec)
     for name, allowed in wanted.items():
         value = getattr(spec, name)
+        if value is None:  # its type allows it
+            continue
         if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"
             fits, allowed = value in allowed, ", ".join(allowed)
         else:
@@ -205,7 +207,7 @@ def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
             fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
             allowed = f"a number in {allowed}"
         if not fits:
-            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=allowed)
+            raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)
 
 
 def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:

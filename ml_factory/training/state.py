@@ -142,23 +142,27 @@ class TrainingState:
         check_checkpoint_of_same_fit(state, self.identity)
         step = "start a new run (FRESH=True, --fresh)"
         with refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step):
-            self._restore(state)
-
-    def _restore(self, state: Mapping) -> None:
-        if state["batch"] != self.order.batch:
-            raise CheckpointError(
-                "The checkpoint's steps hold another number of rows",
-                where="batch",
-                got=state["batch"],
-                wanted=self.order.batch,
-                next_step="resume with a number of processes and chips that divides the batch",
-            )
-        self._load(state)
-        found = list(describe_differences(state["environment"], self.device.environment_facts()))
-        if state["micro"] != self.micro:
-            found.append(f"micro-batch: began with {state['micro']}, now {self.micro}")
-        # Nondeterminism is permanent: its reasons are stored with the run.
-        self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
+            if state["batch"] != self.order.batch:
+                raise CheckpointError(
+                    "The checkpoint's steps hold another number of rows", where="batch", got=state["batch"],
+                    wanted=self.order.batch,
+                    next_step="resume with a number of processes and chips that divides the batch",
+                )  # fmt: skip
+            self.network.load_state_dict(state["network"])
+            self.optimizer.load(state["optimizer"])
+            if self.scale and state["scale"]:
+                self.scale.load(state["scale"], self.device.to_device)
+            self.step, self.done = state["step"], bool(state["done"])
+            self.reset_loss_totals()
+            self.totals = self.device.to_device(state["totals"].clone())
+            self.memory = EarlyStoppingState(**state["memory"])
+            found = list(describe_differences(state["environment"], self.device.environment_facts()))
+            if state["micro"] != self.micro:
+                found.append(f"micro-batch: began with {state['micro']}, now {self.micro}")
+            # Nondeterminism is permanent: its reasons are stored with the run.
+            self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
+        self.optimizer.zero_grad()
+        self.device.mark_step("restore")
 
     # ---------------------------------------------------------------------- when it fails
     def is_finite(self) -> bool:
@@ -176,18 +180,6 @@ class TrainingState:
             where=f"step {bad + 1}, epoch {self.epoch}, batch of rows {', '.join(map(str, rows[:8]))}, …",
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
-
-    def _load(self, state: Mapping) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load(state["optimizer"])
-        if self.scale and state["scale"]:
-            self.scale.load(state["scale"], self.device.to_device)
-        self.step, self.done = state["step"], bool(state["done"])
-        self.reset_loss_totals()
-        self.totals = self.device.to_device(state["totals"].clone())
-        self.memory = EarlyStoppingState(**state["memory"])
-        self.optimizer.zero_grad()
-        self.device.mark_step("restore")
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
