@@ -19,7 +19,6 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import feature_column_names
@@ -105,12 +104,12 @@ def prepare(
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = DatasetStoreWriter.find(processed, key)
+            store = DatasetStore.find(processed, key)
             stored = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
                 try:
-                    store = store or DatasetStoreWriter.begin(processed, key)
+                    store = store or DatasetStore.begin(processed, key)
                     bars = _write(store, workspace, symbol, settings, missing, raw)
                     _certify(store, workspace, horizons, bars)
                 except FactoryError:
@@ -179,7 +178,7 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 
 def _write(
-    store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+    store: DatasetStore, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> pd.DataFrame:
     """Write features unless they are there, and the parts of these horizons; return the bars, for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
@@ -211,7 +210,6 @@ def _write(
         }
         store.commit(made, current=False)  # a killed prepare continues with what is missing
     for horizon in horizons:
-        store.discard_horizon_files(horizon)
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}}, current=False)
     return bars
@@ -224,9 +222,7 @@ def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, h
     return bars * (per_row * features + horizons * LABEL_BYTES) // raw_bars
 
 
-def _write_horizon(
-    store: DatasetStoreWriter, built: Built, settings: DataSpec, market: MarketSpec, horizon: int
-) -> dict:
+def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
         check_found_barriers_bars(found, built.base, built.minute_bars, market)
@@ -237,12 +233,11 @@ def _write_horizon(
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
-    store.write_labels(horizon, labels)
-    store.write_splits(horizon, splits)
     labels_of_rows = labels.iloc[splits["train"]]
     sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
-        store.write_scaler(horizon, fit_preprocessing_steps(settings.preprocess, sample))
+        scaler = fit_preprocessing_steps(settings.preprocess, sample)
+    store.write_horizon(horizon, labels, splits, scaler)
     clear = labels["barrier"] != "ambiguous"
     classes = label_classes(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
