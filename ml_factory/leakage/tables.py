@@ -248,7 +248,7 @@ def _columns_to_compare(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
 def _plain(column: pd.Series) -> np.ndarray:
     """Return the values as a plain array: categories as text, times as int64 ns."""
     if isinstance(column.dtype, pd.CategoricalDtype):
-        return column.astype(str).to_numpy(object)
+        return np.append(column.cat.categories.astype(object), "")[column.cat.codes]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         return pd.DatetimeIndex(column).as_unit("ns").asi8
     return column.to_numpy()
