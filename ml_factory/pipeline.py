@@ -21,7 +21,7 @@ from ml_factory.process_identity import process_rank
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import audit_for_look_ahead

@@ -14,7 +14,7 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import find_model_spec, registered_model_settings, registered_source_hash
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
-from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
+from ml_factory.targets.barrier_search import SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

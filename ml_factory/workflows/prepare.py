@@ -19,7 +19,6 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import feature_column_names
@@ -48,7 +47,7 @@ from ml_factory.workflows.found_barriers import (
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
-from ml_factory.workflows.previous_settings import add_given_market_facts, previous_data_settings
+from ml_factory.workflows.previous_settings import settings_after_previous
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
     prove_store,
@@ -94,23 +93,22 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings or previous_data_settings(workspace.processed(symbol))
+    settings = settings_after_previous(settings, workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record_progress() as phases:
         settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
-        settings = add_given_market_facts(settings, workspace.processed(symbol))
         raw = files.sha256(require_raw_bars(workspace, symbol))
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = DatasetStoreWriter.find(processed, key)
+            store = DatasetStore.find(processed, key)
             stored = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
                 try:
-                    store = store or DatasetStoreWriter.begin(processed, key)
+                    store = store or DatasetStore.begin(processed, key)
                     bars = _write(store, workspace, symbol, settings, missing, raw)
                     _certify(store, workspace, horizons, bars)
                 except FactoryError:
@@ -163,8 +161,8 @@ def _certify(
     except NotPreparedError:
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        proved = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
-        for leak in proved.proof.leaks:
+        found, _ = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
+        for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
@@ -179,7 +177,7 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 
 def _write(
-    store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+    store: DatasetStore, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> pd.DataFrame:
     """Write features unless they are there, and the parts of these horizons; return the bars, for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
@@ -211,7 +209,6 @@ def _write(
         }
         store.commit(made, current=False)  # a killed prepare continues with what is missing
     for horizon in horizons:
-        store.discard_horizon_files(horizon)
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}}, current=False)
     return bars
@@ -224,9 +221,7 @@ def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, h
     return bars * (per_row * features + horizons * LABEL_BYTES) // raw_bars
 
 
-def _write_horizon(
-    store: DatasetStoreWriter, built: Built, settings: DataSpec, market: MarketSpec, horizon: int
-) -> dict:
+def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
         check_found_barriers_bars(found, built.base, built.minute_bars, market)
@@ -237,12 +232,11 @@ def _write_horizon(
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
-    store.write_labels(horizon, labels)
-    store.write_splits(horizon, splits)
     labels_of_rows = labels.iloc[splits["train"]]
     sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
-        store.write_scaler(horizon, fit_preprocessing_steps(settings.preprocess, sample))
+        scaler = fit_preprocessing_steps(settings.preprocess, sample)
+    store.write_horizon(horizon, labels, splits, scaler)
     clear = labels["barrier"] != "ambiguous"
     classes = label_classes(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}

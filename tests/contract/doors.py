@@ -110,7 +110,6 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.label_sufficiency import (
     check_class_sufficiency,
     check_horizon_fits_session,
@@ -118,8 +117,15 @@ from ml_factory.targets.label_sufficiency import (
 )
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, triple_barrier_labels
-from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    SplitSpec,
+    chronological_split,
+    combinatorial_purged_folds,
+    purge_training_rows,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,

@@ -13,7 +13,6 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets import memmap
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.features import custom
@@ -139,7 +138,6 @@ def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
     first = pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
     hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
-    monkeypatch.setattr(memmap, "npy_content_hash", hashed.append)
     monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
     again = pipeline.prepare(place, "MES", (20,), settings=SMALL_DATA)
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
