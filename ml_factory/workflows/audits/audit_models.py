@@ -8,8 +8,7 @@ import pandas as pd
 
 from ml_factory.data.io import write_bars
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.predict import predict_features
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel, predict_features
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
     apply_tamper,

@@ -9,7 +9,7 @@ from ml_factory import pipeline
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference import prediction_spec
+from ml_factory.inference import predict
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit, dataset_evaluation, predictions, prepared_dataset
 from ml_factory.workflows.audits import audit_models, audit_training
@@ -249,7 +249,7 @@ def test_check_stack_passes_and_with_calibration_on_test_rows_names_stack(part, 
 def test_check_predict_passes_and_with_features_of_next_bar_names_predict(part, prepared_template, monkeypatch):
     bars, _ = load_bars(Workspace(prepared_template), "DEMO")
     assert found_by(audit_models.audit_model_predictions, part, bars) == []
-    honest = prediction_spec.build_features
+    honest = predict.build_features
 
     def ahead(*given):
         matrix = honest(*given)
@@ -257,7 +257,7 @@ def test_check_predict_passes_and_with_features_of_next_bar_names_predict(part, 
         values[:-1] = values[1:]
         return replace(matrix, values=values)
 
-    monkeypatch.setattr(prediction_spec, "build_features", ahead)
+    monkeypatch.setattr(predict, "build_features", ahead)
     assert any("predict: p_" in one for one in found_by(audit_models.audit_model_predictions, part, bars))
 
 
