@@ -120,7 +120,7 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
     """
     index = common_prediction_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
-    p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    p_N3 = Calibration.from_dict(state["calibration"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
     return pd.DataFrame(
         condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
     )

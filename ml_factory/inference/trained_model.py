@@ -49,7 +49,7 @@ class TrainedModel:
     scaler: dict
     feature_names: tuple[str, ...]
     spec: dict = field(default_factory=dict)
-    calibration: dict = field(default_factory=lambda: {"temperature": 1.0})
+    calibration: dict = field(default_factory=lambda: {"temperature": 1.0, "bias": [0.0, 0.0, 0.0]})
     lookback: int = 0
     versions: dict = field(default_factory=installed_library_versions)
     facts: dict = field(default_factory=dict)

@@ -4,6 +4,7 @@ Each learns on a small sample by the functions that users call, and again after 
 (`leakage.blind`). The first result passes through `tamper`, so that a caller can test the check itself.
 """
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,6 @@ from ml_factory.progress import progress_phase
 from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.workflows.audit_files import Tamper, apply_tamper
@@ -287,7 +287,7 @@ def audit_stack(sample: Sample, found: Findings) -> None:
 
     def fit(values, labels, roles):
         data = sample.make(values, labels, roles)
-        with scratch_folder("audit-") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             workspace, hashes = Workspace(folder), []
             for model in STACKED:
                 spec = _run(data, model, "train", None, quick=True)
@@ -382,7 +382,7 @@ def _differences_from_bundle(
 @contextmanager
 def _opened_run(data: PreparedDataset, spec: RunSettings) -> Iterator[tuple[Workspace, RunFolder]]:
     """A run in a workspace that is gone afterwards: a model that other rows left would find its earlier forecasts."""
-    with scratch_folder("audit-") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(folder)
         yield workspace, open_run_folder(workspace.results, data.symbol, spec, fresh=True)
 

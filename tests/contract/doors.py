@@ -34,11 +34,9 @@ from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
-    autocorrelated_sharpe_ratio,
     drawdown,
     session_gains,
     sharpe_ratio,
-    sortino_ratio,
 )
 from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock, prior_baseline_probabilities
 from ml_factory.evaluation.calibration import (
@@ -102,11 +100,11 @@ from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular
-from ml_factory.models.registry import build_model_from_state, check_model, find_model_spec, register_model
+from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
-from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.shard_writer import array_samples, write_shards
+from ml_factory.recipes.shards import local_shards
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
