@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import logging
 from typing import Any
 
 
@@ -24,3 +25,6 @@ def _missing_operators() -> Any:
 
 
 _operators = _missing_operators()  # before any file here, or transformers, imports torchvision
+# transformers imports torchao, which names each CUDA file that it does not load and makes torch warn of its types.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)

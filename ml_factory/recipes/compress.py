@@ -3,7 +3,6 @@
 O rows of a weight, each with a scale of its own; N test rows.
 """
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -334,7 +333,6 @@ def load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) ->
     }
     network.load_state_dict(weights, strict=False)  # a tied weight stands there once
     if state["method"] in INT8:
-        logging.getLogger("torchao").setLevel(logging.ERROR)  # it names each CUDA file that it does not load
         chosen = set(map(id, _linear_maps(network)))
         config = getattr(quantization, INT8[state["method"]])()
         quantization.quantize_(network, config, lambda module, name: id(module) in chosen)
