@@ -64,7 +64,7 @@ class TrainedModel:
     scaler: dict
     feature_names: tuple[str, ...]
     spec: dict = field(default_factory=dict)
-    calibration: dict = field(default_factory=lambda: {"temperature": 1.0})
+    calibration: dict = field(default_factory=lambda: {"temperature": 1.0, "bias": [0.0, 0.0, 0.0]})
     lookback: int = 0
     versions: dict = field(default_factory=installed_library_versions)
     facts: dict = field(default_factory=dict)
@@ -303,7 +303,7 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
     """
     index = common_prediction_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
-    p_N3 = Calibration.from_model_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    p_N3 = Calibration.from_dict(state["calibration"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
     return pd.DataFrame(
         condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
     )

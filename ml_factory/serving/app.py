@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -55,7 +56,6 @@ from ml_factory.serving.schemas import (
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.mounts import mount_of
-from ml_factory.storage.scratch_folder import scratch_folder
 
 _COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
 _CORRECT = "correct the bars, and send them again; /info lists what the bundle reads"
@@ -351,8 +351,8 @@ def run_server(
 def open_state_folder(state: Path | None) -> Iterator[Path]:
     """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
     if state is None:
-        with scratch_folder("feeds-") as folder:
-            yield folder
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
         return
     if mount_of(state):
         raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",

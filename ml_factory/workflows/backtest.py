@@ -40,17 +40,7 @@ plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the e
 SHIFTS = 20
 LEAST_EDGES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 FEWEST_TRADES = 30  # on validation rows, for a least edge to be chosen
-SHOWN = (
-    "net",
-    "net_ticks",
-    "sharpe",
-    "sharpe_error",
-    "sharpe_lo",
-    "drawdown",
-    "trades",
-    "break_even_ticks",
-    "cost_ticks",
-)
+SHOWN = ("net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks")
 
 
 @dataclass(frozen=True, kw_only=True)

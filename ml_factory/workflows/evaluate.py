@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import report

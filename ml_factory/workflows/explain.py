@@ -24,7 +24,7 @@ from ml_factory.workflows.results.base import Result
 
 BATCH = 64
 MIDDLE = (10, 90)  # percentiles
-attention_plots = LazyModule("ml_factory.evaluation.attention_plots")  # matplotlib comes with the extra train
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ExplainResult(Result):
         """Return two figures, variables and attention over time; [] where the network has no explanation."""
         if self.shares is None:
             return []
-        return [attention_plots.plot_variable_shares(self.shares), attention_plots.plot_attention(self.attention)]
+        return [plots.plot_variable_shares(self.shares), plots.plot_attention(self.attention)]
 
 
 def explain(

@@ -6,13 +6,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.findings import (
-    MONTHS,
+    PARTS,
     Finding,
     baseline_finding,
     calibration_finding,
-    drift_finding,
+    concentration_finding,
     few_rows_finding,
-    month_finding,
     overfit_finding,
     sort_findings,
     too_good_finding,
@@ -20,7 +19,7 @@ from ml_factory.evaluation.findings import (
     unchecked_note,
 )
 from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.evaluation.verdict import NOT_ENOUGH, ModelVerdict
+from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class, prepared_dataset_baselines
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
@@ -37,18 +36,14 @@ def find_model_issues(
     """
     train_rows, (rows, p_N3) = data.splits["train"], predicted["test"]
     gains = {part: _mean(_row_gains(data, train_rows, *predicted[part], "prior")) for part in ("train", "validation")}
-    enough, names = verdict.status != NOT_ENOUGH, list(data.features.columns)
     return sort_findings([
         baseline_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
-        overfit_finding(gains["train"], gains["validation"]), month_finding(months),
+        overfit_finding(gains["train"], gains["validation"]), concentration_finding("month", months["gain"]),
         calibration_finding(dataset_calibration_by_class(data, rows, {verdict.model: p_N3})),
-        # A few weeks are another regime for slow features in any case.
-        drift_finding(data.x_NF[data.row[train_rows]], data.x_NF[data.row[rows]], names) if enough else None,
         trials_finding(verdict, trials),
         unchecked_note({
             "overfitting": "" if len(predicted["train"][0]) else "QUICK predicted no training row",
-            "one month that carries the gain": "" if len(months) >= MONTHS else f"the test rows are of {len(months)}",
-            "drift of features": "" if enough else "too few test rows",
+            "one month that carries the gain": "" if len(months) >= PARTS else f"the test rows are of {len(months)}",
         }),
     ])  # fmt: skip
 

@@ -105,7 +105,7 @@ def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifa
     """Return predictions of labelled rows without the model's calibration, comparable with out-of-fold predictions."""
     frame = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
     p_N3 = condition_on_classes(
-        Calibration.from_model_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values()
+        Calibration.from_dict(artifact.load_state()["calibration"]).invert(frame.to_numpy()), data.classes.values()
     )
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.evaluation.findings import Finding, finding_lines, fold_finding, sort_findings
+from ml_factory.evaluation.findings import Finding, concentration_finding, finding_lines, sort_findings
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import find_model_spec
 from ml_factory.workflows.results.base import ModelResult, Result, RunResult
@@ -106,7 +106,7 @@ class CrossValidateResult(RunResult):
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the gains of the blocks over the class prior, the mean of a block that several folds test."""
         own = self.folds[self.folds["name"] == self.model]
-        return sort_findings([fold_finding(own.groupby("block")["log_loss_gain"].mean().to_numpy())])
+        return sort_findings([concentration_finding("fold", own.groupby("block")["log_loss_gain"].mean())])
 
     def _path_lines(self) -> list[str]:
         if self.paths is None:
