@@ -16,7 +16,6 @@ NEEDED = (
     "pyarrow",
     "numba",
     "scikit-learn",
-    "safetensors",
     "xxhash",
     "matplotlib",
     "exchange_calendars",

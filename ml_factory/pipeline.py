@@ -15,17 +15,18 @@ import pandas as pd
 
 from ml_factory.argument_checks import BASE_MODELS
 from ml_factory.lazy_module import LazyModule
-from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.process_identity import process_rank
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import report
-from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
+from ml_factory.workflows.audit import audit_for_look_ahead
+from ml_factory.workflows.audit_files import Tamper
+from ml_factory.workflows.audit_runs import MODELS
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import (
@@ -114,7 +115,7 @@ def audit(
 ) -> AuditResult:  # fmt: skip
     """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
-    At 50 moments or more the future is cut off and disturbed in five ways, and all that was known, proven or learnt
+    At 50 moments or more the future is cut off, rewritten and thinned, and all that was known, proven or learnt
     before must stay the same bit for bit. Bars that an earlier proof with the same code and settings covers are not
     proved again, unless `fresh`.
 
@@ -123,7 +124,7 @@ def audit(
     progress : called with (builds done, builds in all).
     models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
     tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
-        stages of `leakage.artifact_comparison.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
+        stages of `workflows.audit_files.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
     """
     for name in models or ():
         find_model_spec(name)

@@ -14,7 +14,7 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import find_model_spec, registered_model_settings, registered_source_hash
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
-from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
+from ml_factory.targets.barrier_search import SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -23,7 +23,7 @@ DATA_PACKAGES = ("data", "features", "targets", "datasets")
 # out.
 CERTIFIED_PACKAGES = (
     *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
-    "checkpoints", "tracking", "workflows", "workflows/audits", "workflows/cross_validation", "workflows/runs",
+    "checkpoints", "tracking", "workflows", "workflows/cross_validation", "workflows/runs",
     "settings.py", "run_folder.py", "argument_checks.py", "code_fingerprint.py", "pipeline.py", "seeding.py",
     "hardware.py", "numba_cache.py", "lazy_module.py", "background_thread.py", "process_identity.py", "redaction.py",
 )  # fmt: skip

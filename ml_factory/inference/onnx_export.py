@@ -5,6 +5,7 @@ scores (N, 3), without clock offset and calibration, which are computed by the s
 """
 
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,7 +24,6 @@ from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.models.registry import find_model_spec
-from ml_factory.storage.scratch_folder import scratch_folder
 
 OPSETS, IR = {"": 20, "ai.onnx.ml": 3}, 10
 ROWS, LARGEST = 10_000, 1e-5
@@ -165,9 +165,9 @@ def _with_float32_thresholds(text: str) -> str:
 def _catboost(data: bytes, features: int) -> onnx.ModelProto:
     """Convert CatBoost's model; it counts the classes of its training rows alone, and an absent one has no score."""
     model = catboost.CatBoost().load_model(blob=data)
-    with scratch_folder("catboost-") as folder:
-        model.save_model(str(folder / "model.onnx"), format="onnx")
-        graph = onnx.load(str(folder / "model.onnx"))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_model(f"{folder}/model.onnx", format="onnx")
+        graph = onnx.load(f"{folder}/model.onnx")
     known = np.isfinite(model.predict(np.zeros((1, features), np.float32), prediction_type="RawFormulaVal")[0])
     if not known.all():
         present = np.flatnonzero(known).tolist()

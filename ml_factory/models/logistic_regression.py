@@ -6,13 +6,14 @@ N rows, F features, K classes; the last row of w_PK (P = F + 1) is the bias. A r
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_settings, fit_environment, mean_log_loss, softmax
 from ml_factory.models.tabular import BlockTrainer, TabularModel, early_stopping_round
 from ml_factory.models.tabular_data import TabularRows, TabularSpec
+
+optimize, preprocessing = LazyModule("scipy.optimize"), LazyModule("sklearn.preprocessing")  # only a fit reads them
 
 K = 3
 
@@ -80,7 +81,7 @@ class _Trainer(BlockTrainer):
     def __init__(self, spec: _LogisticRegressionSpec, parts: list[TabularRows]):
         self.spec, self.parts, train = spec, parts, parts[0]
         with threadpool_limits(spec.thread_count), np.errstate(invalid="ignore"):  # a column may have no value
-            scale = StandardScaler().fit(train.x[train.weight > 0])
+            scale = preprocessing.StandardScaler().fit(train.x[train.weight > 0])
             self.scale = {"mean": np.nan_to_num(scale.mean_), "deviation": np.nan_to_num(scale.scale_, nan=1.0)}
             self.x_NP = [_scaled(part.x, *self.scale.values(), spec.clip).astype(np.float32) for part in parts]
         self.penalty_P1 = np.full((self.x_NP[0].shape[1], 1), spec.l2 / max((train.weight > 0).sum(), 1))

@@ -6,6 +6,7 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
 from ml_factory.models.tabular import BlockTrainer, TabularModel
 from ml_factory.models.tabular_data import TabularBoosterSpec
-from ml_factory.storage.scratch_folder import scratch_folder
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -51,7 +51,7 @@ class CatBoost(TabularModel):
         return super()._start_from_offset(spec, train, valid)
 
     def _trainer(self, spec, train, valid, resources):
-        folder = resources.enter_context(scratch_folder("catboost-"))
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
         pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in (train, valid) if part]
         pools[0].quantize()
         if valid is not None:

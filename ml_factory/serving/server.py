@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,6 @@ from ml_factory.serving.app import build_app
 from ml_factory.serving.served_bundle import ServedBundle
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.mounts import mount_of
-from ml_factory.storage.scratch_folder import scratch_folder
 
 KEY_VARIABLE = "ML_FACTORY_API_KEY"
 _GRACE_SECONDS = 30
@@ -71,8 +71,8 @@ def run_server(
 def open_state_folder(state: Path | None) -> Iterator[Path]:
     """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
     if state is None:
-        with scratch_folder("feeds-") as folder:
-            yield folder
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
         return
     if mount_of(state):
         raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
-from ml_factory.storage.private_folder import hold_folder, private_folder
+from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.spec import TrainSpec
@@ -133,8 +133,6 @@ class Device:
         # Read when the first kernel is compiled. The defaults are names in the temporary folder that anyone can guess.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-        for name in ("inductor", "triton"):
-            hold_folder(folder / name)
 
     def environment_facts(self) -> dict:
         """Return the facts that the bits of a run depend on apart from data and settings."""
@@ -250,7 +248,6 @@ class XlaDevice(Device):
     def cache_compiled_programs(self, folder: Path) -> None:
         # The CPU client writes files that it cannot read back; a cache that is open stays.
         if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
-            hold_folder(folder / "xla")
             _xla("runtime").initialize_cache(str(folder / "xla"))
 
     def _capability(self) -> str:

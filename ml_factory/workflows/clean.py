@@ -17,19 +17,16 @@ import pandas as pd
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX
 from ml_factory.datasets.store import DatasetStore, read_dataset_manifest
 from ml_factory.errors import CheckpointError, FileError, NotPreparedError, SettingsError
-from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import check_lock_file_free, file_lock
-from ml_factory.storage.private_folder import is_folder_held, private_folder
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.results.base import Result
 from ml_factory.workflows.runs.stored_runs import StoredRun, list_interrupted_removals, read_stored_runs
 
 Thing = TypeVar("Thing")
-_ABANDONED_SECONDS = 24 * 3600
 _DATA_SET = re.compile(r"[0-9a-f]{12}")
 
 
@@ -37,7 +34,7 @@ _DATA_SET = re.compile(r"[0-9a-f]{12}")
 class RemovableItem:
     """One thing that nothing needs.
 
-    kind : "model", "results", "prepared data", "checkpoints", "compiled kernels", "compiled programs" or "leftover".
+    kind : "model", "results", "prepared data", "checkpoints" or "leftover".
     path : folder.
     size : bytes that its deletion frees.
     why : reason why nothing needs it.
@@ -103,8 +100,7 @@ def clean(
     listed: CleanResult | None = None,
 ) -> CleanResult:  # fmt: skip
     """Delete what nothing needs any more: older models and their results, superseded prepared data, checkpoints of
-    finished runs that arrived late, kernels and programs compiled for others that no process used for a day, and what
-    killed processes left, such as half-prepared data.
+    finished runs that arrived late, and what killed processes left, such as half-prepared data.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
@@ -314,20 +310,7 @@ def _grouped(things: Iterable[Thing], key: Callable[[Thing], Hashable]) -> list[
 
 
 def _leftovers(workspace: Workspace, symbol: str) -> Iterator[tuple[Path, _Thing]]:
-    """Yield what killed processes left, and caches of this machine that no process used for a day."""
+    """Yield what killed processes left."""
     for top in (workspace.results, workspace.models, workspace.processed(symbol).parent):
         for folder in list_interrupted_removals(top / symbol):
             yield folder, _Thing("leftover", "of an interrupted clean", top)
-    for folder in list_unused_kernel_folders():
-        yield folder, _Thing("compiled kernels", "compiled from other sources, unused for a day", folder.parent)
-    programs = private_folder("programs")  # of XLA, inductor and Triton
-    for folder in sorted(path for path in programs.glob("*") if path.is_dir() and not path.is_symlink()):
-        if _is_abandoned(folder):
-            why = "used by no process for a day; compiled again when needed"
-            yield folder, _Thing("compiled programs", why, programs)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    """Return whether no process holds a local folder, and nothing in it was written for a day."""
-    newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
-    return time.time() - newest > _ABANDONED_SECONDS and not is_folder_held(folder)

@@ -13,8 +13,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
-from ml_factory.targets.barrier_search import fingerprint_searched_bars
-from ml_factory.targets.barrier_search_spec import SearchedLabelSpec
+from ml_factory.targets.barrier_search import SearchedLabelSpec, fingerprint_searched_bars
 
 _log = logging.getLogger("ml_factory")
 SearchedLabelsRef = str | Path | SearchedLabelSpec

@@ -21,8 +21,7 @@ from ml_factory.progress import progress_phase
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search import search_barriers_on_training_rows
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec, SearchedLabelSpec, search_barriers_on_training_rows
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.prove import stored_data_settings

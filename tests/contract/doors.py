@@ -99,19 +99,17 @@ from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
-from ml_factory.leakage.streaming_check import stream_push_positions
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
-from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.shard_writer import array_samples, write_shards
+from ml_factory.recipes.shards import local_shards
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.label_sufficiency import (
     check_class_sufficiency,
     check_horizon_fits_session,
@@ -119,8 +117,15 @@ from ml_factory.targets.label_sufficiency import (
 )
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, triple_barrier_labels
-from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    SplitSpec,
+    chronological_split,
+    combinatorial_purged_folds,
+    purge_training_rows,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,

@@ -8,9 +8,13 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_fold_scheme
 from ml_factory.ensemble.out_of_fold import Fold
-from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatorial_purged_folds
-from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    CombinatorialFolds,
+    combinatorial_purged_folds,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows
 

@@ -1,0 +1,108 @@
+"""Text read as documents and packed end to end into rows, the same after a kill, read back by position."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ml_factory.errors import FileError, SettingsError
+from ml_factory.recipes import text as text_module
+from ml_factory.recipes.language_models import byte_tokenizer
+from ml_factory.recipes.text import TextSource, open_text, pack_tokens
+
+TEXTS = [f"document {number} " * (number % 7) for number in range(200)]
+BYTES = byte_tokenizer()
+TOKEN_OF = {byte: int(BYTES.encode([chr(byte)])[0][0]) for byte in range(32, 127)}
+
+
+def pieces_of_texts():
+    yield from ((one, True) for one in TEXTS)
+
+
+SOURCE = TextSource("texts", pieces_of_texts)
+
+
+def flat() -> np.ndarray:
+    """Tokens of the texts, byte by byte, each text followed by the end."""
+    return np.array([token for one in TEXTS for token in (*(TOKEN_OF[byte] for byte in one.encode()), BYTES.end)])
+
+
+def test_byte_tokenizer_has_one_token_for_each_byte_and_an_end():
+    assert len(BYTES.vocabulary) == 257 and BYTES.end == 256 and sorted(BYTES.vocabulary.values()) == list(range(257))
+    tokens = BYTES.encode(["naïve ☃\n\tx", ""])
+    assert len(tokens[0]) == len("naïve ☃\n\tx".encode()) and len(tokens[1]) == 0 and tokens[0].dtype == np.int32
+
+
+@pytest.mark.parametrize("at_once", [1, 64])
+def test_pack_tokens_is_text_end_to_end_with_ends_between(at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "_AT_ONCE", at_once)
+    rows = pack_tokens(SOURCE, BYTES, 32, tmp_path)
+    expected = flat()
+    assert rows.dtype == np.int32 and rows.shape == (len(expected) // 32, 32)
+    assert np.array_equal(rows.ravel(), expected[: rows.size])
+
+
+def test_pack_tokens_killed_begins_anew_and_finished_is_not_read_again(tmp_path):
+    def dying():
+        yield "a" * 100, True
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_tokens(TextSource("texts", dying), BYTES, 32, tmp_path)
+    rows = pack_tokens(SOURCE, BYTES, 32, tmp_path, most=500)
+    assert np.array_equal(rows.ravel(), flat()[: 500 // 32 * 32])
+    again = pack_tokens(replace(SOURCE, pieces=dying), BYTES, 32, tmp_path, most=500)
+    assert np.array_equal(again, rows)
+
+
+def test_pack_tokens_of_short_text_names_next_step(tmp_path):
+    with pytest.raises(SettingsError, match=r"shorter than one sequence.*max_seq_length"):
+        pack_tokens(SOURCE, BYTES, 1 << 20, tmp_path)
+    assert not (tmp_path / "tokens.npy").exists()
+
+
+@pytest.mark.parametrize("size", [40, 200, -4])
+def test_pack_tokens_with_damaged_rows_is_refused_and_never_shorter(size, tmp_path):
+    pack_tokens(SOURCE, BYTES, 32, tmp_path)
+    path = tmp_path / "tokens.npy"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(FileError, match=r"damaged.*made again"):
+        pack_tokens(SOURCE, BYTES, 32, tmp_path)
+
+
+def test_open_text_reads_parquet_and_lines_alike(tmp_path):
+    pq.write_table(pa.table({"text": TEXTS, "other": range(200)}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
+    of_parquet, of_lines = (open_text(str(tmp_path / f"a.{kind}")) for kind in ("parquet", "jsonl"))
+    assert list(of_parquet.pieces()) == list(pieces_of_texts()) == list(of_lines.pieces())
+    assert of_parquet.fingerprint != of_lines.fingerprint
+    with pytest.raises(SettingsError, match=r"cannot be read.*a\.parquet.*the column body"):
+        list(open_text(str(tmp_path / "a.parquet"), column="body").pieces())
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"body"\n')
+    with pytest.raises(SettingsError, match=r"cannot be read.*a\.jsonl"):
+        list(open_text(str(tmp_path / "a.jsonl")).pieces())
+    assert len(open_text(str(tmp_path)).fingerprint) == 16
+
+
+def test_plain_text_is_one_document(tmp_path):
+    text = "".join(f"line {number}\r\n" for number in range(40)) + "no end"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    found = list(open_text(str(tmp_path / "a.txt")).pieces())
+    assert "".join(part for part, _ in found) == text and [ends for _, ends in found].index(True) == len(found) - 1
+
+
+def test_open_text_of_unknown_name_is_a_stream_of_the_hub(monkeypatch, tmp_path):
+    asked = []
+
+    def load(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
+        return [{"text": one} for one in TEXTS]
+
+    monkeypatch.setattr(text_module, "datasets", type("M", (), {"load_dataset": load}))
+    assert list(open_text("wikitext", "wikitext-2-raw-v1").pieces()) == list(pieces_of_texts())
+    assert asked == [("wikitext", "wikitext-2-raw-v1", "train", True)]
+    with pytest.raises(SettingsError, match="no such text"):
+        open_text(str(tmp_path / "none.txt"))
