@@ -72,8 +72,8 @@ def _scaled(x_NF: np.ndarray, mean_F: np.ndarray, deviation_F: np.ndarray, clip:
 
 
 class _Trainer(BlockTrainer):
-    """L-BFGS from weights of 0. It takes seconds and draws nothing: the first block runs all rounds, of which later
-    blocks report their own, and a run that goes on starts again.
+    """L-BFGS from weights of 0. It takes seconds and draws nothing: all rounds are run at once, of which the blocks
+    report their own, and a run that goes on starts again.
 
     path : weights after each round, from which the best are taken.
     """
@@ -88,11 +88,10 @@ class _Trainer(BlockTrainer):
         self.penalty_P1[-1] = 0
         self.path: list[np.ndarray] = []
         self.losses: list[list[float]] = [[], []]
+        with threadpool_limits(spec.thread_count):
+            self._run()
 
     def grow(self, first, until, seed):
-        if not self.path:
-            with threadpool_limits(self.spec.thread_count):
-                self._run()
         return [losses[first:until] for losses in self.losses[: len(self.parts)]] + [[]] * (2 - len(self.parts))
 
     def fitted(self, rounds):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import check_settings
-from ml_factory.models.sequence import LSTMLayer
+from ml_factory.models.recurrent_layers import LSTMLayer
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time

@@ -19,7 +19,7 @@ from ml_factory.models.registry import (
 from ml_factory.models.setting_names import NETWORK_NAMES, parse_named_settings, parse_setting_value
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters
 from ml_factory.settings import make_run_settings
-from ml_factory.training import recompute
+from ml_factory.training.state import recompute_blocks
 
 LINE = (
     "batch_size=64, gradient_accumulation_steps=4, mixed_precision=bf16, gradient_checkpointing=True, "
@@ -129,7 +129,7 @@ def test_gradient_checkpointing_recomputes_and_keeps_weights(monkeypatch):
     plain, _ = fitted("tcn", x, Y[:128], **small)
     assert not calls
     again, _ = fitted("tcn", x, Y[:128], **small, gradient_checkpointing=True)
-    assert calls and recompute.recompute_blocks(again.network, None) > 0
+    assert calls and recompute_blocks(again.network, None) > 0
     assert torch.allclose(weights_of(again), weights_of(plain), atol=1e-6)
 
 
