@@ -25,9 +25,8 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.run_log import SUMMARY
+from ml_factory.workflows import folds, prepare, prepared_dataset
 from ml_factory.workflows import load_prepared as load
-from ml_factory.workflows import prepare, prepared_dataset
-from ml_factory.workflows.cross_validation import folds
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 from tests.tracking.metrics_table import read_log
 
@@ -241,7 +240,7 @@ def test_train_interrupted_and_resumed_equals_uninterrupted(model, minutes, fini
     assert again.resumed_from == saved and received == list(range(saved + 1, 4)) and again.exact
     went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
     assert f"resumed after {went_on}," in again.summary()
-    assert again.origin().loc["resumed from", "value"] == went_on
+    assert again.origin.loc["resumed from", "value"] == went_on
     whole = train(finished, model)
     assert (again.artifact_hash, again.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
     log = read_log(prepared.results / "DEMO" / again.run_id / "log")

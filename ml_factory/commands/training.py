@@ -34,7 +34,7 @@ from ml_factory.storage.files import files
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 trading = LazyModule("ml_factory.evaluation.backtest.simulation")
-schemes = LazyModule("ml_factory.workflows.cross_validation.fold_schemes")
+schemes = LazyModule("ml_factory.workflows.folds")
 
 
 def train(

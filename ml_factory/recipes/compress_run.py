@@ -19,7 +19,7 @@ from ml_factory.recipes.compression.pruning import prune_by_magnitude, share_of_
 from ml_factory.recipes.compression.t5_subject import T5Subject
 from ml_factory.recipes.compression.variant_file import INT8, Variant, load_variant, save_variant
 from ml_factory.recipes.recipe_run import RESULT, agree_on_run, open_run_of_process
-from ml_factory.run_folder import RunFolder
+from ml_factory.runs import RunFolder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace

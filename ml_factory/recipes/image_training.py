@@ -20,7 +20,7 @@ from ml_factory.recipes.recipe_run import (
 from ml_factory.recipes.resnet50 import NAME, ResNetSpec, ResNetTraining
 from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
-from ml_factory.run_folder import RunFolder
+from ml_factory.runs import RunFolder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror, fetch_file

@@ -6,14 +6,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import SettingsError
 from ml_factory.process_identity import process_rank
-from ml_factory.run_folder import RunFolder, machine_and_library_versions, newest_run_folder, open_run_checkpoints
+from ml_factory.runs import (
+    FitCheckpoints,
+    RunFolder,
+    machine_and_library_versions,
+    newest_run_folder,
+    open_run_checkpoints,
+)
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -21,7 +26,6 @@ from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_sync import PROJECT
 from ml_factory.training.distributed import ProcessGroup
 from ml_factory.workflows.train_ranks import worker_rank
-from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name
 
 RESULT = "result.json"
 
@@ -32,7 +36,7 @@ class RecipeRun:
 
     folder: RunFolder
     tracker: Tracker
-    checkpoints: LoggedCheckpoints
+    checkpoints: FitCheckpoints
     phase: PhaseCheckpoints
 
     @property
@@ -106,17 +110,13 @@ def open_recipe_run(
     machine = machine_and_library_versions(installed, threads)
     with (
         open_run_checkpoints(workspace.checkpoints, run) as manager,
-        manager.phase(fit_phase_name(name)).acquired() as phase,
+        manager.phase(f"train_{name}").acquired() as phase,
     ):
-        record = run.folder / "run.json"
-        if not files.is_file(record):
-            begun = datetime.now(UTC).isoformat(timespec="microseconds")
-            made = {"run_id": run.run_id, "begun_at": begun, "environment": machine, "settings": dict(settings)}
-            files.write_json(record, made)
+        run.record({"environment": machine, "settings": dict(settings)})
         with Tracker(
             run.run_id, dict(settings), run.folder / "log", mirror=mirror, project=project or PROJECT
         ) as tracker:
-            checkpoints = LoggedCheckpoints(phase, machine, tracker, {})
+            checkpoints = FitCheckpoints(phase, machine, tracker)
             yield RecipeRun(run, tracker, checkpoints, phase)
 
 
@@ -124,7 +124,7 @@ def open_recipe_run(
 def read_recipe_checkpoints(workspace: Workspace, name: str, run: RunFolder) -> Iterator[ReadOnlyCheckpoints]:
     """Open the run's checkpoints for a host that is not the first."""
     with open_run_checkpoints(workspace.checkpoints, run) as manager:
-        yield ReadOnlyCheckpoints(manager.phase(fit_phase_name(name)))
+        yield ReadOnlyCheckpoints(manager.phase(f"train_{name}"))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from ml_factory.recipes.recipe_run import (
 )
 from ml_factory.recipes.sdce import SurrogateLoss, next_token_loss
 from ml_factory.recipes.sdce_settings import DEVICES, SdceSettings
-from ml_factory.run_folder import RunFolder
+from ml_factory.runs import RunFolder
 from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace

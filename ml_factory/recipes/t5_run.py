@@ -39,7 +39,7 @@ from ml_factory.recipes.t5 import (
     score_labels,
     t5_config,
 )
-from ml_factory.run_folder import RunFolder
+from ml_factory.runs import RunFolder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace

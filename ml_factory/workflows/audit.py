@@ -1,8 +1,9 @@
 """Audit of a prepared data set and of training on it: the full proof that nothing looks ahead."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,8 @@ from ml_factory.leakage.split_and_fit_check import check_fitted_for_leaks
 from ml_factory.leakage.timed_tables import Leak
 from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
-from ml_factory.run_folder import open_run_folder
+from ml_factory.result import Result
+from ml_factory.runs import open_run
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
@@ -44,7 +46,6 @@ from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
-from ml_factory.workflows.results.data import AuditResult
 from ml_factory.workflows.train import train_with_holdout
 
 MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are
@@ -55,7 +56,7 @@ data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes 
 def audit_for_look_ahead(
     workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
     progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
-) -> AuditResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it.
 
     Writes the certificates. Where full ones of these data and this code are there, nothing is done, unless `fresh`.
@@ -92,12 +93,34 @@ def audit_for_look_ahead(
     shown = proved.certificates[horizons[0]]
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts]
     close = bars["close"]
-    return AuditResult(
-        symbol=symbol, form=shown.describe(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
-        disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=proof_leak_table(leaks),
-        sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
+    return _audit_result(
+        symbol, horizons, findings_of=dict(shown.compared), leaks=leaks, form=shown.describe(), cuts=cuts_made,
+        disturbances=list(shown.disturbances), reused=proved.proof is None, started=started,
         certificates=[certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
-        seconds=time.perf_counter() - started, draw=lambda: data_plots.plot_cuts(close, cuts_made),
+        figure=lambda: data_plots.plot_cuts(close, cuts_made),
+    )  # fmt: skip
+
+
+def _audit_result(
+    symbol: str, horizons: Sequence[int], *, findings_of: dict[str, int], leaks: Sequence[Leak], form: str,
+    cuts: Sequence, disturbances: list[str], started: float, reused: bool = False, certificates: Sequence[Path] = (),
+    figure: Callable | None = None,
+) -> Result:  # fmt: skip
+    """Return the result of an audit.
+
+    form : of the certificate, in words. findings_of : part -> rows compared. leaks : a row each, with `sentences`.
+    """
+    sentences, seconds = [leak.sentence() for leak in leaks], time.perf_counter() - started
+    how = "proved before" if reused else f"{sum(findings_of.values()):,} rows compared"
+    verdict = f"{len(leaks)} leaks" if leaks else "nothing looks ahead"
+    lines = [
+        f"{symbol}, horizons {list(horizons)}: {verdict} ({form}; {how}), {seconds:.1f} s",
+        *(f"  {line}" for line in sentences), *(f"  {path.parent}" for path in certificates[:1]),
+    ]  # fmt: skip
+    return Result(
+        lines, figure=figure, symbol=symbol, form=form, passed=not leaks, horizons=list(horizons), cuts=len(cuts),
+        disturbances=disturbances, compared=findings_of, leaks=proof_leak_table(leaks), sentences=sentences,
+        reused=reused, certificates=list(certificates), seconds=seconds,
     )  # fmt: skip
 
 
@@ -138,14 +161,12 @@ def audit_sample_runs(
 
 def _tampered(
     symbol: str, horizons: Sequence[int], findings: AuditFindings, started: float, proof: Proof | None = None
-) -> AuditResult:
+) -> Result:
     """Build the result of an audit with a tamper; it has no certificate."""
     cuts = [(pd.Timestamp(cut.moment), cut.why) for cut in proof.cuts] if proof else []
-    return AuditResult(
-        symbol=symbol, form="tampered with: no certificate", passed=not findings.leaks, horizons=list(horizons),
-        cuts=len(cuts), disturbances=["truncate", *proof.disturbances] if proof else [], compared=findings.compared,
-        leaks=proof_leak_table(findings.leaks), sentences=[leak.sentence() for leak in findings.leaks], reused=False,
-        certificates=[], seconds=time.perf_counter() - started,
+    return _audit_result(
+        symbol, horizons, findings_of=findings.compared, leaks=findings.leaks, cuts=cuts, started=started,
+        form="tampered with: no certificate", disturbances=["truncate", *proof.disturbances] if proof else [],
     )  # fmt: skip
 
 
@@ -184,12 +205,12 @@ class _Training:
         with scratch_folder("audit-") as folder:
             # One for each fit: a model that other rows left as it was would find its earlier forecasts.
             workspace = Workspace(folder)
-            run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-            artifact = train_with_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
+            with open_run(workspace, spec) as run:
+                artifact = train_with_holdout(part, run)
             state, verdict = artifact.load_state(), evaluate_artifacts(workspace, part, {self.model: artifact})
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
-        evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}
+        evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.prior_loss}
         # Validation rows stop the training and set the temperature; the preprocessing reads training rows alone.
         both = ("train", "validation")
         trained = {

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import find_model_spec
+from ml_factory.result import Result
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows import predictions
 from ml_factory.workflows.build_bundle import build_bundle
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.results.base import Result
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
@@ -27,37 +26,11 @@ network_graph = LazyModule("ml_factory.inference.network_graph")
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 
 
-@dataclass(frozen=True)
-class ExportResult(Result):
-    """Exported files of a model.
-
-    paths : format -> file; "card" is the bundle's model card.
-    python : lines of Python that use the files elsewhere.
-    choice : why this run's model was taken, in words.
-    no_onnx : why there is no ONNX graph although none was ruled out; "" otherwise.
-    """
-
-    symbol: str
-    horizon: int
-    model: str
-    run_id: str
-    choice: str
-    paths: dict[str, Path]
-    python: list[str]
-    no_onnx: str = ""
-
-    def summary(self) -> str:
-        written = [f"  {name}: {path}" for name, path in self.paths.items()]
-        without = [f"  no onnx: {self.no_onnx}"] if self.no_onnx else []
-        lines = ["  to use it:", *(f"    {line}" for line in self.python)]
-        first = f"{self.model} on {self.symbol}, from run {self.run_id} ({self.choice})"
-        return "\n".join([first, *written, *without, *lines])
-
-
+@push_workspace_on_exit
 def export(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] | None = None, *,
     run: str = "", out: str | Path | None = None,
-) -> ExportResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
     formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", a graph from
@@ -71,6 +44,9 @@ def export(
     Nothing is written unless everything can be, and each graph predicts as its model does. Raises SettingsError for
     another format or a model that does not have it, NotPreparedError where none is finished or its prepared data is
     gone, FactoryError naming the worst row of a graph that predicts otherwise.
+
+    The result has `paths`, format -> file ("card" is the model card); `python`, lines that use the files elsewhere;
+    `choice`, why this run's model was taken; `no_onnx`, why there is no graph although none was ruled out.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     optional = formats is None
@@ -97,9 +73,14 @@ def export(
     python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
         files.write(path, content[kind])
-    return ExportResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python, no_onnx=no_onnx,
-        choice=predictions.describe_run_choice(workspace, artifact, run), seconds=time.perf_counter() - started,
+    choice = predictions.describe_run_choice(workspace, artifact, run)
+    lines = [
+        f"{model} on {symbol}, from run {run_id} ({choice})", *(f"  {kind}: {path}" for kind, path in paths.items()),
+        *([f"  no onnx: {no_onnx}"] if no_onnx else []), "  to use it:", *(f"    {line}" for line in python),
+    ]  # fmt: skip
+    return Result(
+        lines, symbol=symbol, horizon=horizon, model=model, run_id=run_id, choice=choice, paths=paths, python=python,
+        no_onnx=no_onnx, seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 

@@ -1,22 +1,26 @@
-"""Plan of a session: minutes of models, folds and a stack, forecast from two short fits of each model."""
+"""`plan`: minutes of models, folds and a stack in this session, forecast from two short fits of each model."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_units_per_hour
+from ml_factory.argument_checks import check_seed, check_units_per_hour
+from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
-from ml_factory.settings import QuickLimits, make_run_settings
+from ml_factory.models.registry import available_models, build_model, find_model_spec
+from ml_factory.result import Result
+from ml_factory.runs import RunFolder, count_finished_folds, newest_run_folder
+from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.folds import FoldPlan, FoldSchemeSpec, plan_folds
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_input_reader,
@@ -25,9 +29,7 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.stack import stack_folds, stack_run_spec
-from ml_factory.workflows.unit_checkpoints import folds_phase_name, parse_fit_progress
+from ml_factory.workflows.stack import settings_per_model, stack_folds, stack_run_settings
 
 TASKS = ("train", "folds", "stack")
 RESERVE_SECONDS = 60.0  # of the session's end, for the last save
@@ -36,31 +38,55 @@ _BATCHES, _ROUNDS = 12, 10
 _SHARE = 30  # of the work of a whole fit: the short fits of a small one are not longer than it
 
 
-@dataclass(frozen=True)
-class PlanResult(Result):
-    """Work that fits into this session.
+def plan(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, models: Sequence[str] | None = None, *,
+    model_settings: Mapping[str, Mapping] | None = None, tasks: Sequence[str] = ("train",),
+    scheme: str = "purged_kfold", folds: int = 5, units_per_hour: float | None = None, seed: int = 0,
+    quick: bool = False,
+) -> Result:  # fmt: skip
+    """Forecast which of this work fits into the rest of the session, and in which order.
 
-    table : a row per unit in the recommended order; done_percent is the share held by checkpoints, minutes the time
-        left; fits is "whole", "in part" (a later session resumes it) or "later"; compute_units where a rate was given.
-    units_per_hour : compute units that this runtime takes per hour; None without a price.
+    Each model is fitted briefly twice, and its time extrapolated to all epochs or rounds; early stopping ends sooner.
+    Nothing is kept. Finished runs of the same settings, seed, data and code are left out; finished parts of unfinished
+    runs are not counted again. Begun units come first, then the shortest, and the stack last, after its models.
+
+    models : default: all there are; finished ones are left out.
+    model_settings : model -> its settings, as of `train`.
+    tasks : "train"; "folds", a cross-validation of each; "stack", with these as base models.
+    scheme, folds : as of `cross_validate` and `stack`.
+    units_per_hour : compute units that this runtime takes per hour, to price the plan; None: no price.
+
+    The result has `hours_left`, and `table`, a row per unit in the recommended order: done_percent is the share held by
+    checkpoints, minutes the time left; fits is "whole", "in part" (a later session resumes it) or "later";
+    compute_units where a rate was given.
     """
-
-    symbol: str
-    horizon: int
-    hours_left: float
-    table: pd.DataFrame
-    units_per_hour: float | None = None
-
-    def summary(self) -> str:
-        lines = [f"{name}: {row.minutes:.1f} min, {self._price(row)}{row.fits}" for name, row in self.table.iterrows()]
-        left = "no end in sight" if np.isinf(self.hours_left) else f"{self.hours_left:.1f} h left"
-        if self.units_per_hour is not None:
-            units = self.table["compute_units"].sum()
-            lines.append(f"all of it: {units:.3f} compute units at {self.units_per_hour:g} an hour")
-        return "\n".join([f"{self.symbol}, horizon {self.horizon}, {left}; at most:", *(f"  {one}" for one in lines)])
-
-    def _price(self, row: pd.Series) -> str:
-        return "" if self.units_per_hour is None else f"{row.compute_units:.3f} units, "
+    check_units_per_hour(units_per_hour)
+    check_seed(seed)
+    for task in tasks:
+        if task not in TASKS:
+            raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
+    started, workspace, hours = time.perf_counter(), Workspace(workspace), expected_hours_left()
+    chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
+    settings, data = settings_per_model(chosen, model_settings), load_dataset(workspace, symbol, horizon)
+    planner = _Planner(workspace, data, tuple(chosen), quick, seed, settings, FoldSchemeSpec(scheme, folds))
+    units = [unit for name in chosen for unit in planner.fits(name)] if {"train", "stack"} & set(tasks) else []
+    units += [unit for name in chosen for unit in planner.folds(name)] if "folds" in tasks else []
+    units.sort(key=lambda unit: (unit["done_percent"] == 0, unit["seconds"], unit["unit"]))
+    units += planner.stack() if "stack" in tasks else []
+    table = pd.DataFrame(_schedule(units, 3600 * hours), columns=["unit", *_COLUMNS]).set_index("unit")
+    price = ""
+    if units_per_hour is not None:
+        table["compute_units"] = np.round([one["seconds"] / 3600 * units_per_hour for one in units], 3)
+        price = f"all of it: {table['compute_units'].sum():.3f} compute units at {units_per_hour:g} an hour"
+    left = f"{hours:.1f} h left" if np.isfinite(hours) else "no end in sight"
+    lines = [f"{symbol}, horizon {horizon}, {left}; at most:"]
+    for name, row in table.iterrows():
+        units_of = f"{row.compute_units:.3f} units, " if price else ""
+        lines.append(f"  {name}: {row.minutes:.1f} min, {units_of}{row.fits}")
+    return Result(
+        [*lines, *([f"  {price}"] if price else [])], symbol=symbol, horizon=horizon, hours_left=hours, table=table,
+        units_per_hour=units_per_hour, seconds=time.perf_counter() - started,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,36 +112,6 @@ class FitCost:
         return self.fixed * (1.0 if self.windowed else share) + whole * share * (1 - done)
 
 
-def plan_models(
-    workspace: Workspace, data: PreparedDataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
-    tasks: Sequence[str] = ("train",), scheme: FoldSchemeSpec | None = None, units_per_hour: float | None = None,
-) -> PlanResult:  # fmt: skip
-    """Fit each model briefly, forecast the minutes of its work, and order the work.
-
-    Finished runs of the same settings, seed, data and code are left out; finished parts of unfinished runs are not
-    counted again. The forecast is of all epochs or rounds; early stopping ends sooner. Units that are begun come first,
-    then the shortest, and the stack last, after its models.
-
-    settings : model -> its settings.
-    tasks, scheme, units_per_hour : as of `pipeline.plan`.
-    """
-    check_units_per_hour(units_per_hour)
-    for task in tasks:
-        if task not in TASKS:
-            raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
-    started, hours = time.perf_counter(), expected_hours_left()
-    plan = _Planner(workspace, data, tuple(models), quick, seed, settings, scheme or FoldSchemeSpec())
-    units = [unit for name in models for unit in plan.fits(name)] if {"train", "stack"} & set(tasks) else []
-    units += [unit for name in models for unit in plan.folds(name)] if "folds" in tasks else []
-    units.sort(key=lambda unit: (unit["done_percent"] == 0, unit["seconds"], unit["unit"]))
-    units += plan.stack() if "stack" in tasks else []
-    table = pd.DataFrame(_schedule(units, 3600 * hours), columns=["unit", *_COLUMNS]).set_index("unit")
-    if units_per_hour is not None:
-        table["compute_units"] = np.round([one["seconds"] / 3600 * units_per_hour for one in units], 3)
-    return PlanResult(symbol=data.symbol, horizon=data.horizon, hours_left=hours, table=table,
-                      units_per_hour=units_per_hour, seconds=time.perf_counter() - started)  # fmt: skip
-
-
 _COLUMNS = ("starts_at_minute", "minutes", "done_percent", "fits")
 
 
@@ -135,7 +131,7 @@ def _unit(name: str, seconds: float, done: float) -> dict:
 
 
 class _Planner:
-    """Units of work that are not finished; arguments as of `plan_models`."""
+    """Units of work that are not finished; arguments as of `plan`."""
 
     def __init__(
         self, workspace: Workspace, data: PreparedDataset, models: tuple[str, ...], quick: bool, seed: int,
@@ -148,50 +144,49 @@ class _Planner:
 
     def fits(self, name: str) -> list[dict]:
         """Return the fit of a model on the chronological split."""
-        run = self._run(name, "train", {})
+        run = self._run_of_model(name, "train", {})
         if run.run_id in self.artifacts:
             return []
-        cost = self._cost(name)
-        done = parse_fit_progress(str(self._reached(run, f"train_{name}").get("reached", ""))) / cost.iterations
-        return [_unit(name, cost.seconds(min(done, 1.0)), min(done, 1.0))]
+        cost, folder = self._cost(name), CheckpointFolder(self.workspace.checkpoints, 1)
+        newest = next(iter(folder.infos(run.run_id, f"train_{name}")), {"metrics": {}})["metrics"]
+        done = min(newest.get("rounds", newest.get("epochs", 0)) / cost.iterations, 1.0)
+        return [_unit(name, cost.seconds(done), done)]
 
     def folds(self, name: str) -> list[dict]:
         """Return the cross-validation of a model."""
-        run = self._run(name, "folds", self.scheme.to_dict())
+        run = self._run_of_model(name, "folds", self.scheme.to_dict())
         if run.ended:
             return []
         folds = self._fold_plan(self.data.development_rows(), name, self.scheme)
-        done = self._reached(run, folds_phase_name(name)).get("finished", 0) / len(folds.folds)
+        done = count_finished_folds(run.folder, name) / len(folds.folds)
         return [_unit(f"folds of {name}", self._fold_seconds(name, folds) * (1 - done), done)]
 
     def stack(self) -> list[dict]:
         """Return the folds of every base model on the training rows; the pool itself costs next to nothing."""
         data, count = self.data, stack_folds(self.scheme.folds, self.quick)
-        bases, run = [self.artifacts.get(self._run(name, "train", {}).run_id) for name in self.models], None
+        bases = [self.artifacts.get(self._run_of_model(name, "train", {}).run_id) for name in self.models]
+        run = None
         if all(bases):  # a stack is identified by its finished base models and these settings
             own = {name: given for name, given in self.settings.items() if name in self.models}
-            spec = stack_run_spec(data, self.models, bases, count, self.seed, self.quick, own)
-            run = open_run_folder(self.workspace.results, data.symbol, spec, False)
+            run = self._run(stack_run_settings(data, self.models, bases, count, self.seed, self.quick, own))
             if run.run_id in self.artifacts:
                 return []
         seconds, finished = 0.0, 0
         for name in self.models:
             folds = self._fold_plan(data.splits["train"], name, FoldSchemeSpec(folds=count))
-            ended = int(self._reached(run, folds_phase_name(name)).get("finished", 0)) if run else 0
+            ended = count_finished_folds(run.folder, name) if run else 0
             seconds, finished = seconds + self._fold_seconds(name, folds) * (1 - ended / count), finished + ended
         return [_unit("stack", seconds, finished / (count * len(self.models)))]
 
-    def _run(self, name: str, task: str, more: Mapping) -> RunFolder:
-        spec = make_run_settings(
+    def _run_of_model(self, name: str, task: str, more: Mapping) -> RunFolder:
+        settings = {**self.settings.get(name, {}), **more}
+        return self._run(make_run_settings(
             self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
-            data=self.data.fingerprint, settings={**self.settings.get(name, {}), **more},
-        )  # fmt: skip
-        return open_run_folder(self.workspace.results, self.data.symbol, spec, False)
+            data=self.data.fingerprint, settings=settings,
+        ))  # fmt: skip
 
-    def _reached(self, run: RunFolder, phase: str) -> dict:
-        """Return the metrics of a run's newest checkpoint; {} without one."""
-        with open_run_checkpoints(self.workspace.checkpoints, run) as manager:
-            return (manager.phase(phase).latest_info() or {"metrics": {}})["metrics"]
+    def _run(self, settings: RunSettings) -> RunFolder:
+        return newest_run_folder(self.workspace.results / self.data.symbol, settings.run_id)
 
     def _fit_settings(self, name: str) -> dict:
         """Return the settings of a fit: QUICK's limits, and the user's own over them."""

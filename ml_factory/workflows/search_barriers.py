@@ -18,24 +18,40 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
+from ml_factory.result import Result
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.targets.barrier_search import search_barriers_on_training_rows
 from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import stored_data_settings
-from ml_factory.workflows.results.data import SearchBarriersResult
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
-def run_barrier_search(
-    workspace: Workspace, symbol: str, horizon: int, spec: BarrierSearchSpec | None
-) -> SearchBarriersResult:
-    """Search barriers and write the label spec; arguments are checked before."""
-    started = time.perf_counter()
+@push_workspace_on_exit
+def search_barriers(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None
+) -> Result:
+    """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
+
+    Reads only training rows of the chronological split, and of their labels those proven before the first validation
+    row. Writes a label spec that names the rows it saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`, unless the same
+    is there; `prepare(..., searched="h20-v1")` makes labels with it.
+
+    spec : grid and constraints; its labels take their horizon from the call.
+
+    The result has `labels`, the label spec found (`reused` where it existed before); `seen_rows`, as
+    `BarrierSearchRows`; `best`; and `grid`, a row per point: k, sigma_span, value (bits a training row), rows, class
+    shares, and whether it kept the balance.
+
+    Raises SettingsError when no barriers of the grid keep the balance, and NotPreparedError.
+    """
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
     store = DatasetStore.current(workspace.processed(symbol))
     settings, market = stored_data_settings(store), MarketSpec.from_dict(store.facts["market"])
     spec = BarrierSearchSpec(settings.labels) if spec is None else spec
@@ -49,10 +65,20 @@ def run_barrier_search(
             base, minute_bars, market, train, spec, evaluated=evaluated, done=done
         )
     path, reused = _write_spec(store.folder.parent / "searched", found)
-    return SearchBarriersResult(
-        symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
-        best=found.best, grid=grid, reused=reused, path=path, seconds=time.perf_counter() - started,
-        draw=lambda: plots.plot_barrier_grid(grid),
+    labels, seen, seconds = asdict(found.labels), asdict(found.seen_rows), time.perf_counter() - started
+    how = "found before" if reused else f"the best of {len(grid)}"
+    shares = ", ".join(f"{name} {found.best[name]:.1%}" for name in ("short", "neutral", "long"))
+    lines = [
+        f"{symbol}, horizon {horizon}: barriers {path.stem}, {how}, {seconds:.1f} s",
+        f"  k_up {labels['k_up']:.3f}, k_down {labels['k_down']:.3f}, volatility over {labels['sigma_span']} bars: "
+        f"{shares}",
+        f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
+        f"bars until {seen['until']}",
+        f"  {path}",
+    ]
+    return Result(
+        lines, figure=lambda: plots.plot_barrier_grid(grid), symbol=symbol, horizon=horizon, name=path.stem,
+        labels=labels, seen_rows=seen, best=found.best, grid=grid, reused=reused, path=path, seconds=seconds,
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, t
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
 from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
-from ml_factory.workflows.cross_validation import folds
+from ml_factory.workflows import folds
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 

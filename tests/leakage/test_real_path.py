@@ -20,7 +20,7 @@ from ml_factory.leakage.proof_spec import ProofSpec
 from ml_factory.targets import label_table, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.workflows import audit, dataset_evaluation, predictions, prepared_dataset
+from ml_factory.workflows import audit, evaluation, prepared_dataset
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.leakage.catalogue import bars_with_events
@@ -189,22 +189,22 @@ def learns_from_test_rows(patch):
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = dataset_evaluation.prepared_dataset_baselines
+    honest = evaluation.prepared_dataset_baselines
 
     def spoilt(data, training_rows, rows):
         everything = np.arange(len(data.labels))
         return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(dataset_evaluation, "prepared_dataset_baselines", spoilt)
+    patch.setattr(evaluation, "prepared_dataset_baselines", spoilt)
 
 
 def prior_other_a_history_of_all(patch):
-    honest = predictions.dataset_weighted_prior_loss
+    honest = evaluation.dataset_weighted_prior_loss
 
     def spoilt(data, training_rows, rows):
         return honest(data, np.arange(len(data.labels)), rows)
 
-    patch.setattr(predictions, "dataset_weighted_prior_loss", spoilt)
+    patch.setattr(evaluation, "dataset_weighted_prior_loss", spoilt)
 
 
 @pytest.mark.soak_except("learns_from_test_rows", "prior_of_all")

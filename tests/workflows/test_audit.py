@@ -104,9 +104,9 @@ def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, 
     assert audit.audit_leaks_of_model(data, model) == []
     honest = audit.train_with_holdout
 
-    def stops_on_test(workspace, part, *given, **options):
+    def stops_on_test(part, run):
         splits = part.splits | {"validation": part.splits["test"]}
-        return honest(workspace, replace(part, splits=splits), *given, **options)
+        return honest(replace(part, splits=splits), run)
 
     monkeypatch.setattr(audit, "train_with_holdout", stops_on_test)
     leaks = audit.audit_leaks_of_model(data, model)

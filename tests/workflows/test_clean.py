@@ -18,7 +18,6 @@ from ml_factory.progress import report_progress_to
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.workflows.runs.stored_runs import read_stored_runs
 
 DATA = fingerprint_json("data")
 
@@ -39,7 +38,8 @@ def add_run(workspace, number, task="train", model="xgboost", *, attempt="", end
     folder = workspace.results / "MES" / name
     record = {
         "run_id": name, "task": task, "model": model, "horizon": 5, "data": data, "symbol": "MES",
-        "settings": settings or {}, "begun_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
+        "settings": settings or {}, "sources": {}, "seed": 0, "quick": False,
+        "begun_at": f"2026-01-{number + 1:02}T00:00:00+00:00",
     }  # fmt: skip
     files.write_json(folder / "run.json", record)
     files.write(folder / "predictions.parquet", b"p" * 1000)
@@ -87,8 +87,9 @@ def test_clean_keeps_newest_models_and_deletes_older_ones_with_results(workspace
     assert kinds(listed) == {"model": 3, "results": 3}
     gone = [model.path for model in models[:3]] + list(folders[:3])
     assert {item.path for item in listed.items} == set(gone)
-    assert listed.size == sum(file.stat().st_size for path in gone for file in path.rglob("*") if file.is_file())
-    assert listed.table["mb"].is_monotonic_decreasing and "not needed any more" in listed.summary()
+    assert listed.bytes == sum(file.stat().st_size for path in gone for file in path.rglob("*") if file.is_file())
+    assert [item.size for item in listed.items] == sorted((item.size for item in listed.items), reverse=True)
+    assert "not needed any more" in listed.summary()
     result = pipeline.clean(workspace, "MES", 2)
     assert result.deleted and kinds(result) == kinds(listed) and not result.skipped
     left = {
@@ -439,9 +440,6 @@ def test_clean_keeps_bundle_in_results_and_its_model(prepared):
     path = pipeline.export(prepared, "DEMO", 5, "linear").paths["bundle"]
     later = [pipeline.train(prepared, "DEMO", 5, "linear", seed=seed, **settings) for seed in (1, 2)]
     pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=2, **settings)
-    runs = read_stored_runs(prepared, "DEMO").runs
-    assert {run.task: run.ended for run in runs} == {"train": True, "folds": True}
-    assert [run.added for run in runs if run.added] == [path.name]
     bars = pd.read_parquet(prepared.raw_bars("DEMO"))
     before = Bundle.load(path).predict(bars)
     result = pipeline.clean(prepared, "DEMO", 1)

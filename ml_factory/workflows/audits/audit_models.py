@@ -20,7 +20,7 @@ from ml_factory.leakage.artifact_comparison import (
 from ml_factory.leakage.timed_tables import ROWS, Leak, one_per_column
 from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
-from ml_factory.run_folder import open_run_folder
+from ml_factory.runs import open_run
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
@@ -40,7 +40,7 @@ from ml_factory.workflows.predictions import (
     read_prediction_frame,
 )
 from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset
-from ml_factory.workflows.stack import fit_stack, stack_run_spec
+from ml_factory.workflows.stack import fit_stack, stack_run_settings
 from ml_factory.workflows.train import train_with_holdout
 
 NETWORK_ROWS = 1_000  # newest rows of each split: a network is slow on all of them
@@ -116,11 +116,10 @@ def _stacked(data: PreparedDataset) -> tuple[dict, pd.DataFrame]:
             spec = make_run_settings(
                 data.symbol, data.horizon, model, task="train", seed=0, quick=True, data=data.fingerprint, settings=None
             )
-            run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-            hashes.append(train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off").hash)
-        spec = stack_run_spec(data, MODELS, hashes, FOLDS, 0, True)
-        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        artifact = fit_stack(workspace, data, run, spec, FOLDS, mirror="off")
+            with open_run(workspace, spec) as run:
+                hashes.append(train_with_holdout(data, run).hash)
+        with open_run(workspace, stack_run_settings(data, MODELS, hashes, FOLDS, 0, True)) as run:
+            artifact = fit_stack(data, run, FOLDS)
         learnt = {name: value for name, value in artifact.load_state().items() if name not in ("bases", "run_id")}
         return learnt, load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
 
@@ -132,8 +131,8 @@ def audit_model_predictions(
     bars = bars.iloc[-BARS:]
     with temporary_audit_workspace() as workspace:
         spec = audit_training_spec(data, MODELS[0], "train")
-        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        artifact = train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+        with open_run(workspace, spec) as run:
+            artifact = train_with_holdout(data, run)
 
         def predicted_until(stop: int) -> pd.DataFrame:
             path = Path(workspace.root) / f"bars-{stop}.parquet"

@@ -13,7 +13,6 @@ import pandas as pd
 
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
-from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -35,18 +34,16 @@ from ml_factory.leakage.independent_baselines import (
 from ml_factory.leakage.pipeline_under_test import SplitUnderTest
 from ml_factory.leakage.split_and_fit_check import find_purge_violations
 from ml_factory.leakage.timed_tables import Leak, one_per_column
-from ml_factory.run_folder import open_run_checkpoints, open_run_folder
+from ml_factory.runs import open_run
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.scratch_folder import scratch_folder
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.audits.audit_artifacts import AuditFindings
-from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
-from ml_factory.workflows.cross_validation.fold_scores import UNCALIBRATED, score_folds
-from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
-from ml_factory.workflows.evaluation import evaluate_artifacts
+from ml_factory.workflows.cross_validate import UNCALIBRATED, score_folds
+from ml_factory.workflows.evaluation import evaluate_artifacts, prepared_dataset_baselines
+from ml_factory.workflows.folds import FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, plan_folds
 from ml_factory.workflows.predictions import predictions_path, read_prediction_frame
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.train import train_with_holdout
@@ -179,14 +176,11 @@ def record_fold_training(data: PreparedDataset, plan: FoldPlan, model: str) -> d
     """
     spec = audit_training_spec(data, model, "folds")
     one = replace(plan, folds=[plan.folds[AUDITED_FOLD]], labels=data.labels.iloc[plan.rows])
-    tracked = _RecordedModel(spec, model, dict(spec.settings))
-    with temporary_audit_workspace() as workspace:
-        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        with open_run_checkpoints(workspace.checkpoints, run) as manager:
-            outcome = fit_and_forecast_folds(manager, data, one, tracked)
+    tracked = _RecordedModel(spec.seed, model, dict(spec.settings))
+    with temporary_audit_workspace() as workspace, open_run(workspace, spec) as run:
+        outcome = fit_folds(run, data, one, tracked)
     (evaluated,), seen = score_folds(data, outcome, model), tracked.record
-    train_rows = one.folds[0][0][plan.usable[one.folds[0][0]]]
-    _, validation = inner_validation_split(one.labels, train_rows, 0.15)
+    _, validation = one.fit_and_held_out(0)
     return {
         "labels": data.labels, "features": data.features.iloc[data.row], "embargo": plan.embargo,
         "train": seen["train"], "validation": plan.rows[validation], "test": evaluated.rows, "scaler": seen["scaler"],
@@ -256,8 +250,8 @@ class _Outcome:
 def _trained(data: PreparedDataset, model: str) -> _Outcome:
     spec = audit_training_spec(data, model, "train")
     with temporary_audit_workspace() as workspace:
-        run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-        artifact = train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+        with open_run(workspace, spec) as run:
+            artifact = train_with_holdout(data, run)
         verdict = evaluate_artifacts(workspace, data, {model: artifact})
         state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
         return _Outcome(state, read_prediction_frame(predictions_path(workspace, artifact)), verdict.metrics)

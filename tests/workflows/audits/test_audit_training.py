@@ -11,10 +11,9 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference import prediction_spec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, dataset_evaluation, predictions, prepared_dataset
+from ml_factory.workflows import audit, evaluation, folds, predictions, prepared_dataset
 from ml_factory.workflows.audits import audit_models, audit_training
 from ml_factory.workflows.audits.audit_artifacts import AuditFindings
-from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
 
 MODEL = "linear"
@@ -200,10 +199,8 @@ def test_check_predictions_calibrated_on_test_labels_names_predictions(part, mon
 
 
 def test_check_predictions_with_worsened_prior_names_baseline(part, monkeypatch):
-    honest = dataset_evaluation.prior_baseline_probabilities
-    monkeypatch.setattr(
-        dataset_evaluation, "prior_baseline_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3
-    )
+    honest = evaluation.prior_baseline_probabilities
+    monkeypatch.setattr(evaluation, "prior_baseline_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
     found = found_by(audit_training.audit_training_predictions, part, MODEL, None)
     assert any("baseline: prior, log loss of test rows" in one and "by a recount" in one for one in found)
     assert any("baseline: prior" in one for one in found_by(audit_training.audit_training_baselines, part, None))
@@ -225,7 +222,7 @@ def test_check_baselines_equal_arrays_pass_and_baseline_of_test_rows_fails(data)
     test = data.splits["test"]
     fitted_on_test = at(
         "baseline",
-        lambda printed: printed | {"clock": dataset_evaluation.prepared_dataset_baselines(data, test, test)["clock"]},
+        lambda printed: printed | {"clock": evaluation.prepared_dataset_baselines(data, test, test)["clock"]},
     )
     assert "baseline: clock " in found_by(audit_training.audit_training_baselines, data, fitted_on_test)[0]
 
@@ -238,9 +235,9 @@ def test_check_stack_passes_and_with_calibration_on_test_rows_names_stack(part, 
     assert found_by(audit_models.audit_stack_model, part) == []
     honest = audit_models.fit_stack
 
-    def on_test(workspace, data, *given, **options):
+    def on_test(data, *given):
         both = np.concatenate([data.splits["validation"], data.splits["test"]])
-        return honest(workspace, replace(data, splits=data.splits | {"validation": both}), *given, **options)
+        return honest(replace(data, splits=data.splits | {"validation": both}), *given)
 
     monkeypatch.setattr(audit_models, "fit_stack", on_test)
     assert any("stack: its weights and calibration" in one for one in found_by(audit_models.audit_stack_model, part))
