@@ -9,6 +9,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 from xxhash import xxh3_128
 
 from ml_factory.errors import CheckpointError
@@ -64,11 +65,12 @@ def read_checkpoint_info(path: Path) -> dict:
         return _parse(path, file.read(length), size)[0]
 
 
-def _read_verified(path: Path) -> tuple[dict, bytes]:
+def _read_verified(path: Path) -> tuple[dict, memoryview]:
     with disk_errors(path), open_regular_file(path) as file:
-        data = file.read()
-    view = memoryview(data)
-    table, arrays = split_safetensors_header(view)
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
+        if file.readinto(data) != len(data):
+            raise _torn(path, "a file that became shorter")
+    table, arrays = split_safetensors_header(data)
     info, layout = _parse(path, table, len(data))
     stored = {name: info[name] for name in _COUNTED}
     stored["metrics"] = {name: _encode(value) for name, value in stored["metrics"].items()}

@@ -46,8 +46,8 @@ _LONG_FRAMES = {240: "4h", 1440: "1d"}
 # Bars of a frame before its first row is used: every window is full. On the base frame the start of a recursion
 # contributes under 0.1 % of a deviation. On a coarse frame the forward filters get their first input at bar 97 and
 # forget the prior by bar 190: in a file's first rows trend_probability may differ by 0.8 of a deviation,
-# wild_probability by 0.3, though never because of later bars (tests/features/test_warmup.py). A live stream waits for
-# `warmup_bars`, after which all are within 1e-6.
+# wild_probability by 0.3, though never because of later bars (tests/contract/features/test_warmup.py). A live stream
+# waits for `warmup_bars`, after which all are within 1e-6.
 FIRST_BARS = {"base": 320, "coarse": 110}
 # Bars of a frame after which a cold start is within 1e-6 of a column's deviation.
 MEMORY_BARS = {"base": 640, "coarse": 320}

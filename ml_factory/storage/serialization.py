@@ -15,8 +15,6 @@ import sys
 from dataclasses import replace
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from ml_factory.errors import MORE_MEMORY, CheckpointError, WorkspaceError
 from ml_factory.lazy_module import import_module_or_explain
@@ -31,6 +29,8 @@ _MAX_DEPTH = 100
 _DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
 _PLAIN_DTYPE = re.compile(r"[<>|]([biufcmM])(\d{1,2})(\[\d*[A-Za-zμ]{1,7}\])?|[<>|][US]\d{1,9}")
 # Dtypes that safetensors and NumPy both have; others are stored as raw bytes with their dtype's name.
+_NUMPY_NAMES = {name: dtype for dtype, name in DTYPES.items()}
+_SHARED = 1 << 16  # bytes of an array that is not copied
 _TENSORS = {*DTYPES, "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
 _MUST_BE_FINITE = {"float16", "bfloat16", "float32", "float64"}
 # Arrays below these names are trained parameters; other arrays (forecasts, features) may hold NaN.
@@ -70,18 +70,16 @@ def serialize_state(state: dict) -> bytes:
     return bytes(data)
 
 
-def deserialize_state(data: bytes | bytearray, *, tensors: bool = True) -> dict:
+def deserialize_state(data: bytes | bytearray | memoryview, *, tensors: bool = True) -> dict:
     """Return the state that `serialize_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
 
+    data : where it can be written, large arrays of the state are views of it: the state is in memory once.
     tensors : False: torch is not needed, a tensor comes back as its bytes, uint8 (N,).
 
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.
     """
     try:
-        parse_json(
-            split_safetensors_header(memoryview(data))[0], largest=None
-        )  # each name once: the library takes the last
-        arrays = _Arrays(load(bytes(data)))
+        arrays = _read_arrays(memoryview(data))
         arrays.tensors = tensors
         tree = parse_json(bytes(arrays.pop(_TREE)), largest=None, deepest=_DEEPEST_TREE)
         version = tree["version"]
@@ -96,8 +94,7 @@ def deserialize_state(data: bytes | bytearray, *, tensors: bool = True) -> dict:
     except CheckpointError:
         raise
     except (
-        SafetensorError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
-        struct.error,
+        ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, struct.error
     ) as error:  # fmt: skip
         raise CheckpointError("These bytes are not a whole state", got=f"{type(error).__name__}: {error}") from error
     except MemoryError as error:  # no damage: an older checkpoint must not be taken for it
@@ -200,9 +197,31 @@ def _add_entry(
 
 
 class _Arrays(dict[str, np.ndarray]):
-    """Arrays of a file by name; each is taken once. tensors : whether torch makes tensors of theirs."""
+    """Bytes uint8[N] of a file's arrays by name; each is taken once. tensors : whether torch makes tensors of
+    theirs.
+    """
 
     tensors = True
+
+
+def _read_arrays(file: memoryview) -> _Arrays:
+    """Return the arrays of a safetensors file. Raises ValueError where its table does not account for each byte once.
+
+    A large array is a view of the file, a small one a copy: one that is kept longer must not keep the whole file.
+    """
+    header, tensors = split_safetensors_header(file)
+    table, flat, end = parse_json(header, largest=None), np.frombuffer(tensors, np.uint8), 0
+    table.pop("__metadata__", None)
+    arrays = _Arrays()
+    for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"]):
+        (start, stop), itemsize = entry["data_offsets"], np.dtype(_NUMPY_NAMES[entry["dtype"]]).itemsize
+        if start != end or stop - start != math.prod(_check_shape(entry["shape"])) * itemsize:
+            raise ValueError(f"bytes {start} to {stop} for {entry['shape']} {entry['dtype']}")
+        arrays[name] = flat[start:stop] if stop - start >= _SHARED else flat[start:stop].copy()
+        end = stop
+    if end != len(flat):
+        raise ValueError(f"{len(flat)} bytes of arrays, {end} in the table")
+    return arrays
 
 
 def _unpack(node: object, arrays: _Arrays) -> object:
@@ -220,7 +239,7 @@ def _unpack_array(value: list, arrays: _Arrays) -> np.ndarray:
     name, dtype, shape = value
     if not _PLAIN_DTYPE.fullmatch(dtype):
         raise CheckpointError("A state holds an array of a kind that is never loaded", got=repr(dtype))
-    return _check_values(_as_bytes(arrays.pop(name)).view(np.dtype(dtype))).reshape(_check_shape(shape))
+    return _check_values(_writable(arrays.pop(name)).view(np.dtype(dtype))).reshape(_check_shape(shape))
 
 
 def _unpack_tensor(value: list, arrays: _Arrays):
@@ -228,22 +247,21 @@ def _unpack_tensor(value: list, arrays: _Arrays):
     if dtype not in _TENSORS:
         raise CheckpointError("A state holds a tensor of an unknown kind", got=dtype)
     if not arrays.tensors:
-        return _as_bytes(arrays.pop(name))
+        return _writable(arrays.pop(name))
     try:
         torch = import_module_or_explain("torch")
         kind = getattr(torch, dtype)
     except AttributeError as error:
         raise CheckpointError("This state holds torch tensors", got=error, next_step="install a newer torch") from error
-    raw, shape = _as_bytes(arrays.pop(name)), _check_shape(shape)
+    raw, shape = _writable(arrays.pop(name)), _check_shape(shape)
     if raw.size != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{raw.size} bytes for a tensor of {shape} {dtype}")
     return torch.frombuffer(raw, dtype=kind).reshape(shape) if raw.size else torch.empty(shape, dtype=kind)
 
 
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return uint8[N], writable, sharing memory where possible."""
-    flat = array.reshape(-1).view(np.uint8)
-    return flat if flat.flags.writeable else flat.copy()
+def _writable(raw: np.ndarray) -> np.ndarray:
+    """Return the bytes, copied where they cannot be written."""
+    return raw if raw.flags.writeable else raw.copy()
 
 
 def _check_values(array: np.ndarray) -> np.ndarray:

@@ -12,38 +12,129 @@ import numpy as np
 import pandas as pd
 
 from ml_factory import cli, pipeline
+from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
-from ml_factory.data.sessions import TRADING_HOURS, MarketSpec, assign_sessions
+from ml_factory.data.prefix_hash import hash_bars
+from ml_factory.data.resample import (
+    ResampledBars,
+    apply_roll_adjustment,
+    asof_rows,
+    resample_bars,
+    segments_between_rolls,
+    trading_intervals,
+)
+from ml_factory.data.rolls import RollSpec, build_continuous_contract
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, TRADING_HOURS, MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
+from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
+from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import SCALERS
-from ml_factory.evaluation.baselines import (
-    ClockBaseline,
-    baseline_session_clock,
+from ml_factory.evaluation.backtest.fill_kernel import EXITS
+from ml_factory.evaluation.backtest.metrics import (
+    autocorrelated_sharpe_ratio,
+    drawdown,
+    session_gains,
+    sharpe_ratio,
+    sortino_ratio,
 )
-from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.features import custom
-from ml_factory.features.build import FAMILIES, FeatureSpec, FeatureStream, build_features, feature_column_names
+from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock, prior_baseline_probabilities
+from ml_factory.evaluation.calibration import (
+    Calibration,
+    calibration_by_class,
+    floored_log_probabilities,
+    independent_row_count,
+    reliability_table,
+    softmax,
+)
+from ml_factory.evaluation.intervals import (
+    ConfidenceInterval,
+    autocorrelation_length,
+    cosine_standard_error,
+    count_interval_weeks,
+    fold_gain_interval,
+    gain_interval,
+    interval_week_numbers,
+    newey_west_standard_error,
+    squared_cosine_weights,
+    week_clustered_standard_error,
+)
+from ml_factory.evaluation.metrics import (
+    PROBABILITIES,
+    classification_metrics,
+    compute_forecast_metrics,
+    direction_loss_by_class,
+    expected_calibration_error,
+    negative_log_probabilities,
+    row_log_loss,
+)
+from ml_factory.evaluation.verdict import (
+    BEATS,
+    DOES_NOT_BEAT,
+    NOT_ENOUGH,
+    VerdictGains,
+    describe_missing_classes,
+    model_verdict,
+    verdict_gains_of_folds,
+    verdict_gains_of_rows,
+)
+from ml_factory.features import custom, engine, fractional, regime
+from ml_factory.features.build import (
+    FAMILIES,
+    FIRST_BARS,
+    MEMORY_BARS,
+    FeatureSpec,
+    FeatureStream,
+    build_features,
+    feature_column_names,
+    timeframe_name,
+)
+from ml_factory.features.calendar import elapsed_session_share
 from ml_factory.features.custom import feature
+from ml_factory.features.engine import FeatureEngine, compute_family_columns
+from ml_factory.features.entropy import lempel_ziv_phrases, sigma_bins
+from ml_factory.features.fractional import fractional_difference_weights, fractional_return_weights
+from ml_factory.features.volatility import range_variances
+from ml_factory.features.wavelet import SCALES
+from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
+from ml_factory.leakage.streaming_check import stream_push_positions
 from ml_factory.models import tabular
-from ml_factory.models.registry import build_model_from_state, find_model_spec
+from ml_factory.models.registry import build_model_from_state, check_model, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
+from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.recipes.shard_writer import array_samples, write_shards
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.serialization import serialize_state
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.mirror import Mirror
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
+from ml_factory.targets.label_sufficiency import (
+    check_class_sufficiency,
+    check_horizon_fits_session,
+    longest_session_bars,
+)
 from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier_labels
+from ml_factory.targets.labels import BARRIERS, LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.weights import WeightSpec, training_weights
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import (
+    WeightSpec,
+    average_uniqueness,
+    effective_sample_size,
+    label_concurrency,
+    time_decay_weights,
+    training_weights,
+)
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.workflows import folds
 from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.train import check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))

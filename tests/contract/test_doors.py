@@ -9,10 +9,10 @@ import pytest
 PROMISED = {
     "ml_factory", "ml_factory.checkpoints.manager", "ml_factory.data.synthetic", "ml_factory.errors",
     "ml_factory.evaluation.backtest", "ml_factory.evaluation.luck", "ml_factory.models.registry", "ml_factory.pipeline",
-    "ml_factory.storage.workspace",
+    "ml_factory.recipes.sdce", "ml_factory.recipes.shards", "ml_factory.storage.workspace",
 }  # fmt: skip
 REGISTRY = {"available_models", "build_model"}
-FILES = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name != "doors.py")
+FILES = sorted(path for path in Path(__file__).parent.rglob("*.py") if path.name != "doors.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -44,24 +44,50 @@ def train(model: str) -> list[str]:
     return ["train", *DATA, "--model", model, *chosen]
 
 
-# unit -> (words of the command line, whether the workspace is prepared before, models trained before)
+ON_CPU = ("--device", "cpu", "--threads", "1", "--json")
+BARS, PREPARED, NOTHING = "bars", "prepared", "nothing"
+# unit -> (words of the command line, what the workspace holds before, models trained before)
 UNITS = {
-    "prepare": (["prepare", *DATA, *doors.SMALL_DATA_WORDS], False, ()),
-    **{model: (train(model), True, ()) for model in available_models()},
-    "cross-validate": (["cross-validate", *DATA, "--model", "linear", "--folds", "3"], True, ()),
-    "stack": (["stack", *DATA, "--base-model", "linear", "--base-model", "xgboost", "--folds", "2", "--quick"], True,
-              ("linear", "xgboost")),
+    "prepare": (["prepare", *DATA, *doors.SMALL_DATA_WORDS], BARS, ()),
+    **{model: (train(model), PREPARED, ()) for model in available_models()},
+    "cross-validate": (["cross-validate", *DATA, "--model", "linear", "--folds", "3"], PREPARED, ()),
+    "stack": (["stack", *DATA, "--base-model", "linear", "--base-model", "xgboost", "--folds", "2", "--quick"],
+              PREPARED, ("linear", "xgboost")),
+    "resnet50": (["recipe", "resnet50", "--fake-data", "--trainsize", "96", "--testsize", "24", "--width", "2",
+                  "--classes", "3", "--image-size", "16", "--num-epochs", "2", "--batch-size", "16", *ON_CPU],
+                 NOTHING, ()),
+    "t5": (["recipe", "t5", "--data", "{workspace}/texts.tsv", "--vocabulary", "120", "--max-length", "24",
+            "--num-epochs", "2", "--batch-size", "16", "--precision", "fp32", "--save-seconds", "0", *ON_CPU],
+           NOTHING, ()),
+    "sdce": (["recipe", "sdce", "--base-model", "builtin:tiny", "--surrogate-model", "builtin:tiny", "--dataset",
+              "{workspace}/text.txt", "--max-seq-length", "32", "--max-tokens", "6000", "--num-epochs", "2",
+              "--device", "cpu", "--mixed-precision", "no", "--surrogate-k", "8", "--probability-threshold", "0.001",
+              "--output-dir", "{workspace}", "--json"], NOTHING, ()),
 }  # fmt: skip
-FACTS = ("artifact_hash", "predictions_hash", "fingerprint", "metrics", "fold_table", "weights", "label_balance")
-IN_EVERY_TEST_RUN = ("prepare", "lstm", "stack")  # a booster is killed in test_resume.py and its folds in "stack"
+FACTS = ("artifact_hash", "predictions_hash", "fingerprint", "metrics", "fold_table", "weights", "label_balance",
+         "loss", "accuracy", "macro_f1", "best_epoch", "exact")  # fmt: skip
+# A booster is killed in test_resume.py and its folds in "stack".
+IN_EVERY_TEST_RUN = ("prepare", "lstm", "stack", "resnet50", "t5", "sdce")
+
+
+def write_texts(folder: Path) -> None:
+    """Write a table of labelled texts, and a text."""
+    luck = np.random.default_rng(0)
+    words = ["the", "king", "and", "queen", "of", "night", "see", "a", "cat", "on", "its", "mat", "while", "rain"]
+    rows = [f"{row}\t{' '.join(luck.choice(words, 8))} {row % 2}\t{('bad', 'good')[row % 2]}" for row in range(160)]
+    (folder / "texts.tsv").write_text("\n".join(["Id\tText\tLabel", *rows]) + "\n")
+    (folder / "text.txt").write_text("\n".join(" ".join(luck.choice(words, 12)) + "." for _ in range(300)))
 
 
 def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> subprocess.CompletedProcess:
+    words = [word.format(workspace=workspace) for word in words]
+    if "--output-dir" not in words:
+        words += ["--workspace", str(workspace)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY_", "WANDB_"))}
     paths = os.pathsep.join([str(Path(__file__).parent / "crash"), str(ROOT)])
     crash = {"CRASH_AT": str(die_at), "CRASH_COUNT": str(folder / "count"), "PYTHONPATH": paths}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "ml_factory", *words, "--workspace", str(workspace)],
+        [sys.executable, "-W", "error", "-m", "ml_factory", *words],
         env=kept | crash | {"ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}, cwd=folder,
         capture_output=True, text=True, start_new_session=True, timeout=300, check=False,
     )  # fmt: skip
@@ -71,7 +97,10 @@ def facts(done: subprocess.CompletedProcess, workspace: Path) -> dict:
     """What the command reports of its results, and the bytes of what is prepared and proved."""
     assert done.returncode == 0, done.stderr[-2000:]
     printed = json.loads(done.stdout)
-    files = sorted(workspace.glob("data/processed/DEMO/*/*_h6.*")) + sorted(workspace.glob("data/processed/*/*/*.npy"))
+    kinds = ("data/processed/DEMO/*/*_h6.*", "data/processed/*/*/*.npy", "results/*/*/model/model.safetensors",
+             "results/*/*/weights.state")  # fmt: skip
+    files = [path for kind in kinds for path in sorted(workspace.glob(kind))]
+    assert files, f"no result of {done.args}"
     return {name: printed[name] for name in FACTS if name in printed} | {path.name: path.read_bytes() for path in files}
 
 
@@ -105,10 +134,13 @@ def templates(tmp_path_factory):
 
     def of(unit: str):
         if unit not in kept:
-            words, is_prepared, models = UNITS[unit]
+            words, held, models = UNITS[unit]
             place = Workspace(folder / unit / "start")
-            ensure_synthetic_demo_market(place, "DEMO", days=10)
-            if is_prepared:
+            if held == NOTHING:
+                write_texts(place.root)
+            else:
+                ensure_synthetic_demo_market(place, "DEMO", days=10)
+            if held == PREPARED:
                 pipeline.prepare(place, "DEMO", (6,), settings=doors.SMALL_DATA)
             for model in models:
                 pipeline.train(place, "DEMO", 6, model, quick=True, mirror="off")

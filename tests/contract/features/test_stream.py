@@ -1,0 +1,118 @@
+"""A feed in any chunks, cut and restored anywhere, gives the rows of the whole file to the bit."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.errors import SettingsError
+from tests.contract.doors import FeatureSpec, FeatureStream, build_features, feature
+
+FIELDS = ("known_at", "session", "segment", "close")
+
+
+def feed(stream, bars, sizes, *, restore=0, seed=0):
+    """All rows of `bars` pushed in chunks of `sizes`; the stream is saved and restored at `restore` random places."""
+    random = np.random.default_rng(seed)
+    cuts = [0]
+    while cuts[-1] < len(bars):
+        cuts.append(min(cuts[-1] + int(random.choice(sizes)), len(bars)))
+    again = set(random.choice(len(cuts) - 1, min(restore, len(cuts) - 1), replace=False).tolist())
+    rows = []
+    for number, (begin, stop) in enumerate(itertools.pairwise(cuts)):
+        if number in again:
+            state, stream = stream.get_state(), FeatureStream(stream.market, stream.spec, cold=stream.cold)
+            stream.load_state(state)
+        rows.append(stream.push(bars.iloc[begin:stop]))
+    return rows, stream
+
+
+def assert_same(rows, matrix):
+    for name in FIELDS:
+        np.testing.assert_array_equal(np.concatenate([getattr(one, name) for one in rows]), getattr(matrix, name))
+    values = np.concatenate([one.values for one in rows])
+    np.testing.assert_array_equal(values.view(np.int32), matrix.values.view(np.int32))
+
+
+def test_feature_stream_random_chunks_of_all_columns_equal_whole_file_bitwise(real_bars):
+    bars, market = real_bars("XAUUSD")
+    spec = FeatureSpec(1, (15, 60, 240), full_frames=True)
+    matrix = build_features(bars, market, spec)
+    rows, _ = feed(FeatureStream(market, spec), bars, (1, 3, 500, 5000), restore=100)
+    assert all(one.exact for one in rows)
+    assert_same(rows, matrix)
+
+
+def test_feature_stream_row_is_emitted_exactly_at_known_at(real_bars):
+    bars, market = real_bars("XAUUSD")
+    bars = bars.iloc[:20_000]
+    stream = FeatureStream(market, FeatureSpec(5, (15,)))
+    feed(stream, bars.iloc[:18_000], (18_000,))
+    _, stream = feed(stream, bars.iloc[:0], (1,))
+    for place in range(18_000, 18_400):
+        bar = bars.iloc[place : place + 1]
+        end = bar.index[0].value + 60_000_000_000
+        for row in (stream.push(bar), stream.advance(end)):
+            assert (row.known_at <= end).all()
+            assert (row.known_at > end - 60_000_000_000).all() or bar.index[0] - bars.index[place - 1] > pd.Timedelta(
+                minutes=1
+            )
+
+
+def test_feature_stream_advance_past_bucket_end_emits_row(real_bars):
+    bars, market = real_bars("SPY")
+    spec = FeatureSpec(5, (15,))
+    end = np.flatnonzero(bars.index.minute % 5 == 2)[6_000]  # the feed stops two minutes before a bucket's end
+    stream = FeatureStream(market, spec)
+    stream.push(bars.iloc[: end + 1])
+    due = (bars.index[end] + pd.Timedelta(minutes=3)).value
+    assert len(stream.advance(due - 1)) == 0
+    row = stream.advance(due)
+    assert row.known_at.tolist() == [due]
+    later = build_features(bars.iloc[: end + 500], market, spec)
+    silent = build_features(bars.iloc[: end + 1], market, spec)
+    assert due not in silent.known_at
+    assert due in later.known_at
+
+
+def test_feature_stream_cold_start_waits_warmup_bars_and_is_not_exact(real_bars):
+    bars, market = real_bars("XAUUSD")
+    spec = FeatureSpec(5, (15, 60))
+    full = build_features(bars, market, spec)
+    spread = full.values.std(axis=0)
+    late = bars.loc[bars.index >= pd.Timestamp(full.base.start[5_000], tz="UTC")]
+    rows, _ = feed(FeatureStream(market, spec, cold=True), late, (5_000,))
+    assert not any(one.exact for one in rows)
+    first = next(one for one in rows if len(one))
+    place = int(np.searchsorted(full.known_at, first.known_at[0]))
+    assert full.first + place - 5_000 == spec.warmup_bars
+    values = np.concatenate([one.values for one in rows])
+    # float32 itself is coarser than 1e-6 of some columns' deviation: allow its last bit.
+    allowed = 1e-6 * spread + np.spacing(np.abs(full.values[place : place + len(values)]))
+    assert (np.abs(values - full.values[place : place + len(values)]) <= allowed).all()
+
+
+def test_feature_stream_load_state_with_other_settings_raises_settings_error(real_bars):
+    _, market = real_bars("SPY")
+    state = FeatureStream(market, FeatureSpec(5, (15,))).get_state()
+    with pytest.raises(SettingsError, match="another stream"):
+        FeatureStream(market, FeatureSpec(5, (30,))).load_state(state)
+
+
+def test_feature_stream_with_custom_feature_equals_whole_file(real_bars):
+    @feature(memory=20)
+    def gap_to_mean(bars):
+        close = pd.Series(bars.close)
+        return (close / close.rolling(20).mean() - 1.0).fillna(0.0)
+
+    bars, market = real_bars("SPY")
+    bars = bars.iloc[:15_000]
+    spec = FeatureSpec(5, (15,), custom=("gap_to_mean",))
+    matrix = build_features(bars, market, spec)
+    rows, stream = feed(FeatureStream(market, spec), bars, (1, 700, 3000), restore=10)
+    assert not rows[0].exact
+    assert stream.names[-1] == matrix.names[-1] == "gap_to_mean"
+    values = np.concatenate([one.values for one in rows])
+    np.testing.assert_allclose(values[:, -1], matrix.values[:, -1], rtol=0, atol=1e-6 * matrix.values[:, -1].std())
+    np.testing.assert_array_equal(values[:, :-1], matrix.values[:, :-1])

@@ -1,0 +1,297 @@
+"""Every kind of bad input about bars: mapped, reported or refused as the contract says."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.errors import BarsError, SettingsError
+from tests.contract.doors import MarketSpec, RawBarSpec, hash_bars, validate_bars
+
+MARKET = MarketSpec("TEST", "cme", 0.25, True)
+
+
+def check(raw, market=MARKET, **spec):
+    return validate_bars(raw, RawBarSpec(**spec), where="MES.csv", market=market)
+
+
+def test_check_bars_clean_table_returns_unchanged_bars(make_raw):
+    raw = make_raw()
+    bars, report = check(raw)
+    assert report.findings == () and report.rows == 600 and report.kinds == ()
+    assert str(bars.index.dtype) == "datetime64[ns, UTC]" and bars.index.name == "timestamp"
+    assert bars.reset_index().equals(raw.assign(timestamp=raw["timestamp"].dt.as_unit("ns")))
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", ["timestamp", "open", "high", "low", "close"])
+def test_check_bars_missing_column_raises_bars_error(make_raw, name):
+    with pytest.raises(BarsError, match=rf"Missing column '{name}' \[MES.csv\].*got columns .*wanted timestamp, open"):
+        check(make_raw().drop(columns=name))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["Timestamp", "Open", "High", "Low", "Close", "Volume"],
+        ["DateTime", "O", "H", "L", "C", "V"],
+        ["<TIME>", "<OPEN>", "<HIGH>", "<LOW>", "<CLOSE>", "<TICKVOL>"],
+        [" open time", "open price", "high price", "low price", "close price", "VOL"],
+        ["Date/Time", "Open", "High", "Low", "Last", "Volume"],
+    ],
+)
+def test_check_bars_other_column_names_map_to_canonical_names(make_raw, names):
+    bars, report = check(make_raw().set_axis(names, axis=1))
+    assert list(bars.columns) == ["open", "high", "low", "close", "volume"] and report.kinds == ("columns",)
+    assert report.fingerprint == check(make_raw())[1].fingerprint
+
+
+def test_check_bars_two_columns_with_same_name_raise_bars_error(make_raw):
+    raw = make_raw()
+    raw["Close"] = raw["close"]
+    with pytest.raises(BarsError, match="Two columns of one name"):
+        check(raw)
+
+
+def test_check_bars_timestamps_in_index_give_same_bars(make_raw):
+    raw = make_raw()
+    for frame in (raw.set_index("timestamp"), raw.set_index("timestamp").rename_axis(None)):
+        bars, report = check(frame)
+        assert report.kinds == ("columns",) and bars.equals(check(raw)[0])
+    epochs = raw.assign(ts=raw["timestamp"].dt.as_unit("s").astype("int64")).drop(columns="timestamp").set_index("ts")
+    assert check(epochs)[0].equals(check(raw)[0])
+
+
+def test_check_bars_date_and_time_columns_give_same_bars(make_raw):
+    raw = make_raw()
+    raw.insert(0, "Date", raw["timestamp"].dt.strftime("%Y.%m.%d"))
+    raw.insert(1, "Time", raw.pop("timestamp").dt.strftime("%H:%M"))
+    assert check(raw, zone="UTC")[0].equals(check(make_raw())[0])
+
+
+def test_check_bars_text_prices_with_decimal_commas_give_same_bars(make_raw):
+    raw = make_raw()
+    text = raw.assign(**{name: raw[name].map("{:.2f}".format).str.replace(".", ",") for name in raw.columns[1:5]})
+    bars, report = check(text)
+    assert bars.equals(check(raw)[0]) and report.kinds == ("text_numbers",)
+    text.loc[17, "low"] = "4x"
+    with pytest.raises(BarsError, match=r"low is not a number in row 17 \(2024-03-05 00:17:00\+00:00\): '4x'"):
+        check(text)
+
+
+def test_check_bars_unsorted_rows_are_sorted(make_raw):
+    shuffled = make_raw().sample(frac=1, random_state=3).reset_index(drop=True)
+    bars, report = check(shuffled)
+    assert bars.equals(check(make_raw())[0]) and report.kinds == ("unsorted",)
+    assert check(make_raw().iloc[::-1])[0].equals(bars)
+
+
+def test_check_bars_exact_duplicate_rows_are_dropped(make_raw):
+    raw = make_raw()
+    bars, report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))
+    assert bars.equals(check(raw)[0]) and report.get_finding("duplicate").rows.tolist() == [600, 601]
+    raw.loc[5, "volume"] = np.nan  # unknown twice is the same twice
+    report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))[1]
+    assert report.get_finding("duplicate").rows.tolist() == [600, 601] and report.get_finding(
+        "partial_volume"
+    ).rows.tolist() == [5]
+
+
+def test_check_bars_conflicting_rows_raise_bars_error(make_raw):
+    raw = make_raw()
+    again = raw.iloc[[40]].assign(close=raw["low"].iloc[40], open=raw["high"].iloc[40], volume=9999.0)
+    with pytest.raises(BarsError, match=r"row 600 \(2024-03-05 00:40:00\+00:00\) contradict another row") as caught:
+        check(pd.concat([raw, again], ignore_index=True))
+    assert caught.value.findings[0].kind == "conflict"
+
+
+def test_check_bars_several_contracts_per_minute_error_names_column(make_raw):
+    raw = make_raw()
+    both = pd.concat([raw.assign(contract="ESZ4"), raw.assign(contract="ESH5", volume=1e6)], ignore_index=True)
+    with pytest.raises(BarsError, match="several values of 'contract'"):
+        check(both)
+
+
+@pytest.mark.parametrize("name", ["open", "high", "low", "close"])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.nan, "is empty, not a number or infinite"),
+        (np.inf, "is empty, not a number or infinite"),
+        (-np.inf, "is empty, not a number or infinite"),
+        (0.0, "is zero or negative"),
+        (-5000.0, "is zero or negative"),
+    ],
+)
+def test_check_bars_invalid_price_error_names_row(make_raw, name, value, words):
+    raw = make_raw()
+    raw.loc[33, name] = value
+    with pytest.raises(BarsError, match=rf"{name} {words} in row 33 \(2024-03-05 00:33:00\+00:00\)"):
+        check(raw)
+
+
+def test_check_bars_negative_prices_error_names_back_adjustment(make_raw):
+    raw = make_raw()
+    raw[["open", "high", "low", "close"]] -= 6000
+    with pytest.raises(BarsError, match="difference back-adjusted series"):
+        check(raw)
+
+
+@pytest.mark.parametrize(("name", "shift"), [("high", -20.0), ("low", 20.0)])
+def test_check_bars_high_not_highest_or_low_not_lowest_raises_bars_error(make_raw, name, shift):
+    raw = make_raw()
+    raw.loc[12, name] += shift
+    with pytest.raises(BarsError, match=r"high is not the highest or low not the lowest in row 12 "):
+        check(raw)
+
+
+def test_check_bars_two_defects_raise_one_error_with_both(make_raw):
+    raw = make_raw()
+    raw.loc[3, "close"], raw.loc[5, "volume"] = np.nan, -1.0
+    with pytest.raises(BarsError, match=r"close is empty.*also: volume is negative or infinite in row 5"):
+        check(raw)
+
+
+def test_check_bars_negative_volume_raises_bars_error(make_raw):
+    raw = make_raw()
+    raw.loc[5, "volume"] = -1.0
+    with pytest.raises(BarsError, match="volume is negative or infinite in row 5 "):
+        check(raw)
+
+
+@pytest.mark.parametrize("how", ["absent", "nan", "zero", "text"])
+def test_check_bars_without_volume_drops_column_and_reports_no_volume(make_raw, how):
+    raw = make_raw().drop(columns="volume")
+    if how != "absent":
+        raw["volume"] = {"nan": np.nan, "zero": 0, "text": ""}[how]
+    bars, report = check(raw, market=None)
+    assert list(bars.columns) == ["open", "high", "low", "close"]
+    assert "no_volume" in report.kinds and report.get_finding("no_volume").severity == "mapped"
+
+
+def test_check_bars_nan_volume_rows_become_zero_and_are_reported(make_raw):
+    raw = make_raw()
+    raw.loc[[7, 8], "volume"] = np.nan
+    bars, report = check(raw)
+    assert bars["volume"].iloc[[7, 8]].tolist() == [0.0, 0.0] and report.get_finding(
+        "partial_volume"
+    ).rows.tolist() == [
+        7,
+        8,
+    ]
+
+
+def test_check_bars_declared_volume_all_nan_in_part_keeps_volume_column(make_raw):
+    raw = make_raw()
+    raw.loc[:300, "volume"] = np.nan
+    whole, part = check(raw)[0], check(raw.iloc[:200])[0]
+    assert part.equals(whole.iloc[:200])
+
+
+def test_check_bars_5_minute_bars_declared_as_1_minute_raise_bars_error(make_raw):
+    raw = make_raw(minutes=5)
+    with pytest.raises(BarsError, match=r"the bars are 5 minutes apart, not 1.*give 1-minute bars"):
+        check(raw)
+    assert check(raw, minutes=5)[1].minutes == 5
+
+
+def test_check_bars_1_minute_bars_declared_as_5_minute_raise_bars_error(make_raw):
+    with pytest.raises(BarsError, match="off the 5-minute grid"):
+        check(make_raw(), minutes=5)
+
+
+def test_check_bars_mixed_spacing_raises_bars_error(make_raw):
+    late = make_raw(50, "2024-03-05 12:00", minutes=5)
+    with pytest.raises(
+        BarsError, match=r"mixed spacing: from row 600 \(2024-03-05 12:00:00\+00:00\) on, 49 steps of 5"
+    ) as caught:
+        check(pd.concat([make_raw(), late], ignore_index=True))
+    found = caught.value.findings
+    assert [finding.kind for finding in found] == ["spacing"] and found[0].rows.tolist() == list(range(600, 649))
+
+
+def test_check_bars_minutes_without_trades_are_kept_without_spacing_finding(make_raw):
+    rng = np.random.default_rng(0)
+    sparse = make_raw(3000)[rng.random(3000) < 0.6]
+    bars, report = check(sparse)
+    assert len(bars) == len(sparse) and "spacing" not in report.kinds and report.facts["absent_share"] > 0.3
+
+
+def test_check_bars_off_grid_timestamp_raises_bars_error(make_raw):
+    raw = make_raw()
+    raw.loc[9, "timestamp"] += pd.Timedelta("5s")
+    with pytest.raises(BarsError, match="off the 1-minute grid: row 9"):
+        check(raw)
+
+
+def test_check_bars_end_stamped_bars_shift_to_start(make_raw):
+    raw = make_raw()
+    late = raw.assign(timestamp=raw["timestamp"] + pd.Timedelta("1min"))
+    bars, report = check(late, stamp="end")
+    assert bars.equals(check(raw)[0]) and report.kinds == ("end_stamped",)
+
+
+def test_check_bars_no_rows_raises_and_50_bars_report_few_bars(make_raw):
+    with pytest.raises(BarsError, match="No bars"):
+        check(make_raw().iloc[:0])
+    bars, report = check(make_raw(50))
+    assert len(bars) == 50 and report.get_finding("few_bars").severity == "reported"
+    assert len(check(make_raw(1))[0]) == 1
+
+
+def test_check_bars_strict_raises_on_reported_finding(make_raw):
+    raw = make_raw(1200)
+    raw = raw.drop(index=range(300, 400))
+    assert check(raw)[1].get_finding("missing").rows.tolist() == [300]
+    with pytest.raises(BarsError, match="1 silence longer") as caught:
+        check(raw, strict=True)
+    assert [finding.kind for finding in caught.value.findings] == ["missing"]
+
+
+def test_bar_spec_invalid_values_raise_settings_error():
+    for wrong in ({"stamp": "middle"}, {"minutes": 7}, {"minutes": 0}, {"zone": "Mars"}, {"decimal": ";"}):
+        with pytest.raises(SettingsError):
+            RawBarSpec(**wrong)
+
+
+def test_check_bars_concatenated_parts_with_repeated_row_labels_give_same_bars(make_raw):
+    raw = make_raw().astype({"timestamp": str, "close": str})
+    glued = pd.concat([raw.iloc[:300], raw.iloc[300:].reset_index(drop=True)])  # row labels occur twice
+    assert check(glued)[0].equals(check(make_raw())[0])
+
+
+def test_check_bars_leaves_input_table_unchanged(make_raw):
+    raw = make_raw().sample(frac=1, random_state=1)
+    before = raw.copy()
+    check(raw)
+    pd.testing.assert_frame_equal(raw, before)
+
+
+def test_bars_fingerprint_depends_on_content_only(make_raw):
+    bars = check(make_raw())[0]
+    assert hash_bars(bars) == hash_bars(bars.set_axis(bars.index.as_unit("us")).copy())
+    other = bars.copy()
+    other.iloc[-1, 3] += 0.25
+    traded = bars.assign(volume=bars["volume"] + 1.0)
+    late = bars.set_axis(bars.index + pd.Timedelta("1min"))
+    tables = (bars, other, traded, late, bars.iloc[:-1], bars.drop(columns="volume"))
+    assert len({hash_bars(table) for table in tables}) == len(tables)
+
+
+def test_check_bars_unsorted_file_reports_row_numbers_of_file(make_raw):
+    """Rows in the report are those of the file as it was, not of the sorted bars."""
+    raw = make_raw().iloc[::-1].reset_index(drop=True)
+    raw.loc[100, "volume"] = np.nan
+    assert check(raw)[1].get_finding("partial_volume").rows.tolist() == [100]
+
+
+def test_check_bars_contract_column_is_kept_as_int32(make_raw):
+    raw = make_raw(400)
+    codes = np.where(np.arange(400) < 250, "ESZ3", "ESH4")
+    for column in (codes, np.where(codes == "ESZ3", 201312, 201403)):
+        bars, _ = validate_bars(raw.assign(Contract=column).iloc[::-1], symbol="ES")  # any order, any capitals
+        assert bars["contract"].dtype == np.int32
+        assert np.flatnonzero(np.diff(bars["contract"])).tolist() == [249]
+    with pytest.raises(BarsError, match=r"--roll volume"):  # the same prices of another contract are another bar
+        validate_bars(pd.concat([raw.assign(contract="ESZ3"), raw.assign(contract="ESH4")]), symbol="ES")

@@ -1,0 +1,170 @@
+"""Metrics against scikit-learn, hand-worked numbers and brute force."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from ml_factory.errors import FactoryError, SettingsError
+from tests.contract.doors import (
+    classification_metrics,
+    compute_forecast_metrics,
+    direction_loss_by_class,
+    expected_calibration_error,
+    negative_log_probabilities,
+    prior_baseline_probabilities,
+    row_log_loss,
+)
+
+LABELS = [-1, 0, 1]
+
+
+def sample(n: int, seed: int, classes=LABELS):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet([1.5, 1.0, 2.0], n).round(2)  # rounded: ties in the scores
+    p[:, 1] = 1 - p[:, 0] - p[:, 2]
+    return rng.choice(classes, n), np.clip(p, 0, 1), rng.uniform(0, 2, n) * (rng.random(n) > 0.1)
+
+
+def area_by_pairs(positive: np.ndarray, score: np.ndarray, w: np.ndarray) -> float:
+    """Weighted share of (positive, negative) pairs in the right order; ties count half."""
+    right = np.sign(score[positive][:, None] - score[~positive]) / 2 + 0.5
+    pairs = w[positive][:, None] * w[~positive]
+    return float((right * pairs).sum() / pairs.sum())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_classification_metrics_equal_scikit_learn(seed, weighted):
+    y, p, w = sample(400, seed)
+    w = w if weighted else None
+    got = dict(classification_metrics(y, p, w))
+    guess = p.argmax(axis=1) - 1
+    assert got["log_loss"] == pytest.approx(sk.log_loss(y, p, sample_weight=w, labels=LABELS), rel=1e-12)
+    assert got["accuracy"] == pytest.approx(sk.accuracy_score(y, guess, sample_weight=w), rel=1e-12)
+    assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w), rel=1e-12)
+    weight = np.ones(len(y)) if w is None else w
+    confusion = np.array([[weight[(y == a) & (guess == b)].sum() for b in LABELS] for a in LABELS])
+    total, happened, guessed = confusion.sum(), confusion.sum(axis=1), confusion.sum(axis=0)  # Gorodkin 2004, eq. 8
+    spread = (total**2 - happened @ happened) * (total**2 - guessed @ guessed)
+    mcc = (total * np.trace(confusion) - happened @ guessed) / np.sqrt(spread)
+    assert got["mcc"] == pytest.approx(mcc, rel=1e-9)
+    assert got["auc_ovr"] == pytest.approx(
+        np.mean([area_by_pairs(y == k, p[:, k + 1], weight) for k in LABELS]), rel=1e-9
+    )
+    squares = sum(np.average((p[:, k + 1] - (y == k)) ** 2, weights=w) for k in LABELS)
+    assert got["brier"] == pytest.approx(squares, rel=1e-12)
+
+
+def test_classification_metrics_row_with_weight_2_counts_as_two_rows():
+    y, p, _ = sample(60, 4)
+    times = np.arange(60) % 3  # 0, 1 or 2
+    once = dict(classification_metrics(y, p, times))
+    assert once == pytest.approx(dict(classification_metrics(np.repeat(y, times), np.repeat(p, times, axis=0))))
+
+
+def test_classification_metrics_missing_class_is_left_out_of_averages():
+    y, p, w = sample(300, 5, classes=[-1, 1])
+    got = dict(classification_metrics(y, p, w))
+    guess = p.argmax(axis=1) - 1
+    with warnings.catch_warnings():  # scikit-learn warns of a class that is guessed and never happened
+        warnings.simplefilter("ignore")
+        assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w))
+    areas = [area_by_pairs(y == k, p[:, k + 1], w) for k in (-1, 1)]
+    assert got["auc_ovr"] == pytest.approx(np.mean(areas))
+    assert np.isfinite(list(got.values())).all()
+
+
+def test_classification_metrics_single_class_has_nan_auc_and_zero_mcc():
+    got = dict(classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
+    assert np.isnan(got["auc_ovr"]) and got["mcc"] == 0 and got["accuracy"] == 1
+    assert got["log_loss"] == pytest.approx(np.log(2)) and got["brier"] == pytest.approx(0.04 + 0.25 + 0.09)
+
+
+def test_expected_calibration_error_separates_two_highest_bins():
+    p = np.array([[0.95, 0.05, 0.0], [0.9, 0.1, 0.0]])  # of 15 bins the last and the one before
+    assert expected_calibration_error([0, -1], p) == pytest.approx((0.95 + 0.1) / 2)
+
+
+def test_classification_metrics_ece_equals_hand_computed_values():
+    # Two rows say 0.6 of class long, one of them is right: |0.5 - 0.6|. Two say 0.8 and are right: |1 - 0.8|.
+    p = np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]])
+    got = dict(classification_metrics([1, 0, -1, 1], p))
+    assert got["ece"] == pytest.approx(0.5 * 0.1 + 0.5 * 0.2)
+    assert dict(classification_metrics([1, 0, -1, 1], p, [3, 1, 0, 4]))["ece"] == pytest.approx(0.5 * 0.15 + 0.5 * 0.2)
+
+    # 0.6 is the upper edge of a bin of width 1/15: it and 0.61 are judged apart.
+    edge = np.array([[0.2, 0.2, 0.6], [0.19, 0.2, 0.61]])
+    assert dict(classification_metrics([1, 0], edge))["ece"] == pytest.approx(0.5 * 0.4 + 0.5 * 0.61)
+
+
+def test_row_log_loss_of_zero_probability_is_36_nats():
+    assert row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("y", "p", "w", "words"),
+    [
+        ([2], [[0.2, 0.3, 0.5]], None, "none of the three classes"),
+        ([1, 0], [[0.2, 0.3, 0.5]], None, "differ in shape"),
+        ([1], [[0.2, 0.3, np.nan]], None, "hold no probabilities"),
+        ([1], [[0.2, 0.3, 0.6]], None, "sum to 1"),
+        ([1], [[0.2, 0.3, 0.5]], [0.0], "No rows to evaluate"),
+        ([], np.empty((0, 3)), None, "No rows to evaluate"),
+    ],
+)
+def test_classification_metrics_invalid_input_raises_error(y, p, w, words):
+    with pytest.raises(FactoryError, match=words):
+        dict(classification_metrics(y, p, w))
+
+
+# ---- the table -------------------------------------------------------------------------------------------------
+
+
+def test_metrics_table_gain_is_log_loss_difference_to_prior():
+    rng = np.random.default_rng(3)
+    p = rng.dirichlet([2, 2, 2], 3000)
+    y = (p.cumsum(axis=1) < rng.random((3000, 1))).sum(axis=1) - 1
+    w = np.ones(3000)
+    w[:100] = 0
+    table = compute_forecast_metrics({"model": p, "prior": prior_baseline_probabilities(y, w, 3000)}, y, w, horizon=5)
+    assert list(table.index) == ["model", "prior"]
+    difference = table.loc["prior", "log_loss"] - table.loc["model", "log_loss"]
+    assert table.loc["model", "log_loss_gain"] == pytest.approx(difference)
+    assert table.loc["model", "gain_low"] > 0.1 and table.loc["prior", "log_loss_gain"] == 0
+    assert table.loc["model", "rows"] == 2900 and table.loc["model", "effective_rows"] == pytest.approx(2900)
+
+
+def test_metrics_table_unknown_reference_raises_settings_error():
+    with pytest.raises(SettingsError, match="did you mean 'priors'"):
+        compute_forecast_metrics({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
+
+
+def test_row_log_loss_equals_touch_loss_plus_direction_loss():
+    p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
+    side = direction_loss_by_class(p)[np.arange(3), [2, 1, 0]]
+    np.testing.assert_allclose(side, [-np.log(0.3 / 0.5), 0.0, -np.log(0.6 / 0.9)], rtol=1e-12)
+    touch = -np.log([0.5, 0.5, 0.9])
+    np.testing.assert_allclose(row_log_loss([1, 0, -1], p), touch + side, rtol=1e-12)
+
+
+def test_metrics_table_forecast_of_hour_only_has_zero_direction_gain():
+    rng = np.random.default_rng(3)
+    busy = np.arange(4000) % 2 == 0
+    y = np.where(rng.random(4000) < np.where(busy, 0.9, 0.2), rng.choice([-1, 1], 4000), 0)
+    hour = np.where(busy[:, None], [0.45, 0.1, 0.45], [0.1, 0.8, 0.1])
+    seer = np.where(np.arange(3) == (y + 1)[:, None], 0.8, 0.1)
+    flat = np.tile([np.mean(y != 0) / 2, np.mean(y == 0), np.mean(y != 0) / 2], (4000, 1))
+    table = compute_forecast_metrics({"hour": hour, "seer": seer, "prior": flat}, y)
+    assert table.loc["hour", "gain_low"] > 0.2 and abs(table.loc["hour", "direction_gain"]) < 1e-12
+    assert table.loc["seer", "direction_low"] > 0.2
+
+
+def test_loss_by_class_at_observed_class_equals_row_loss():
+    rng = np.random.default_rng(5)
+    p, y = rng.dirichlet([2, 2, 2], 50), rng.integers(-1, 2, 50)
+    rows = np.arange(50)
+    np.testing.assert_array_equal(negative_log_probabilities(p)[rows, y + 1], row_log_loss(y, p))
+    by_hand = -np.log(np.array([0.2 / 0.8, 1.0, 0.6 / 0.8]))
+    np.testing.assert_allclose(direction_loss_by_class(np.array([[0.2, 0.2, 0.6]])), [by_hand], atol=1e-15)
