@@ -46,12 +46,6 @@ from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.audits.audit_artifacts import quick_artifact_audit
-from ml_factory.workflows.found_barriers import (
-    SearchedLabelsRef,
-    add_found_barriers,
-    check_found_barriers_bars,
-    check_found_barriers_rows,
-)
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
@@ -62,6 +56,12 @@ from ml_factory.workflows.prove import (
     prove_store,
     require_proved_data,
     stored_data_settings,
+)
+from ml_factory.workflows.search_barriers import (
+    SearchedLabelsRef,
+    add_found_barriers,
+    check_found_barriers_bars,
+    check_found_barriers_rows,
 )
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label

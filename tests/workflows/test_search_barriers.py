@@ -23,7 +23,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows import found_barriers, search_barriers
+from ml_factory.workflows import search_barriers
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 from tests.targets.markets import gappy
@@ -196,7 +196,7 @@ def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path
     found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {})
     for spans in (True, False):
         caplog.clear()
-        found_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        search_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
