@@ -142,12 +142,6 @@ def test_train_restarted_with_fresh_never_overwrites_longer_run(often):
     pd.testing.assert_frame_equal(*same, check_exact=True)
 
 
-def test_train_restarted_without_fresh_continues_same_run(often):
-    train(often, 4)
-    train(often, 0, callbacks=())
-    assert len(list((often.results / "DEMO").glob("train-*/run.json"))) == 1
-
-
 # ---- other machines ------------------------------------------------------------------------------------------------
 
 LIVES = """
@@ -200,14 +194,6 @@ def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(pr
     assert "Continued, not bit-exact" in page and reason in page  # the report
     facts = json.loads(next((prepared.models / "DEMO").glob(f"model-{model}-*/artifact.json")).read_text())["facts"]
     assert facts["inexact"] == [reason] and not facts["exact"]
-
-
-@pytest.mark.soak
-def test_train_resumed_on_same_machine_is_not_marked_inexact(prepared, tmp_path):
-    first = live(prepared.root, tmp_path / "one", core=None, until=4, model="xgboost")
-    assert first.returncode == -signal.SIGKILL, first.stderr
-    second = live(prepared.root, tmp_path / "two", core=None, until=0, model="xgboost")
-    assert "Resumes from there." in second.stdout and "bit-exact" not in second.stdout, second.stdout + second.stderr
 
 
 def test_train_resumed_with_other_library_version_names_library(often, monkeypatch):

@@ -160,18 +160,6 @@ def test_clean_keeps_newest_model_of_current_data_whatever_its_age(workspace):
     assert old.is_intact()
 
 
-def test_clean_keeps_run_with_export_and_its_model(workspace):
-    exported = add_model(workspace, 0)
-    files.write(add_run(workspace, 0) / "model_tpu.pth", b"weights")
-    for n in (1, 2):
-        add_model(workspace, n)
-        add_run(workspace, n)
-    assert {item.path.name for item in pipeline.clean(workspace, "MES", 1).items if item.kind == "results"} == {
-        run_id(1)
-    }
-    assert exported.is_intact() and (workspace.results / "MES" / run_id(0) / "model_tpu.pth").exists()
-
-
 def test_clean_keeps_all_attempts_while_one_is_needed(workspace):
     for n, attempt in enumerate(("", "-2", "-3")):
         add_model(workspace, 4, attempt=attempt)
@@ -262,21 +250,6 @@ def test_clean_interrupted_anywhere_leaves_whole_things_and_is_finished_by_next(
         assert {path.name for path in folder.iterdir()} == {"run.json", "done.json", "predictions.parquet"}
     assert kinds(pipeline.clean(workspace, "MES", 1))["leftover"] == 1
     assert len(registry.list("MES")) == 1 == len(list((workspace.results / "MES").iterdir()))
-
-
-@pytest.mark.parametrize("mounted", [True, False])
-def test_clean_on_mount_empties_files_before_deleting_them(mounted, workspace, monkeypatch, tmp_path):
-    for n in range(2):
-        model, folder = add_model(workspace, n), add_run(workspace, n)
-    old = next(path for path in (workspace.results / "MES").iterdir() if path != folder)
-    os.link(old / "done.json", workspace.root / "copy.json")
-    if mounted:
-        monkeypatch.setenv("ML_FACTORY_MOUNTS", str(workspace.root))
-    with open(old / "predictions.parquet", "rb") as opened:
-        result = pipeline.clean(workspace, "MES", 1)
-        assert os.fstat(opened.fileno()).st_size == (0 if mounted else 1000)
-    assert kinds(result) == {"model": 1, "results": 1} and not old.exists() and model.is_intact()
-    assert (workspace.root / "copy.json").read_bytes()
 
 
 def test_clean_deletes_checkpoint_that_reached_the_drive_after_its_run_had_ended(workspace, monkeypatch):
@@ -473,13 +446,6 @@ def test_cli_clean_of_symbol_without_anything_exits_1_and_names_those_there_are(
         code, out, err = call("clean", "--workspace", workspace.root, *words)
         assert code == 1 and out == "" and "Nothing is stored of this symbol" in err and "wanted MES" in err
     assert call("clean", "--workspace", workspace.root, "--symbol", "MES", "--dry-run")[0] == 0
-
-
-def test_cli_clean_yes_deletes_without_question(call, workspace):
-    for n in range(2):
-        add_model(workspace, n)
-    code, out, _ = call("clean", "--workspace", workspace.root, "--symbol", "MES", "--keep", 1, "--yes", "--json")
-    assert code == 0 and '"deleted": true' in out and len(ArtifactRegistry(workspace.models).list("MES")) == 1
 
 
 def test_remove_folder_with_file_system_mounted_in_it_deletes_nothing(tmp_path, monkeypatch):
