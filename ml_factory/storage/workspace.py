@@ -62,7 +62,7 @@ def nearest_legal_symbol(text: str) -> str:
 
 
 def on_colab() -> bool:
-    """Return True on a real Colab runtime (a shim makes `import google.colab` work anywhere)."""
+    """Return True on a real Colab runtime (a stand-in makes `import google.colab` work anywhere)."""
     return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
 
 

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.models.registry import build_model
+from tests import google_colab
 from tests.contract.doors import (
     NOTEBOOKS,
     WANDB_PROJECT,
@@ -32,7 +32,6 @@ from tests.contract.doors import (
 )
 from utils import colab_setup
 from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
-from utils.google_colab_shim import install_colab_shim, uninstall_colab_shim
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "colab_notebooks"
@@ -267,15 +266,13 @@ def test_artifact_versions_project_equals_dashboard_project():
     assert WANDB_PROJECT == "ohlcv-ml-factory"
 
 
-def test_google_colab_shim_provides_calls_of_tpu_guide(tmp_path):
-    if not install_colab_shim():
-        assert "google.colab" in sys.modules
+def test_tpu_guide_calls_of_google_colab_take_the_files_of_this_project(tmp_path):
+    google_colab.install()
     try:
         space: dict = {}
         exec("from google.colab import auth, files\nauth.authenticate_user()", space)
         file = tmp_path / "model_tpu.pth"
         file.write_bytes(b"x")
         space["files"].download(str(file))
-        assert file.exists()
     finally:
-        uninstall_colab_shim()
+        google_colab.uninstall()

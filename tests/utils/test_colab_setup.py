@@ -25,8 +25,8 @@ from pathlib import Path
 sys.path.insert(0, {project!r})
 from ml_factory.checkpoints import compute_session
 compute_session.runtime_start_time = lambda started=time.time(): started  # not that of the machine that runs the tests
-from utils.google_colab_shim import install_colab_shim
-assert install_colab_shim()
+from tests import google_colab
+google_colab.install()
 os.environ["COLAB_RELEASE_TAG"] = "release-colab-20260801"
 from ml_factory.storage import workspace as places
 places.COLAB_ROOT = Path("content/drive/MyDrive/ml_factory").absolute()
