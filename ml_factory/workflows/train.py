@@ -203,14 +203,14 @@ def fit_on_rows(
     scaler : from the training rows of positive weight to the preprocessing.
     options : callbacks and checkpoints, as of `ModelBase.fit`.
     """
-    take, learnt, validation = _fit_inputs(data, model, train, held_out, scaler, weights)
+    take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
     result = model.fit(*learnt, validation=validation, **options)
     p_N3 = condition_on_classes(model.predict_proba(validation[0]), data.classes.values())
     calibration = Calibration.fit(floored_log_probabilities(p_N3), validation[1], horizon=data.horizon)
     return Fitted(result, calibration, take, validation, p_N3)
 
 
-def _fit_inputs(
+def fit_inputs(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
     scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None,
 ) -> tuple[InputReader, tuple, tuple]:  # fmt: skip
@@ -325,7 +325,7 @@ def _fit_in_further_rank(data: PreparedDataset, spec: RunSettings) -> None:
     """Take part in the fit of rank 0, if there is one, and keep nothing of it."""
     if broadcast_fit_decision(spec):
         model, train_rows, held_out, _ = build_untrained_model(data, spec)
-        _, learnt, validation = _fit_inputs(
+        _, learnt, validation = fit_inputs(
             data, model, train_rows, held_out, lambda rows: data.scaler, _weights_of(spec)
         )
         with worker_rank():

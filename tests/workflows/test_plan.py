@@ -4,10 +4,12 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
+from ml_factory.settings import make_run_settings
 from ml_factory.workflows import folds as folds_module
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
+from ml_factory.workflows.train import build_untrained_model
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 
@@ -21,9 +23,9 @@ def data(prepared):
 def costs(monkeypatch):
     """Costs that are known instead of measured: a minute to begin and one a round, or one for all epochs of a row."""
 
-    def known(data, name, settings, seed, row_limit):
-        rows = len(plan_module._usable(data, settings.get("lookback", 1), "train"))
-        return FitCost(rows, settings["rounds"], 60.0, 60.0, windowed=False)
+    def known(data, spec):
+        rows = len(build_untrained_model(data, spec)[1])
+        return FitCost(rows, dict(spec.settings)["rounds"], 60.0, 60.0, windowed=False)
 
     monkeypatch.setattr(plan_module, "fit_cost", known)
 
@@ -47,15 +49,16 @@ def test_fit_cost_grows_with_rows_times_epochs_or_with_rounds_over_all_rows():
 def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, monkeypatch):
     sizes = []
 
-    def known(data, name, settings, seed, size, whole):
+    def known(data, spec, size):
         sizes.append(size)
         return 3.0 + 0.5 * (size[0] * size[1] if name == "lstm" else size[1])
 
     monkeypatch.setattr(plan_module, "fit_seconds", known)
     settings = SMALL[name] | ({"epochs": 20} if name == "lstm" else {})
-    cost = plan_module.fit_cost(data, name, settings, 0, None)
+    spec = make_run_settings("DEMO", 5, name, task="train", seed=0, quick=False, data="0", settings=settings)
+    cost = plan_module.fit_cost(data, spec)
     assert (cost.fixed, cost.slope) == (pytest.approx(3.0), pytest.approx(0.5)) and len(set(sizes)) == 2
-    assert cost.rows <= len(plan_module._usable(data, 8 if name == "lstm" else 1, "train"))
+    assert cost.rows <= len(build_untrained_model(data, spec)[1])
     assert sum(rows * times for rows, times in sizes[1:]) <= 0.2 * cost.rows * cost.iterations
 
 
@@ -114,7 +117,7 @@ def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs,
     row = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
     folds = folds_module.plan_folds(data, data.development_rows(), 3, 1)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
-    whole = len(plan_module._usable(data, 1, "train"))
+    whole = len(data.splits["train"])
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
     seen, fit_inside = [], folds_module.fit_on_rows
 
