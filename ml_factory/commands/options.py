@@ -1,11 +1,9 @@
 """Options that several verbs share, and the checks that run before heavy imports."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -246,28 +244,15 @@ def import_own_modules(names: Sequence[str]) -> None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file as a module called as the file is, unless it was before."""
-    name = path.stem
-    if name in sys.modules and _file_of(sys.modules[name].__spec__) == path:
-        return
-    usable = name.isidentifier() and name not in sys.modules
-    found = importlib.util.find_spec(name) if usable else None
-    if not usable or (found is not None and _file_of(found) != path):
+    """Import a file as the module of its name, its folder first in the search, unless it was imported before."""
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(path.parent))
+    try:
+        module = importlib.import_module(path.stem) if path.stem.isidentifier() else None
+    finally:
+        sys.path.remove(str(path.parent))
+    if module is None or Path(module.__file__ or "").resolve() != path:
         raise SettingsError(
-            "A module cannot be called as this file is", where="--import", got=name,
+            "A module cannot be called as this file is", where="--import", got=path.stem,
             wanted="letters, digits and underscores, and the name of no other module", next_step="rename the file",
         )  # fmt: skip
-    loader = SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None  # of a loader that is given
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-
-
-def _file_of(spec: ModuleSpec | None) -> Path | None:
-    return Path(spec.origin).resolve() if spec and spec.origin else None
