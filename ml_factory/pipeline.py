@@ -7,11 +7,12 @@ paths it wrote. Notebooks, command line and tests call the same functions.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.registry import find_model_spec
 from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
-from ml_factory.workflows.audit import MODELS, audit_for_look_ahead
+from ml_factory.workflows.audit import audit_for_look_ahead
+from ml_factory.workflows.audit_files import Tamper
+from ml_factory.workflows.audit_runs import MODELS
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import cross_validate
@@ -57,7 +58,7 @@ def audit(
 ) -> Result:  # fmt: skip
     """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
-    At 50 moments or more the future is cut off and disturbed in five ways, and all that was known, proven or learnt
+    At 50 moments or more the future is cut off, rewritten and thinned, and all that was known, proven or learnt
     before must stay the same bit for bit. Bars that an earlier proof with the same code and settings covers are not
     proved again, unless `fresh`.
 
@@ -66,7 +67,7 @@ def audit(
     progress : called with (builds done, builds in all).
     models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
     tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
-        stages of `leakage.artifact_comparison.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
+        stages of `workflows.audit_files.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written.
     """
     for name in models or ():
         find_model_spec(name)

@@ -23,7 +23,7 @@ DATA_PACKAGES = ("data", "features", "targets", "datasets")
 # out.
 CERTIFIED_PACKAGES = (
     *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
-    "checkpoints", "tracking", "workflows", "workflows/audits", "settings.py",
+    "checkpoints", "tracking", "workflows", "settings.py",
     "runs.py", "argument_checks.py", "code_fingerprint.py", "pipeline.py", "seeding.py",
     "hardware.py", "numba_cache.py", "lazy_module.py", "background_thread.py", "process_identity.py", "redaction.py",
 )  # fmt: skip

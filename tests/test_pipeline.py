@@ -83,7 +83,7 @@ def finished(prepared_template, tmp_path_factory) -> Workspace:
 
 def test_prepare_second_call_reuses_prepared_files(prepared, monkeypatch):
     before = stamps(prepared.processed("DEMO"))
-    monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
+    monkeypatch.setattr(prepare, "build", None)  # would fail if it were called
     result = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
     assert result.reused and "found as prepared before" in result.summary()
     assert re.search(r"test rows span 1\.0 weeks, a verdict needs 8", result.summary())

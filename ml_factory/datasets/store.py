@@ -1,7 +1,7 @@
 """Prepared data sets on disk: files that never change, and a manifest of their hashes that is written last.
 
 processed/{SYMBOL}/current.json                    which fingerprint the next step reads
-processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), before scaling
+processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), before scaling; memory-mapped
                                    rows.npy        known_at, session, segment, close of each row
                                    labels_h20.parquet  splits_h20.json  scaler_h20.json
                                    manifest.json   hash and size of every file above, and its own hash
@@ -9,15 +9,14 @@ processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), bef
 A folder without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
 """
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
-from ml_factory.datasets import memmap, store_parts
 from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
 from ml_factory.errors import (
     FileError,
@@ -26,22 +25,30 @@ from ml_factory.errors import (
     WorkspaceError,
     did_you_mean,
 )
+from ml_factory.features.build import FeatureRows
+from ml_factory.redaction import redact_values
 from ml_factory.storage.files import disk_errors, files, open_regular_file
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.targets.labels import BARRIERS
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, CURRENT, FEATURES, ROWS = "manifest.json", "current.json", "features.npy", "rows.npy"
+ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
+HORIZON_FILES = ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json")
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
+_hashes: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
 
 
 class DatasetStore:
-    """One prepared data set, to read, from `find`, `current` or `open`; `datasets.store_writer` writes them."""
+    """One prepared data set: to read, from `find`, `current` or `open`; to write or to extend, from `begin`."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         self.folder, self.fingerprint = Path(folder), fingerprint
         self._manifest = manifest
+        self._written: dict[str, dict] = {}
+        self._features: dict | None = None  # names and number of rows, until they are committed
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -54,6 +61,14 @@ class DatasetStore:
             return None
         store = cls(folder, fingerprint, manifest)
         return None if store.verify() else store
+
+    @classmethod
+    def begin(cls, processed: Path, fingerprint: str) -> "DatasetStore":
+        """Return the data set of this fingerprint for writing: an intact one is kept, anything else is started again.
+
+        fingerprint : hex digest of all that decides the content
+        """
+        return cls.find(processed, fingerprint) or cls(dataset_folder(processed, fingerprint), fingerprint, None)
 
     @classmethod
     def current(cls, processed: Path) -> "DatasetStore":
@@ -104,30 +119,20 @@ class DatasetStore:
         return self._manifest["facts"] if self._manifest else {}
 
     @property
-    def _readable(self) -> dict[str, dict]:
-        """name -> {"hash", "bytes"} of every file that may be read."""
-        return self.files
-
-    @property
-    def _features(self) -> dict:
-        """Names of the features, and number of rows."""
-        return self._manifest["features"]
-
-    @property
     def horizons(self) -> tuple[int, ...]:
         """Horizons whose labels, splits and scaler are all committed."""
         numbers = sorted(int(name[8:-8]) for name in self.files if name.startswith("labels_h"))
-        return tuple(h for h in numbers if {f"splits_h{h}.json", f"scaler_h{h}.json"} <= set(self.files))
+        return tuple(one for one in numbers if {name.format(one) for name in HORIZON_FILES} <= set(self.files))
 
     @property
     def feature_names(self) -> list[str]:
         """F names, in the order of the columns."""
-        return self._features["names"]
+        return self._manifest["features"]["names"]
 
     @property
     def rows(self) -> int:
         """Number of feature rows."""
-        return self._features["rows"]
+        return self._manifest["features"]["rows"]
 
     def load_features(
         self, columns: Iterable[str] | None = None, start: object = None, end: object = None
@@ -153,24 +158,23 @@ class DatasetStore:
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """Moment at which each feature row is known, UTC."""
-        return store_parts.to_utc_index(self._array(ROWS)["known_at"])
+        return _utc_index(self._array(ROWS)["known_at"])
 
     def load_row_facts(self) -> pd.DataFrame:
         """Return session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array(ROWS)
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
-        return pd.DataFrame(columns, index=store_parts.to_utc_index(facts["known_at"]))
+        return pd.DataFrame(columns, index=_utc_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
-        path = self._valid_path(self._horizon_file("labels", horizon, "parquet"))
-        return store_parts.labels_from_arrow(pq.read_table(path))
+        labels = pd.read_parquet(self._valid_path(self._horizon_file("labels", horizon, "parquet")))
+        return labels.assign(barrier=labels["barrier"].astype(pd.CategoricalDtype(list(BARRIERS))))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
-        path = self._valid_path(self._horizon_file("splits", horizon, "json"))
-        stored = files.read_json(path)
-        return {name: store_parts.decode_position_runs(runs) for name, runs in stored.items()}
+        stored = files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
+        return {name: np.concatenate([np.arange(*run) for run in [[0, 0], *runs]]) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> FittedStep:
         """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
@@ -187,7 +191,7 @@ class DatasetStore:
 
     def describe_damage(self, name: str) -> str:
         """Return the damage of one file in words; "" when it is intact."""
-        path, wanted = self._path(name), self._readable[name]
+        path, wanted = self._path(name), self.files[name]
         try:
             with disk_errors(path), open_regular_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -195,19 +199,18 @@ class DatasetStore:
             return f"{path.name}: {error.got}"
         if size != wanted["bytes"]:
             return f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-        same = memmap.cached_file_hash(path) == wanted["hash"]
-        return "" if same else f"{path.name}: its content has changed"
+        return "" if _hash_of(path) == wanted["hash"] else f"{path.name}: its content has changed"
 
     def _path(self, name: str) -> Path:
         return stored_path(self.folder, name, inside=self.folder.parent)
 
     def _array(self, name: str) -> np.ndarray:
         """Map one array file, read-only."""
-        return memmap.map_npy(self._valid_path(name))
+        return np.load(self._valid_path(name), mmap_mode="r").view(np.ndarray)
 
     def _valid_path(self, name: str) -> Path:
         """Return the local path of an intact file. Raises WorkspaceError."""
-        if name not in self._readable:
+        if name not in self.files:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
         if problem := self.describe_damage(name):
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
@@ -234,6 +237,69 @@ class DatasetStore:
                     "There is no such feature", where=self.folder, got=repr(name), next_step=did_you_mean(name, names)
                 )
         return wanted
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write_features(self, matrix: FeatureRows) -> None:
+        """Write the features, and the facts of their rows."""
+        facts = np.empty(len(matrix.known_at), ROW_FACTS)
+        for name in ROW_FACTS.names:
+            facts[name] = getattr(matrix, name)
+        for name, array in ((FEATURES, np.asarray(matrix.values, np.float32)), (ROWS, facts)):
+            self._write(name, lambda path, array=array: _save(path, array))
+        self._features = {"names": list(matrix.names), "rows": len(facts)}
+
+    def write_horizon(
+        self, horizon: int, labels: pd.DataFrame, splits: dict[str, np.ndarray], scaler: FittedStep
+    ) -> None:
+        """Write labels (index known_at), splits (positions into their rows, as runs [first, stop)) and the scaler."""
+        runs = {name: _runs(np.asarray(rows, np.int64)) for name, rows in splits.items()}
+        writers = (
+            # Float columns hardly shrink, and reading is a copy.
+            lambda path: labels.to_parquet(path, compression=None),
+            lambda path: _write_json(path, runs),
+            lambda path: _write_json(path, scaler.to_dict()),
+        )
+        for name, writer in zip(HORIZON_FILES, writers, strict=True):
+            self._write(name.format(horizon), writer)
+
+    def commit(self, facts: dict, *, current: bool = True) -> None:
+        """Write the manifest of all files, and make this the symbol's current data set if `current`.
+
+        facts : JSON values, merged over those of an earlier commit (so a horizon can be added later)
+        """
+        stored = read_dataset_manifest(self.folder) or {}  # another process may have added a horizon
+        if stored.get("fingerprint") != self.fingerprint:
+            stored = {"files": {}, "facts": {}}
+        kept = DatasetStore(self.folder, self.fingerprint, stored)
+        intact = {name: file for name, file in kept.files.items() if not kept.describe_damage(name)}
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "features": self._features or stored["features"],
+            "files": dict(sorted((intact | self._written).items())),
+            "facts": _merge(stored["facts"], facts),
+        }
+        # JSON turns number keys into text, writing leaves secrets out, and the hash must be of what is written.
+        manifest = redact_values(to_json_value(manifest))
+        manifest["hash"] = fingerprint_json(manifest)
+        files.write_json(self.folder / MANIFEST, manifest)
+        self._manifest, self._written = manifest, {}
+        if current:
+            self.make_current()
+
+    def make_current(self) -> None:
+        """Make this data set the one that the next steps read."""
+        path = self.folder.parent / CURRENT
+        pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
+        if files.read_json_or_none(path) != pointer:
+            files.write_json(path, pointer)
+
+    def _write(self, name: str, writer: Callable[[Path], object]) -> None:
+        """Write a file in one step. It is not flushed: one lost in a power cut fails its hash and is written again."""
+        path = self.folder / name
+        files.replace(path, writer, flush=False)
+        self._written[name] = {"hash": _hash_of(path), "bytes": path.stat().st_size}
 
 
 def dataset_folder(processed: Path, fingerprint: str) -> Path:
@@ -272,3 +338,44 @@ def _parse_time_bound(text: object, where: str) -> pd.Timestamp:
 def open_current_store(workspace: Workspace | str | Path, symbol: str) -> DatasetStore:
     """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
     return DatasetStore.current(Workspace(workspace).processed(check_symbol(symbol)))
+
+
+def _hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file, computed once in a process for each state of it; "" where it cannot be read."""
+    try:
+        facts = path.stat()
+        state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        if state not in _hashes:
+            _hashes[state] = files.sha256(path)
+        return _hashes[state]
+    except OSError:
+        return ""
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with open(path, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def _write_json(path: Path, content: dict) -> None:
+    """Write one line of JSON; raise ValueError for NaN and infinity, which JSON cannot hold."""
+    path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _runs(rows: np.ndarray) -> list[list[int]]:
+    """Return positions as contiguous runs [first, stop)."""
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
+    return [[int(run[0]), int(run[-1]) + 1] for run in runs]
+
+
+def _utc_index(moments: np.ndarray) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name="known_at")
+
+
+def _merge(old: dict, new: dict) -> dict:
+    """Merge `new` over `old`, nested dictionaries too."""
+    merged = dict(old)
+    for name, value in new.items():
+        both = isinstance(value, dict) and isinstance(merged.get(str(name)), dict)
+        merged[str(name)] = _merge(merged[str(name)], value) if both else value
+    return merged

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ml_factory.errors import NotPreparedError
-from ml_factory.leakage.timed_tables import Leak
+from ml_factory.leakage.tables import Leak
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
-FORMAT = 3
+FORMAT = 4
 FOLDER = "certificates"
 
 

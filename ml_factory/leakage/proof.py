@@ -2,307 +2,266 @@
 
 Most cuts are tested on a window of bars around them, since a build of the window costs the same wherever the cut is. A
 window does not reveal values derived from the whole file (a tick, a scale, a rank), so some cuts are tested on the file
-from its first bar as well, and the facts of the market are derived from every shortened file.
+from its first bar as well, and the facts of the market are derived from every shortened file. Cuts are samples: every
+row of features is compared with a feed too, and what is split and fitted with the rows that each may read.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.cut_points import CutPoint, choose_cut_points
-from ml_factory.leakage.perturbations import SAME_TIMES, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.pipeline_under_test import PipelineUnderTest, SplitUnderTest, run_pipeline_under_test
-from ml_factory.leakage.prefix_builds import PrefixBuild, build_pipeline_on_prefixes
-from ml_factory.leakage.proof_result import Proof
-from ml_factory.leakage.proof_spec import ProofSpec
-from ml_factory.leakage.split_and_fit_check import (
-    check_fitted_for_leaks,
-    check_splits_are_purged,
-    match_labels_to_features,
-)
-from ml_factory.leakage.streaming_check import select_common_columns
-from ml_factory.leakage.timed_tables import RAISED, ColumnDifference, Leak, TimedTable, table_differences
+from ml_factory.errors import SettingsError
+from ml_factory.leakage.blind import Fitted, Split, find_blind_leaks, find_unpurged_rows
+from ml_factory.leakage.cuts import CutPoint, choose_cut_points
+from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.tables import RAISED, Findings, Leak, Table, differences
 from ml_factory.progress import progress_phase
 from ml_factory.targets.label_table import usable_label_rows
 
+FULL_CUTS = 50
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
+Tables = Mapping[str, Table]
 
 
-def prove_no_look_ahead(
-    pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    whole: Callable[[], Mapping[str, TimedTable]] | None = None, progress: Callable[[int, int], None] | None = None,
-    prefix_builds: Sequence[PrefixBuild] = (),
-) -> Proof:  # fmt: skip
-    """Test whether the pipeline's past depends on its future.
+@dataclass(frozen=True)
+class ProofSpec:
+    """Extent of a proof.
 
-    Parameters
-    ----------
-    pipeline : the pipeline under test
-    bars : checked bars
-    spec : extent of the proof
-    facts : result of `market_facts` on the bars, where available
-    whole : returns the tables of all bars where some are stored; called after the prefixes were built
-    progress : called with (builds done, builds in all)
-    prefix_builds : builds from a time before later bars were shown, in addition to those made here
+    cuts : number of moments
+    whole_cuts : how many of them are tested on the whole file too
+    ways : perturbations of the future in addition to its truncation
+    features : at cuts, features are tested too; False: by the feed alone, which takes a third of the time
+    ahead : bars of future in a window
+    feed_pushes : pushes of the feed that all features are compared with
+    fit_rows : labels on which fitted objects are tested
+    fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
+    enough : different leaks after which the proof stops
     """
-    return _ProofRun(pipeline, bars, spec or ProofSpec(), progress).run(facts, whole, prefix_builds)
+
+    cuts: int = FULL_CUTS
+    whole_cuts: int = 8
+    ways: tuple[str, ...] = tuple(PERTURBATIONS)
+    features: bool = True
+    ahead: int = 3_000
+    feed_pushes: int = 10_000
+    fit_rows: int = 30_000
+    fit_splits: int | None = None
+    enough: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.cuts, bool) or not isinstance(self.cuts, int) or self.cuts < 1:
+            wanted = f"a whole number, {FULL_CUTS} or more for the full form"
+            raise SettingsError("This many cuts cannot be made", where="cuts", got=repr(self.cuts), wanted=wanted)
+
+    @property
+    def form(self) -> str:
+        """ "full" with at least 50 cuts and features at each of them, else "quick"."""
+        return "full" if self.cuts >= FULL_CUTS and self.features else "quick"
+
+
+QUICK = ProofSpec(cuts=10, whole_cuts=1, features=False, feed_pushes=150, fit_rows=6_000, fit_splits=1)
+
+
+class Subject(Protocol):
+    """What is proved. `bars` are checked bars; `facts` are the facts of the market of the whole file.
+
+    facts : facts of the market, from the first `head` bars or from settings
+    tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features if asked
+    feed : rows of features of a live feed, in `pushes` pushes
+    splits : every split of the rows of these labels
+    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
+    """
+
+    def facts(self, bars: pd.DataFrame) -> dict: ...
+    def head(self, bars: pd.DataFrame) -> int: ...
+    def tables(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> dict[str, Table]: ...
+    def feed(self, bars: pd.DataFrame, facts: dict, pushes: int, seed: int) -> pd.DataFrame: ...
+    def splits(self, labels: pd.DataFrame) -> list[Split]: ...
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Result of a proof: the moments tested, and what was found and compared there."""
+
+    spec: ProofSpec
+    cuts: tuple[CutPoint, ...]
+    findings: Findings
+
+    @property
+    def leaks(self) -> tuple[Leak, ...]:
+        return self.findings.leaks
+
+    @property
+    def compared(self) -> dict[str, int]:
+        return self.findings.compared
+
+    @property
+    def passed(self) -> bool:
+        return not self.leaks
+
+
+def prove(
+    subject: Subject, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
+    features: Table | None = None, progress: Callable[[int, int], None] | None = None,
+) -> Proof:  # fmt: skip
+    """Test whether the subject's past depends on its future.
+
+    facts, features : facts of the market and feature rows of all bars, where they are stored
+    progress : called with (cuts done, cuts in all)
+    """
+    run = _ProofRun(subject, bars, spec or ProofSpec())
+    with progress_phase("proof", len(bars)) as done:
+        run.facts = run.findings.guarded(lambda: subject.facts(bars)) if facts is None else facts
+        whole = run.findings.guarded(lambda: subject.tables(bars, run.facts, features is None)) if run.facts else None
+        if whole is not None:
+            run.whole = whole if features is None else {"features": features, **whole}
+            run.check_cuts(progress)
+        done(len(bars))
+    if whole is not None:
+        with progress_phase("live feed", len(bars)):
+            run.check_feed()
+        with progress_phase("fitted", run.spec.fit_rows):
+            run.check_fitted()
+    return Proof(run.spec, tuple(run.cuts), run.findings)
 
 
 class _ProofRun:
-    def __init__(self, pipeline: PipelineUnderTest, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None):
-        self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
-        self.leaks: dict[tuple[str, str], Leak] = {}
-        self.compared: dict[str, int] = {}
-        self.cuts: list[CutPoint] = []
-        self.builds, self.reported, self.history, self.started = 0, 0, 0, time.perf_counter()
+    facts: Any
+    whole: Tables
 
-    def run(self, facts: dict | None, build: Callable | None, prefix_builds: Sequence[PrefixBuild]) -> Proof:
-        unseen = build_pipeline_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars)
-        facts = self.run_guarded(lambda: self.pipeline.market_facts(self.bars)) if facts is None else facts
-        whole = None
-        if facts is not None:
-            self.bar_minutes = facts.get("bar_minutes", 1)
-            whole = self.run_guarded(build or (lambda: run_pipeline_under_test(self.pipeline, self.bars, facts)))
-        if whole is not None:
-            self.check_prefix_builds([*prefix_builds, *unseen], whole)
-            self.history = self.bars_before_first_row(whole["features"]) + SPARE_BARS
-            self.select_cuts(facts, whole)
-            with progress_phase("proof", len(self.bars)) as self.done:
-                self.check_cuts(facts, whole)
-            self.check_feed(facts, whole["features"])
-            with progress_phase("fitted", self.spec.fit_rows):
-                self.check_fitted_objects(whole, facts)
-        return Proof(
-            self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
-            time.perf_counter() - self.started,
-        )  # fmt: skip
+    def __init__(self, subject: Subject, bars: pd.DataFrame, spec: ProofSpec):
+        self.subject, self.bars, self.spec = subject, bars, spec
+        self.findings, self.cuts = Findings(spec.enough), []
 
-    # -- one step each ---------------------------------------------------------------------------------------------
+    # ---- cuts ----
 
-    def check_cuts(self, facts: dict, whole: Mapping[str, TimedTable]) -> None:
-        """Test everything that is tested at cuts."""
-        self.check_facts(facts)
-        for number, cut in enumerate(self.cuts):
-            self.check_window(number, cut, facts, whole)
-        # Some cuts again, on the file from its first bar, unless windows are the whole file anyway.
-        for number, cut in self.spread_cuts([] if self.small else self.cuts):
-            self.check_whole_file(number, cut, facts, whole)
-
-    def select_cuts(self, facts: dict, whole: Mapping[str, TimedTable]) -> None:
-        start = self.bars.index.as_unit("ns").asi8
-        warm = whole["features"].at[min(LEAST_ROWS, len(whole["features"]) - 1)]
-        labels = {part: table for part, table in whole.items() if part.startswith("labels")}
+    def check_cuts(self, progress: Callable[[int, int], None] | None) -> None:
+        """Test rows and facts at every cut, on a window and some on the file from its first bar."""
+        start, rows = self.bars.index.as_unit("ns").asi8, self.whole["features"].proven
+        warm = int(np.searchsorted(start, rows[min(LEAST_ROWS, len(rows) - 1)])) + 1
+        labels = {part: table for part, table in self.whole.items() if part.startswith("labels")}
         self.cuts = choose_cut_points(
-            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed,
-            earliest=int(np.searchsorted(start, warm)) + 1, rows=whole["features"].at, labels=labels,
-            bar_minutes=self.bar_minutes,
+            self.bars, self.facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=warm, rows=rows,
+            labels=labels, bar_minutes=self.bar_minutes,
         )  # fmt: skip
         if not self.cuts:  # without a cut nothing is proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
-            self.add_leak(Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file"))
+            self.findings.add([Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file")])
+        head = self.findings.guarded(lambda: self.subject.head(self.bars)) or 0
+        small = warm + SPARE_BARS + self.spec.ahead > 0.6 * len(self.bars)  # a window would be most of the file
+        for number, cut in enumerate(self.cuts):
+            low, high, clean = (0, len(self.bars), self.whole) if small else self.window(cut, warm + SPARE_BARS)
+            self.compare(cut, low, high, clean)
+            if not small and low and self.is_spread(number):
+                self.compare(cut, 0, len(self.bars), self.whole)
+            if self.is_spread(number) and cut.first >= head:
+                self.check_facts(cut)
+            if progress:
+                progress(number + 1, len(self.cuts))
 
-    def check_prefix_builds(self, prefix_builds: Sequence[PrefixBuild], whole: Mapping[str, TimedTable]) -> None:
-        """Compare the builds made before later bars were shown with the whole file's."""
-        for build in prefix_builds:
-            self.builds += 1
-            last = self.bars.index[build.stop - 1] + pd.Timedelta(minutes=self.bar_minutes)
-            moment, why, way = str(last), "before later bars were shown", TRUNCATE
-            if build.tables is None:
-                what = f"{RAISED} {build.error}"
-                self.add_leak(Leak("pipeline", what, 0, moment, None, moment, why, way, "whole file"))
-            for part, table in (build.tables or {}).items():
-                for one in table_differences(whole[part], table, last.as_unit("ns").value)[1]:
-                    self.add_leak(_leak(part, one, moment, why, way, "whole file"))
+    @property
+    def bar_minutes(self) -> int:
+        return self.facts.get("bar_minutes", 1)
 
-    def check_facts(self, facts: dict) -> None:
-        """Check that the facts of the market are the same whatever follows the bars they are derived from."""
-        head = self.run_guarded(lambda: self.pipeline.count_head_bars(self.bars)) if self.spec.whole_cuts else None
-        for number, cut in self.spread_cuts([cut for cut in self.cuts if head is not None and cut.first >= head]):
-            for way in self.spec.perturbations_at(number):
-                section = self.bars.iloc[: self.whole_file_end(cut)]
-                other = self.run_guarded(
-                    lambda args=(section, cut.first, way, 0): self.pipeline.market_facts(self.disturbed(*args)),
-                    cut,
-                    way,
-                )
-                self.count("facts", 1)
-                for name in facts if other is not None else ():
-                    if other.get(name) != facts[name]:
-                        first = str(self.bars.index[0])
-                        self.add_leak(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
+    def is_spread(self, number: int) -> bool:
+        """True for `whole_cuts` of the cuts, evenly over the file."""
+        count = min(self.spec.whole_cuts, len(self.cuts))
+        return number in np.linspace(0, len(self.cuts) - 1, count).round() if count else False
 
-    def check_window(self, number: int, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]) -> None:
-        if len(self.leaks) >= self.spec.enough:
-            return
-        low, high, clean = self.window(cut, facts, whole)
+    def window(self, cut: CutPoint, back: int) -> tuple[int, int, Tables]:
+        """Return (first bar, stop, tables), far enough back that rows of features exist before the cut."""
+        high = min(len(self.bars), cut.first + self.spec.ahead)
+        while back < cut.first:
+            low = cut.first - back
+            if not self.spec.features:  # labels need no warm-up
+                return low, high, self.tables(self.bars.iloc[low:high])
+            try:
+                clean = self.tables(self.bars.iloc[low:high])
+                if np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
+                    return low, high, clean
+            except Exception:  # noqa: BLE001 - too short for a first row; the longest window is the file
+                pass
+            back *= 2
+        return 0, len(self.bars), self.whole
+
+    def tables(self, bars: pd.DataFrame) -> Tables:
+        return self.subject.tables(bars, self.facts, self.spec.features)
+
+    def compare(self, cut: CutPoint, low: int, high: int, clean: Tables) -> None:
+        """Perturb the bars after the cut in each way, build, and record every difference up to the cut."""
         scope = "whole file" if high - low == len(self.bars) else "window"
-        section = self.bars.iloc[low:high]
-        for way in self.spec.perturbations_at(number):
-            self.compare(clean, section, cut.first - low, cut, way, facts, scope)
+        for way in (TRUNCATE, *self.spec.ways):
+            if self.findings.full:
+                return
+            other = self.findings.guarded(
+                lambda way=way: self.tables(self.perturbed(cut, way, low, high)), cut=cut.moment, why=cut.why, way=way
+            )
+            until = cut.quiet if way in SAME_TIMES else cut.at
+            for part, table in (other or {}).items():
+                ours = clean[part].known_by(until)
+                self.findings.count(part, len(ours))
+                found = differences(table.known_by(until), ours)
+                self.findings.add(_leak(part, one, cut.moment, cut.why, way, scope) for one in found)
 
-    def check_whole_file(self, number: int, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]) -> None:
-        section, ways = self.bars.iloc[: self.whole_file_end(cut)], self.spec.perturbations_at(number)
-        for way in ways if self.spec.form == "full" else ways[:1]:
-            self.compare(whole, section, cut.first, cut, way, facts, "whole file")
+    def perturbed(self, cut: CutPoint, way: str, low: int = 0, high: int | None = None) -> pd.DataFrame:
+        return perturb_future_bars(self.bars.iloc[low:high], cut.first - low, way, self.spec.seed, self.bar_minutes)
 
-    def check_feed(self, facts: dict, features: TimedTable) -> None:
-        """Compare every row with that of a stream without later bars, for leaks that no cut detects."""
-        streams = self.spec.feed_rows and hasattr(self.pipeline, "stream_features")
-        if not streams or len(self.leaks) >= self.spec.enough:
+    def check_facts(self, cut: CutPoint) -> None:
+        """Check that the facts of the market are the same whatever follows the bars they are derived from."""
+        for way in (TRUNCATE, *self.spec.ways):
+            other = self.findings.guarded(
+                lambda way=way: self.subject.facts(self.perturbed(cut, way)), cut=cut.moment, why=cut.why, way=way
+            )
+            self.findings.count("facts", 1)
+            first = str(self.bars.index[0])
+            self.findings.add(
+                Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file")
+                for name in (self.facts if other is not None else ()) if other.get(name) != self.facts[name]
+            )  # fmt: skip
+
+    # ---- feed, splits and fitted objects ----
+
+    def check_feed(self) -> None:
+        """Compare every row with that of a feed, at whose pushes no later bar exists, for leaks that no cut meets."""
+        spec = self.spec
+        if not spec.feed_pushes or self.findings.full:
             return
-        fed = self.run_guarded(
-            lambda: self.pipeline.stream_features(self.bars, facts, self.spec.feed_rows, self.spec.seed)
-        )
-        if fed is None:
-            return
-        last = int(features.at[-1])
-        rows, found = table_differences(fed, select_common_columns(features, fed), last)
-        self.count("features, fed bar by bar", min(rows, self.spec.feed_rows))
-        for one in found:
-            first_row = str(pd.Timestamp(one.first, tz="UTC"))
-            leak = _leak("features", one, first_row, "its own bar", "live feed", "whole file")
-            self.add_leak(replace(leak, size=None))
+        fed = self.findings.guarded(lambda: self.subject.feed(self.bars, self.facts, spec.feed_pushes, spec.seed))
+        if fed is not None:
+            self.findings.count("features, fed bar by bar", min(len(fed), spec.feed_pushes))
+            rows = self.whole["features"].rows
+            found = differences(fed, rows[[name for name in fed.columns if name in rows.columns]])
+            leaks = [_leak("features", one, one.first, "its own bar", "live feed", "whole file") for one in found]
+            self.findings.add(replace(leak, size=None) for leak in leaks)
 
-    def spread_cuts(self, cuts: list[CutPoint]) -> list[tuple[int, CutPoint]]:
-        """Return `whole_cuts` of these cuts, evenly over the file, numbered."""
-        cuts = [cut for cut in cuts if cut.first < (self.spec.whole_bars or len(self.bars))]
-        count = min(self.spec.whole_cuts, len(cuts))
-        chosen = np.unique(np.linspace(0, len(cuts) - 1, count).round().astype(int)) if count else ()
-        return [(number, cuts[k]) for number, k in enumerate(chosen)]
-
-    def whole_file_end(self, cut: CutPoint) -> int:
-        """Return the end of the whole file for this cut: its last bar, or earlier by `whole_bars`."""
-        limit = self.spec.whole_bars or len(self.bars)
-        return min(len(self.bars), max(limit, cut.first + self.spec.ahead))
-
-    def check_fitted_objects(self, whole: Mapping[str, TimedTable], facts: dict) -> None:
+    def check_fitted(self) -> None:
         """Check splits on all rows, and fitted objects on the first `fit_rows` labels that train."""
-        made = self.run_guarded(lambda: self.pipeline.labels(self.bars, facts)) if self.spec.fit_rows else None
-        for horizon, labels in (made or {}).items():
-            labels, row = match_labels_to_features(labels, whole["features"])
-            if not len(labels):
+        if not self.spec.fit_rows:
+            return
+        features, guarded = self.whole["features"].rows, self.findings.guarded
+        for part, table in self.whole.items():
+            kind, _, horizon = part.partition(" ")
+            if kind != "labels":
                 continue
-            self.run_guarded(partial(self.check_purging, labels, horizon))
+            labels = table.rows[table.rows.index.isin(features.index)]
+            for split in (guarded(partial(self.subject.splits, labels)) or ()) if len(labels) else ():
+                self.findings.add(find_unpurged_rows(labels, split, f"split {horizon}"))
             usable = usable_label_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
             first = int(usable[0]) if len(usable) else 0
-            some = slice(max(0, first - self.spec.fit_rows // 8), first + self.spec.fit_rows)
-            values, labels = whole["features"].matrix[row[some]], labels.iloc[some]
-            splits = self.run_guarded(partial(self.pipeline.splits, labels)) or ()
-            for split in splits[: self.spec.fit_splits]:
-                self.run_guarded(partial(self.check_fitted, values, labels, split, horizon))
-
-    def check_purging(self, labels: pd.DataFrame, horizon: str) -> None:
-        self.add_leaks(check_splits_are_purged(labels, self.pipeline.splits(labels), horizon))
-
-    def check_fitted(self, values: np.ndarray, labels: pd.DataFrame, split: SplitUnderTest, horizon: str) -> None:
-        self.count(f"fitted {horizon}", len(labels))
-        self.add_leaks(check_fitted_for_leaks(self.pipeline, values, labels, [split], horizon, self.spec.seed))
-
-    # -- shared by the steps ---------------------------------------------------------------------------------------
-
-    @property
-    def small(self) -> bool:
-        """True where windows would be most of the file: the file itself is then the window."""
-        return self.history + self.spec.ahead > 0.6 * len(self.bars)
-
-    def window(
-        self, cut: CutPoint, facts: dict, whole: Mapping[str, TimedTable]
-    ) -> tuple[int, int, Mapping[str, TimedTable]]:
-        """Return (first bar, stop, tables), far enough back that rows of features exist before the cut."""
-        back, high = self.history, min(len(self.bars), cut.first + self.spec.ahead)
-        while not self.small and back < cut.first:
-            low = cut.first - back
-            try:
-                clean = run_pipeline_under_test(self.pipeline, self.bars.iloc[low:high], facts)
-            except Exception:  # noqa: BLE001 - a window may be too short for a first row; the longest is the file
-                clean = None
-            self.builds += 1
-            if clean is not None and np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
-                return low, high, clean
-            back *= 2
-        return 0, len(self.bars), whole
-
-    def compare(
-        self,
-        clean: Mapping[str, TimedTable],
-        bars: pd.DataFrame,
-        first: int,
-        cut: CutPoint,
-        way: str,
-        facts: dict,
-        scope: str,
-    ) -> None:
-        """Perturb these bars from position `first` on, build, and record every difference up to the cut."""
-        if len(self.leaks) >= self.spec.enough:
-            return
-        other = self.run_guarded(
-            lambda: run_pipeline_under_test(self.pipeline, self.disturbed(bars, first, way, self.spec.seed), facts),
-            cut,
-            way,
-            scope,
-        )
-        self.report_progress()
-        until = cut.quiet if way in SAME_TIMES else cut.at
-        for part, table in (other or {}).items():
-            rows, found = table_differences(clean[part], table, until)
-            self.count(part, rows)
-            for one in found:
-                self.add_leak(_leak(part, one, cut.moment, cut.why, way, scope))
-
-    def disturbed(self, bars: pd.DataFrame, first: int, way: str, seed: int) -> pd.DataFrame:
-        return perturb_future_bars(bars, first, way, seed, self.bar_minutes)
-
-    def report_progress(self) -> None:
-        """Report the builds done, as builds and as a share of the rows."""
-        now = len(self.bars) * self.builds // self.expected_builds
-        self.done(now - self.reported)
-        self.reported = now
-        if self.progress:
-            self.progress(self.builds, self.expected_builds)
-
-    @property
-    def expected_builds(self) -> int:
-        return max(self.builds, (len(self.cuts) + self.spec.whole_cuts) * (1 + self.spec.ways_a_cut))
-
-    def run_guarded(self, build: Callable, cut: CutPoint | None = None, way: str = "none", scope: str = "whole file"):
-        """Return the result of `build`, or None: any exception counts as a failure of the pipeline."""
-        self.builds += 1
-        try:
-            return build()
-        except Exception as error:  # noqa: BLE001 - fails closed: what cannot be built is not proven
-            moment, why = (cut.moment, cut.why) if cut else ("none", "the bars as they are")
-            what = f"{RAISED} {type(error).__name__}: {error}"
-            self.add_leak(Leak("pipeline", what, 0, moment, None, moment, why, way, scope))
-            return None
-
-    def add_leaks(self, leaks) -> None:
-        for leak in leaks:
-            self.add_leak(leak)
-
-    def count(self, part: str, rows: int) -> None:
-        self.compared[part] = self.compared.get(part, 0) + rows
-
-    def add_leak(self, leak: Leak) -> None:
-        """Keep the first leak of each column, with the worst values of the later ones."""
-        known = self.leaks.get((leak.part, leak.column))
-        if known is None:
-            self.leaks[leak.part, leak.column] = leak
-            return
-        sizes = [size for size in (known.size, leak.size) if size is not None]
-        self.leaks[leak.part, leak.column] = replace(
-            known, rows=max(known.rows, leak.rows), size=max(sizes, default=None), cuts=known.cuts + 1
-        )
-
-    def bars_before_first_row(self, features: TimedTable) -> int:
-        start = self.bars.index.as_unit("ns").asi8
-        return int(np.searchsorted(start, features.at[min(LEAST_ROWS, len(features) - 1)]))
+            labels = labels.iloc[max(0, first - self.spec.fit_rows // 8) : first + self.spec.fit_rows]
+            values = features.to_numpy()[features.index.get_indexer(labels.index)]
+            for split in (guarded(partial(self.subject.splits, labels)) or ())[: self.spec.fit_splits]:
+                self.findings.count(f"fitted {horizon}", len(labels))
+                leaks = partial(find_blind_leaks, self.subject.fit, values, labels, split, f"fitted {horizon}")
+                self.findings.add(guarded(lambda leaks=leaks: list(leaks())) or ())
 
 
-def _leak(part: str, one: ColumnDifference, moment: str, why: str, way: str, scope: str) -> Leak:
-    size = one.size if np.isfinite(one.size) else None
-    return Leak(part, one.column, one.rows, str(pd.Timestamp(one.first, tz="UTC")), size, moment, why, way, scope)
+def _leak(part: str, one: Any, moment: str, why: str, way: str, scope: str) -> Leak:
+    return Leak(part, one.column, one.rows, one.first, one.size, moment, why, way, scope)

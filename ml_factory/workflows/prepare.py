@@ -11,24 +11,17 @@ import pandas as pd
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
-from ml_factory.data.resample import (
-    ResampledBars,
-    check_resample_length,
-    resample_bars,
-    resample_minute_bars_for_labels,
-)
+from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
-from ml_factory.data.sessions import MarketSpec, resolve_market_spec
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
-from ml_factory.features.build import build_features, feature_column_names
-from ml_factory.leakage.prefix_builds import PrefixBuild
+from ml_factory.features.build import feature_column_names
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
@@ -42,16 +35,15 @@ from ml_factory.targets.label_sufficiency import (
 )
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.labels import expected_label_classes, label_classes
-from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
-from ml_factory.workflows.audits.audit_artifacts import quick_artifact_audit
+from ml_factory.workflows.audit_files import quick_audit_of_files
+from ml_factory.workflows.build import Built, build, resolve_market_facts
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
 from ml_factory.workflows.previous_settings import add_given_market_facts, previous_data_settings
 from ml_factory.workflows.prove import (
-    build_prefixes_to_prove,
     describe_proof_of_store,
     prove_store,
     require_proved_data,
@@ -119,14 +111,14 @@ def prepare(
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = DatasetStoreWriter.find(processed, key)
+            store = DatasetStore.find(processed, key)
             stored = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
                 try:
-                    store = store or DatasetStoreWriter.begin(processed, key)
-                    store, bars, seen = _write(store, workspace, symbol, settings, missing, raw)
-                    _certify(store, workspace, horizons, bars, seen)
+                    store = store or DatasetStore.begin(processed, key)
+                    bars = _write(store, workspace, symbol, settings, missing, raw)
+                    _certify(store, workspace, horizons, bars)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)
@@ -168,26 +160,18 @@ def _import_raw_bars(
 
 
 def _certify(
-    store: DatasetStore,
-    workspace: Workspace,
-    horizons: Sequence[int],
-    bars: pd.DataFrame | None = None,
-    seen: Sequence[PrefixBuild] = (),
+    store: DatasetStore, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None
 ) -> None:
     """Run the quick proof, unless each of the horizons has a certificate of this code; log each leak at once."""
-    for horizon in horizons:
-        try:
+    try:
+        for horizon in horizons:
             require_proved_data(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
-        except NotPreparedError:
-            break
-    else:
-        return
-    if bars is None:
-        bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-    found = quick_artifact_audit(store, horizons)
-    proved = prove_store(store, bars, horizons, fresh=True, also=found.leaks, compared=found.compared, seen=seen)
-    for leak in proved.proof.leaks if proved.proof else ():
-        _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
+    except NotPreparedError:
+        if bars is None:
+            bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
+        proved = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
+        for leak in proved.proof.leaks:
+            _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
 def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
@@ -201,9 +185,9 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 
 def _write(
-    store: DatasetStoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
-) -> tuple[DatasetStoreWriter, pd.DataFrame, Sequence[PrefixBuild]]:
-    """Write features and the parts of these horizons; with the bars and prefix builds for the proof."""
+    store: DatasetStore, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+) -> pd.DataFrame:
+    """Write features unless they are there, and the parts of these horizons; return the bars, for the proof."""
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
     bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
@@ -217,33 +201,25 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    base, first, staleness, seen = _write_features(store, bars, market, symbol, settings)
-    made = {
-        "symbol": symbol,
-        "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},
-        "settings": settings.to_dict(),
-        "sources": source_hash(DATA_PACKAGES),
-        "market": market.to_dict(),
-        "bars": report.to_dict(),
-        "first": first,
-        "staleness": staleness,
-    }
-    if not store.committed:  # committed early: a killed prepare continues with what is missing
-        store.commit(made, current=False)
-    minute_bars = resample_minute_bars_for_labels(bars, market, settings.features.base_minutes)
+    built = build(bars, market, settings, horizons, features=not store.committed)
+    if built.features:
+        with progress_phase("writing", len(built.features)):
+            store.write_features(built.features)
+        made = {
+            "symbol": symbol,
+            "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},
+            "settings": settings.to_dict(),
+            "sources": source_hash(DATA_PACKAGES),
+            "market": market.to_dict(),
+            "bars": report.to_dict(),
+            "first": built.features.first,
+            "staleness": built.features.frame_staleness,
+        }
+        store.commit(made, current=False)  # a killed prepare continues with what is missing
     for horizon in horizons:
-        if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
-            store.discard_horizon_files(horizon)
-            facts = {str(horizon): _write_horizon(store, base, first, minute_bars, settings, market, horizon)}
-            store.commit(made | {"horizons": facts}, current=False)
-    return store, bars, seen
-
-
-def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
-    """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
-    return resolve_market_spec(
-        symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
-    )
+        facts = _write_horizon(store, built, settings, market, horizon)
+        store.commit({"horizons": {str(horizon): facts}}, current=False)
+    return bars
 
 
 def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:
@@ -253,52 +229,22 @@ def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, h
     return bars * (per_row * features + horizons * LABEL_BYTES) // raw_bars
 
 
-def _write_features(
-    store: DatasetStoreWriter, bars: pd.DataFrame, market: MarketSpec, symbol: str, settings: DataSpec
-) -> tuple[ResampledBars, int, dict[str, dict[str, float]], Sequence[PrefixBuild]]:
-    """Write the feature rows unless they are there.
-
-    Returns
-    -------
-    (base bars; the bar of the first row; `FeatureRows.frame_staleness`; builds on the first bars alone, made before
-    later bars were read).
-    """
-    if store.committed:
-        base = resample_bars(bars, market, settings.features.base_minutes)
-        return base, store.facts["first"], store.facts["staleness"], ()
-    seen = build_prefixes_to_prove(settings, symbol, bars, market.to_dict())
-    matrix = build_features(bars, market, settings.features)
-    with progress_phase("writing", len(matrix)):
-        store.write_features(matrix)
-    return matrix.base, matrix.first, matrix.frame_staleness, seen
-
-
-def _write_horizon(
-    store: DatasetStoreWriter,
-    base: ResampledBars,
-    first: int,
-    minute_bars: ResampledBars | None,
-    settings: DataSpec,
-    market: MarketSpec,
-    horizon: int,
-) -> dict:
+def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
-        check_found_barriers_bars(found, base, minute_bars, market)
-    with progress_phase(f"labels {horizon}", len(base)):
-        labels = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)
+        check_found_barriers_bars(found, built.base, built.minute_bars, market)
+    labels, first = built.labels[horizon], store.facts["first"]
     labels = labels[labels["entry_bar"] >= first]
     splits = chronological_split(labels, settings.splits)
     check_class_sufficiency(labels, splits, expected_label_classes(settings.labels.kind))
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
-    store.write_labels(horizon, labels)
-    store.write_splits(horizon, splits)
     labels_of_rows = labels.iloc[splits["train"]]
     sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
-        store.write_scaler(horizon, fit_preprocessing_steps(settings.preprocess, sample))
+        scaler = fit_preprocessing_steps(settings.preprocess, sample)
+    store.write_horizon(horizon, labels, splits, scaler)
     clear = labels["barrier"] != "ambiguous"
     classes = label_classes(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}

@@ -101,7 +101,6 @@ from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
-from ml_factory.leakage.streaming_check import stream_push_positions
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, check_model, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS

@@ -12,9 +12,9 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.leakage.cut_points import choose_cut_points
-from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.timed_tables import TimedTable
+from ml_factory.leakage.cuts import choose_cut_points
+from ml_factory.leakage.perturb import PERTURBATIONS, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.tables import Table
 from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_bars_name, workspace_symbols
 
 MINUTES = synthetic_bars(days=6, seed=3)
@@ -174,10 +174,10 @@ def test_choose_cuts_5_minute_bars_cut_exactly_at_row_times_and_label_ends():
     five = check(joined(MINUTES, 5))[0]
     ends = five.index.as_unit("ns").asi8 + 5 * MINUTE_NS
     proven = ends[100:-100:7]
-    label = TimedTable(proven, proven, columns={"barrier": np.resize(["upper", "vertical"], len(proven))})
+    label = Table(pd.DataFrame({"barrier": np.resize(["upper", "vertical"], len(proven))}), proven)
     cuts = choose_cut_points(five, "cme", 60, rows=ends[::3], labels={"labels h5": label}, bar_minutes=5)
     at = {why: [cut.at for cut in cuts if cut.why == why] for why in {cut.why for cut in cuts}}
     assert len(at["row of extreme"]) > 1 and set(at["row of extreme"]) <= set(ends[::3])
     for way in ("upper", "vertical"):
-        own = proven[label.columns["barrier"] == way]
+        own = proven[(label.rows["barrier"] == way).to_numpy()]
         assert len(at[f"label proven by {way}"]) > 1 and set(at[f"label proven by {way}"]) <= set(own)

@@ -12,10 +12,8 @@ import pytest
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets import memmap
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.files import files
@@ -45,19 +43,17 @@ def labels_of(base, horizon: int) -> pd.DataFrame:
     return triple_barrier_labels(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
 
 
-def add_horizon(store: DatasetStoreWriter, base, horizon: int) -> None:
+def add_horizon(store: DatasetStore, base, horizon: int) -> None:
     labels = labels_of(base, horizon)
     splits = chronological_split(labels, SplitSpec())
-    store.write_labels(horizon, labels)
-    store.write_splits(horizon, splits)
-    store.write_scaler(horizon, RobustScaler.fit(np.eye(6, dtype=np.float32)))
+    store.write_horizon(horizon, labels, splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"horizons": {horizon: {"rows": len(labels)}}})
 
 
 @pytest.fixture
 def processed(tmp_path, base, matrix):
     folder = tmp_path / "processed" / "MES"
-    store = DatasetStoreWriter.begin(folder, PRINT)
+    store = DatasetStore.begin(folder, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 10)
     return folder
@@ -98,12 +94,9 @@ def test_store_features_are_memory_mapped_without_copy(processed, matrix):
 
 
 def test_store_file_is_hashed_once_per_process(base, matrix, tmp_path, monkeypatch):
-    memmap._hash_cache.clear()
     hashed = []
-    monkeypatch.setattr(
-        memmap, "npy_content_hash", lambda array, real=memmap.npy_content_hash: hashed.append(1) or real(array)
-    )
-    store = DatasetStoreWriter.begin(tmp_path / "MES", PRINT)
+    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: hashed.append(1) or real(path))
+    store = DatasetStore.begin(tmp_path / "MES", PRINT)
     store.write_features(matrix)
     store.commit({})
     assert store.verify() == [] and len(store.load_features()) == len(base)
@@ -136,34 +129,32 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
     before = {
         name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in DatasetStore.current(processed).files
     }
-    store = DatasetStoreWriter.begin(processed, PRINT)
+    store = DatasetStore.begin(processed, PRINT)
     assert store.committed
     add_horizon(store, base, 20)
-    again = DatasetStoreWriter.find(processed, PRINT)
+    again = DatasetStore.find(processed, PRINT)
     assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
     for name, moment in before.items():
         assert (again.folder / name).stat().st_mtime_ns == moment  # files never change
     assert len(again.load_labels(10)) and len(again.load_labels(20))
     with pytest.raises(NotPreparedError, match=r"Horizon 5 is not prepared.*horizons 10, 20"):
         again.load_labels(5)
-    with pytest.raises(ValueError, match="never change"):
-        again.write_labels(20, labels_of(base, 20))
 
 
 def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
-    one, two = DatasetStoreWriter.begin(processed, PRINT), DatasetStoreWriter.begin(processed, PRINT)
+    one, two = DatasetStore.begin(processed, PRINT), DatasetStore.begin(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
     assert DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
 
 
 def test_store_second_data_set_becomes_current_and_first_is_kept(processed, base, matrix):
-    store = DatasetStoreWriter.begin(processed, OTHER)
+    store = DatasetStore.begin(processed, OTHER)
     store.write_features(matrix)
     assert DatasetStore.current(processed).fingerprint == PRINT  # until the last moment
     add_horizon(store, base, 5)
     assert DatasetStore.current(processed).fingerprint == OTHER
-    kept = DatasetStoreWriter.find(processed, PRINT)
+    kept = DatasetStore.find(processed, PRINT)
     kept.make_current()
     assert DatasetStore.current(processed).horizons == (10,)
 
@@ -199,7 +190,7 @@ def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, par
     DatasetStore.current(processed).load_features()
     damage(file_of(processed, part))
     assert DatasetStore.find(processed, PRINT) is None
-    store = DatasetStoreWriter.begin(processed, PRINT)
+    store = DatasetStore.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
     store.write_features(matrix)
     add_horizon(store, base, 10)
@@ -209,7 +200,7 @@ def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, par
 
 def test_store_added_horizon_drops_damaged_horizon_from_manifest(processed, base, matrix):
     damage_byte(file_of(processed, "labels_h10"))
-    store = DatasetStoreWriter.begin(processed, PRINT)
+    store = DatasetStore.begin(processed, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 20)
     whole = DatasetStore.find(processed, PRINT)
@@ -250,16 +241,16 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
         real(*args, **kwargs)
 
     monkeypatch.setattr(files, "replace", failing)
-    store = DatasetStoreWriter.begin(processed, OTHER)
+    store = DatasetStore.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
         store.write_features(matrix)
         add_horizon(store, base, 20)
     monkeypatch.undo()
-    whole = DatasetStoreWriter.find(processed, OTHER)
+    whole = DatasetStore.find(processed, OTHER)
     assert (whole is not None) == (stop_after == 6)  # the manifest is the sixth; the pointer comes after it
     assert DatasetStore.current(processed).fingerprint == PRINT
     if whole is None:
-        store = DatasetStoreWriter.begin(processed, OTHER)
+        store = DatasetStore.begin(processed, OTHER)
         assert not store.committed
         store.write_features(matrix)
         add_horizon(store, base, 20)
@@ -274,7 +265,7 @@ def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monke
 
     monkeypatch.setattr(files, "replace", full)
     with pytest.raises(WorkspaceError, match="No space"):
-        DatasetStoreWriter.begin(processed, OTHER).write_features(matrix)
+        DatasetStore.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()
     assert DatasetStore.current(processed).fingerprint == PRINT and not list(processed.rglob("*.tmp"))
 
@@ -289,11 +280,11 @@ def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path)
             DatasetStore.current(tmp_path / "MES")
     for bad in ("", "../..", "ABCDEFABCDEF", "abc"):
         with pytest.raises(ValueError, match="hex"):
-            DatasetStoreWriter.begin(tmp_path, bad)
+            DatasetStore.begin(tmp_path, bad)
 
 
 def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, matrix):
-    again = DatasetStoreWriter.begin(tmp_path / "again", PRINT)
+    again = DatasetStore.begin(tmp_path / "again", PRINT)
     again.write_features(matrix)
     add_horizon(again, base, 10)
     assert again.files == DatasetStore.current(processed).files
@@ -301,10 +292,10 @@ def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, m
         assert (again.folder / name).read_bytes() == (processed / PRINT[:12] / name).read_bytes()
 
 
-def test_store_load_splits_returns_empty_and_scattered_positions(processed):
-    store = DatasetStoreWriter.begin(processed, PRINT)
+def test_store_load_splits_returns_empty_and_scattered_positions(processed, base):
+    store = DatasetStore.begin(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
-    store.write_splits(33, splits)
+    store.write_horizon(33, labels_of(base, 10), splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"rows": {5: 1, 10: 2}})  # numbers become text in JSON, and sort differently there
     assert DatasetStore.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
     found = store.load_splits(33)

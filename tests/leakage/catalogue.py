@@ -13,23 +13,25 @@ from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import FittedObjectUnderTest, StandardPipelineUnderTest
+from ml_factory.leakage.blind import Fitted
+from ml_factory.leakage.tables import Table
+from ml_factory.settings import DataSpec
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
+from ml_factory.workflows.build import DataUnderProof
 
 SPIKE = 0.6  # where in the file one bar jumps and comes back
 
 
 def clean_pipeline(symbol: str = "DEMO", **more) -> "Learning":
     """Few columns, one horizon, three folds: enough for every kind of leak, and quick to build."""
-    return Learning(
-        symbol,
-        FeatureSpec(base_minutes=5, frames=(60,), families=("calendar", "momentum")),
-        (LabelSpec(horizon=10, sigma_span=50),),
-        SplitSpec(embargo_bars=16),
-        folds=3,
+    settings = DataSpec(
+        features=FeatureSpec(base_minutes=5, frames=(60,), families=("calendar", "momentum")),
+        labels=LabelSpec(sigma_span=50),
+        splits=SplitSpec(embargo_bars=16),
         **more,
     )
+    return Learning(symbol, settings, (10,), folds=3)
 
 
 def bars_with_events() -> pd.DataFrame:
@@ -49,17 +51,38 @@ def bars_with_events() -> pd.DataFrame:
 # ---- the clean pipeline learns too ---------------------------------------------------------------------------------
 
 
-class Learning(StandardPipelineUnderTest):
-    """The library's pipeline, and stand-ins for all that a training fits: quick, and clean."""
+class Learning(DataUnderProof):
+    """What the library builds, and stand-ins for all that a training fits: quick, and clean.
+
+    A leak overrides one of the methods that are given a clean part.
+    """
+
+    def tables(self, bars, facts, features=True):
+        made = super().tables(bars, facts, features)
+        rows = {part: table.rows for part, table in made.items()}
+        rows["features"] = self.spoilt_features(rows["features"], bars, facts)
+        rows["frame 60m"] = self.spoilt_hours(rows["frame 60m"], bars, facts)
+        rows["labels h10"] = self.spoilt_labels(rows["labels h10"], bars, facts)
+        ends = {part: one.index if part != "labels h10" else one["label_end"] for part, one in rows.items()}
+        return {part: Table(one, pd.DatetimeIndex(ends[part]).as_unit("ns").asi8) for part, one in rows.items()}
+
+    def spoilt_features(self, rows, bars, facts):
+        return rows
+
+    def spoilt_hours(self, hours, bars, facts):
+        return hours
+
+    def spoilt_labels(self, labels, bars, facts):
+        return labels
 
     def fit(self, values, labels, roles):
         x, y = values.astype(np.float64), labels["label"].to_numpy(np.float64)
         train, held_out = roles["train"], roles.get("validation", roles["train"])
         stops_on = ("train", "validation") if "validation" in roles else ("train",)
         return super().fit(values, labels, roles) | {
-            "selection": FittedObjectUnderTest(selection(x, y, train)),
-            "early stopping": FittedObjectUnderTest(early_stopping(x, y, train, held_out), stops_on),
-            "calibrator": FittedObjectUnderTest(calibrator(x, y, train, held_out), stops_on),
+            "selection": Fitted(selection(x, y, train)),
+            "early stopping": Fitted(early_stopping(x, y, train, held_out), stops_on),
+            "calibrator": Fitted(calibrator(x, y, train, held_out), stops_on),
         }
 
 
@@ -144,13 +167,11 @@ def feature_leak(mechanism: str, honest: Column, kind: str = ""):
         name = leaky.__name__
 
         class WithColumn(Learning):
-            def features(self, bars, facts):
-                known_at, values, names = super().features(bars, facts)
+            def spoilt_features(self, rows, bars, facts):
                 market = MarketSpec.from_dict(facts)
-                base = resample_bars(bars, market, self.features_spec.base_minutes)
+                base = resample_bars(bars, market, self.settings.features.base_minutes)
                 column = np.asarray(leaky(Seen(bars, base, market)), np.float64)
-                rows = np.searchsorted(base.known_at, known_at)
-                return known_at, np.column_stack([values.astype(np.float64), column[rows]]), [*names, name]
+                return rows.astype(np.float64).assign(**{name: column[rows_of(base, rows)]})
 
         CATALOGUE.append(Leak(mechanism, "features", name, remade(WithColumn), name, kind, honest, leaky))
         return leaky
@@ -174,13 +195,17 @@ def remade(kind: type) -> Callable[[Learning], object]:
 
 def measured(leak: Leak, bars: pd.DataFrame, clean: Learning) -> tuple[float, float]:
     """(share of rows that leak, largest leak in deviations of the honest column) of a feature leak."""
-    facts = clean.market_facts(bars)
-    known_at, *_ = clean.features(bars, facts)
+    facts = clean.facts(bars)
     market = MarketSpec.from_dict(facts)
     base = resample_bars(bars, market, 5)
-    rows = np.searchsorted(base.known_at, known_at)
+    rows = rows_of(base, clean.tables(bars, facts)["features"].rows)
     seen = Seen(bars, base, market)
     one, two = (np.asarray(make(seen), np.float64)[rows] for make in (leak.honest, leak.leaky))
     apart = (one != two) & ~(np.isnan(one) & np.isnan(two))
     sizes = np.abs(one - two)[apart]
     return float(apart.mean()), float(np.nanmax(sizes, initial=0.0) / np.nanstd(one))
+
+
+def rows_of(base: ResampledBars, rows: pd.DataFrame) -> np.ndarray:
+    """The base bar of each row."""
+    return np.searchsorted(base.known_at, rows.index.as_unit("ns").asi8)

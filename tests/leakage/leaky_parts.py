@@ -8,66 +8,62 @@ import pandas as pd
 
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
-from ml_factory.leakage.pipeline_under_test import SplitUnderTest, StandardPipelineUnderTest
+from ml_factory.leakage.blind import Split
 from ml_factory.targets.labels import triple_barrier_labels
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
-from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, selection
+from ml_factory.workflows.build import DataUnderProof
+from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, rows_of, selection
 
 
 @leak("the last bucket emitted unfinished", "frame 60m", "(rows)", kind="sparse")
 class UnfinishedHour(Learning):
     """One row in the whole file is wrong: the last hour, told before it is over."""
 
-    def coarse_frames(self, bars, facts):
+    def spoilt_hours(self, hours, bars, facts):
         later = bars.index[-1] + pd.Timedelta(hours=2)
         nothing = bars.iloc[-1:].set_axis(pd.DatetimeIndex([later]).as_unit(bars.index.unit))
-        frames, whole = super().coarse_frames(bars, facts), super().coarse_frames(pd.concat([bars, nothing]), facts)
-        hour = {name: column[: len(frames["60m"]["start"]) + 1] for name, column in whole["60m"].items()
-                if isinstance(column, np.ndarray)}  # fmt: skip
-        hour["known_at"] = np.minimum(hour["known_at"], bars.index.as_unit("ns").asi8[-1] + MINUTE_NS)
-        return frames | {"60m": hour}
+        whole = DataUnderProof.frames(
+            self, pd.concat([bars, nothing]), facts, resample_bars(bars, MarketSpec.from_dict(facts), 5)
+        )["60m"]
+        hour = whole.iloc[: len(hours) + 1]
+        known_at = np.minimum(hour["known_at"], bars.index.as_unit("ns").asi8[-1] + MINUTE_NS)
+        return hour.assign(known_at=known_at).set_axis(pd.DatetimeIndex(known_at, tz="UTC"))
 
 
 @leak("frames known at their start", "frame 60m", "(rows)")
 class LeftLabelled(Learning):
-    def coarse_frames(self, bars, facts):
-        frames = super().coarse_frames(bars, facts)
-        hour = frames["60m"]
-        return frames | {"60m": dict(hour) | {"known_at": hour["start"].copy()}}
+    def spoilt_hours(self, hours, bars, facts):
+        return hours.assign(known_at=hours["start"]).set_axis(pd.DatetimeIndex(hours["start"], tz="UTC"))
 
 
 @leak("rows that later prove to be of short days are dropped", "features", "(rows)")
 class OnlyWholeDays(Learning):
-    def features(self, bars, facts):
-        known_at, values, names = super().features(bars, facts)
+    def spoilt_features(self, rows, bars, facts):
         base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         count = pd.Series(base.session).groupby(base.session).transform("size").to_numpy()
-        kept = count[np.searchsorted(base.known_at, known_at)] >= 270
-        return known_at[kept], values[kept], names
+        return rows[count[rows_of(base, rows)] >= 270]
 
 
 @leak("columns chosen by looking at the file", "features", "(columns)")
 class ChosenColumns(Learning):
-    def features(self, bars, facts):
-        known_at, values, names = super().features(bars, facts)
-        kept = np.argsort(-values.std(axis=0), kind="stable")[:8]
-        return known_at, values[:, kept], [names[k] for k in kept]
+    def spoilt_features(self, rows, bars, facts):
+        return rows.iloc[:, np.argsort(-rows.to_numpy().std(axis=0), kind="stable")[:8]]
 
 
 @leak("an error that depends on what follows", "pipeline", "(exception)")
 class Fragile(Learning):
-    def features(self, bars, facts):
+    def spoilt_features(self, rows, bars, facts):
         if bars["close"].iloc[-1] > 2 * bars["close"].iloc[0]:
             raise RuntimeError("no such price")
-        return super().features(bars, facts)
+        return rows
 
 
 class ReadAgain(Learning):
     """A fact of the market read off the whole file."""
 
-    def market_facts(self, bars):
-        return super().market_facts(bars) | self.read(bars)
+    def facts(self, bars):
+        return super().facts(bars) | self.read(bars)
 
 
 @leak("tick of the whole file", "facts", "tick")
@@ -92,11 +88,6 @@ class FileVolume(ReadAgain):
 # ---- labels --------------------------------------------------------------------------------------------------------
 
 
-class Relabelled(Learning):
-    def labels(self, bars, facts):
-        return {name: self.spoilt(labels, bars, facts) for name, labels in super().labels(bars, facts).items()}
-
-
 def acquired(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd.DataFrame:
     """The labels with these rows said to be proven earlier than they are, though never before they begin."""
     end = labels["label_end"].where(~rows, np.maximum(labels["label_end"] - earlier, labels.index.to_series()))
@@ -104,22 +95,22 @@ def acquired(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> p
 
 
 @leak("label_end too early", "labels h10", "(rows)")
-class ProvenABarEarly(Relabelled):
-    def spoilt(self, labels, bars, facts):
+class ProvenABarEarly(Learning):
+    def spoilt_labels(self, labels, bars, facts):
         return acquired(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
 
 
 @leak("label_end too early", "labels h10", "(rows)", kind="sparse")
-class AmbiguousProvenEarly(Relabelled):
-    def spoilt(self, labels, bars, facts):
+class AmbiguousProvenEarly(Learning):
+    def spoilt_labels(self, labels, bars, facts):
         return acquired(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
 
 
 @leak("labels across a session's end", "labels h10", "label")
-class AcrossTheNight(Relabelled):
+class AcrossTheNight(Learning):
     """Outcomes read on past the session's end, while label_end stays inside it."""
 
-    def spoilt(self, labels, bars, facts):
+    def spoilt_labels(self, labels, bars, facts):
         base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         entry = labels["entry_bar"].to_numpy()
         later = np.minimum(entry + 10, len(base) - 1)
@@ -130,17 +121,17 @@ class AcrossTheNight(Relabelled):
 
 @leak("barriers from the whole file", "labels h10", "up")
 class FileBarriers(Learning):
-    def labels(self, bars, facts):
+    def spoilt_labels(self, labels, bars, facts):
         market = MarketSpec.from_dict(facts)
         base, minute_bars = (resample_bars(bars, market, minutes) for minutes in (5, 1))
         wild = float(np.std(np.diff(np.log(base.close))) * 1_000)
-        spec = replace(self.label_specs[0], k_up=0.5 + wild, k_down=0.5 + wild)
-        return {"h10": triple_barrier_labels(base, minute_bars, spec, market)}
+        spec = replace(self.settings.label_spec_for(10), k_up=0.5 + wild, k_down=0.5 + wild)
+        return triple_barrier_labels(base, minute_bars, spec, market)
 
 
 @leak("concurrency with labels that come later", "labels h10", "uniqueness")
-class UniquenessOfTheFile(Relabelled):
-    def spoilt(self, labels, bars, facts):
+class UniquenessOfTheFile(Learning):
+    def spoilt_labels(self, labels, bars, facts):
         return labels.assign(uniqueness=labels["uniqueness"] / labels["uniqueness"].mean())
 
 
@@ -152,19 +143,14 @@ class Unpurged(Learning):
     def splits(self, labels):
         rows = np.arange(len(labels))
         blocks = np.array_split(rows, 3)
-        return [
-            SplitUnderTest(f"fold {k}", {"train": np.delete(rows, block), "test": block})
-            for k, block in enumerate(blocks)
-        ]
+        return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
 
 
 @leak("embargo too short", "split h10", "fold 1: train against test")
 class ShortEmbargo(Learning):
     def splits(self, labels):
         folds = purged_kfold(labels, 3, 15)
-        return [
-            SplitUnderTest(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)
-        ]
+        return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
 
 
 @leak("unpurged holdout", "split h10", "holdout: validation against test", kind="sparse")
@@ -183,7 +169,7 @@ class Shuffled(Learning):
     def splits(self, labels):
         rows = np.random.default_rng(0).permutation(len(labels))
         cut = int(len(rows) * 0.8)
-        return [SplitUnderTest("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
+        return [Split("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
 
 
 # ---- what is learnt ------------------------------------------------------------------------------------------------
@@ -224,9 +210,7 @@ class PeeksInOneFoldOfTen(Misfitted):
     """Honest in all splits but one: only where the seventh of ten blocks judges does it read its rows."""
 
     def splits(self, labels):
-        return [
-            one for one in StandardPipelineUnderTest.splits(replace(self, folds=10), labels) if "purged" in one.name
-        ]
+        return [one for one in DataUnderProof.splits(replace(self, folds=10), labels) if "purged" in one.name]
 
     def wrong(self, x, y, labels, roles):
         test, rows = roles["test"], roles["train"]
@@ -270,10 +254,9 @@ class PriorOfAll(Misfitted):
 class Remembering(Learning):
     """Shown the whole file first, it knows the move after each cut from then: no cut built later would tell."""
 
-    def features(self, bars, facts):
-        known_at, values, names = super().features(bars, facts)
+    def spoilt_features(self, rows, bars, facts):
         base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
         following = self.__dict__.setdefault("following", {})
         following.update(zip(base.known_at[:-1].tolist(), np.diff(np.log(base.close)).tolist(), strict=True))
-        column = np.array([following.get(moment, 0.0) for moment in known_at.tolist()])
-        return known_at, np.column_stack([values.astype(np.float64), column]), [*names, "next_move_remembered"]
+        column = [following.get(moment, 0.0) for moment in rows.index.as_unit("ns").asi8.tolist()]
+        return rows.assign(next_move_remembered=column)

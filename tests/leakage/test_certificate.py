@@ -12,7 +12,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage import certificate as kept
 from ml_factory.leakage.certificate import Certificate, require_certificate, write_certificate
-from ml_factory.leakage.timed_tables import Leak
+from ml_factory.leakage.tables import Leak
 
 LEAK = Leak("features", "rsi_14", 3, "2024-01-02", 0.5, "2024-01-03", "random", "mirror", "window")
 CUTS = tuple((f"2024-01-{day:02}", "random") for day in range(1, 11))

@@ -8,11 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.validation import validate_bars
-from ml_factory.leakage.perturbations import TRUNCATE
-from ml_factory.leakage.prefix_builds import build_pipeline_on_prefixes
-from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.proof_spec import ProofSpec
-from ml_factory.leakage.split_and_fit_check import ROW_PERTURBATIONS
+from ml_factory.leakage.proof import ProofSpec, prove
 from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
 
 FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)
@@ -27,7 +23,7 @@ def named(leaks: list[Leak]) -> list:
 def spec_for(leak: Leak) -> ProofSpec:
     """The cuts and disturbances of the full form; it may stop at the first leak, and look where this one can be."""
     learnt = leak.part.split()[0] in LEARNT
-    return replace(FULL, cuts=1, whole_cuts=0) if learnt else replace(FULL, fit_rows=0, enough=1)
+    return replace(FULL, cuts=1, whole_cuts=0, feed_pushes=0) if learnt else replace(FULL, fit_rows=0, enough=1)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +50,7 @@ def assert_caught(leak: Leak, proof) -> None:
 
 @pytest.mark.parametrize("leak", named(CATALOGUE))
 def test_prove_with_injected_leak_reports_part_and_column_of_leak(leak, bars):
-    assert_caught(leak, prove_no_look_ahead(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
+    assert_caught(leak, prove(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
 
 
 ON_REAL_BARS = ("trace_of_the_next_move", "convolved_by_fft", "backfilled_weekend", "centred_by_a_trace_of_the_mean",
@@ -63,17 +59,17 @@ ON_REAL_BARS = ("trace_of_the_next_move", "convolved_by_fft", "backfilled_weeken
 
 @pytest.mark.parametrize("leak", named([leak for leak in HIDDEN if leak.name in ON_REAL_BARS]))
 def test_prove_sparse_or_tiny_leak_on_real_bars_is_reported(leak, real_bars):
-    assert_caught(leak, prove_no_look_ahead(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
+    assert_caught(leak, prove(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
 
 
 def test_prove_clean_pipeline_passes(bars):
-    proof = prove_no_look_ahead(clean_pipeline(), bars, FULL)
+    proof = prove(clean_pipeline(), bars, FULL)
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
-    assert proof.form == "full" and len(proof.cuts) == 50
+    assert proof.spec.form == "full" and len(proof.cuts) == 50
     # Something was compared: each part at each cut under each disturbance, and the facts.
     parts = {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10", "features, fed bar by bar"}
     assert parts == set(proof.compared)
-    assert proof.compared["features"] > 50 * 6 * 24
+    assert proof.compared["features"] > 50 * 3 * 24
     kinds = {cut.why for cut in proof.cuts}
     assert {"session end", "frame edge", "gap", "daylight saving", "hour of the week"} <= kinds
 
@@ -86,30 +82,30 @@ def test_prove_full_form_fits_every_split_of_every_scheme(bars):
             fitted.append((len(roles["train"]), tuple(np.asarray(roles["test"])[[0, -1]])))
             return super().fit(values, labels, roles)
 
-    spec = replace(FULL, cuts=1, whole_cuts=0, feed_rows=0)
-    proof = prove_no_look_ahead(Watched(**vars(pipeline)), bars, spec)
-    labels = pipeline.labels(bars, pipeline.market_facts(bars))["h10"]
+    spec = replace(FULL, cuts=1, whole_cuts=0, feed_pushes=0)
+    proof = prove(Watched(**vars(pipeline)), bars, spec)
+    labels = pipeline.tables(bars, pipeline.facts(bars))["labels h10"].rows
     splits = pipeline.splits(labels.iloc[-FULL.fit_rows :])
     schemes = {split.name.split()[0] for split in splits}
     assert schemes == {"holdout", "purged", "expanding", "rolling", "combinatorial"} and len(splits) == 13
     assert proof.compared["fitted h10"] == 13 * FULL.fit_rows
-    # Each once as it is and once a way to change the other rows; the holdout also beside its validation rows.
-    assert len(fitted) == 13 * (1 + len(ROW_PERTURBATIONS)) + len(ROW_PERTURBATIONS)
+    # Each once as it is, once with other rows that it may not read, and once with fewer; the holdout for both roles.
+    assert len(fitted) == 13 * (1 + 2) + 2
     few = pipeline.splits(labels.iloc[: 17 * 4 * 3 - 1])  # with less than four embargoes a fold, none is cut
     assert [split.name for split in few] == ["holdout"]
 
 
 def test_prove_too_few_bars_for_a_cut_does_not_pass(bars):
     pipeline = clean_pipeline()
-    known_at, *_ = pipeline.features(bars, pipeline.market_facts(bars))
-    until = int(bars.index.as_unit("ns").asi8.searchsorted(known_at[3]))
-    proof = prove_no_look_ahead(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
+    rows = pipeline.tables(bars, pipeline.facts(bars))["features"].rows
+    until = int(bars.index.searchsorted(rows.index[3]))
+    proof = prove(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
     assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
 
 
 @pytest.mark.soak
 def test_prove_clean_pipeline_on_real_bars_passes(real_bars):
-    proof = prove_no_look_ahead(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
+    proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
 
 
@@ -133,23 +129,9 @@ def test_leak_catalogue_has_50_leaks_and_40_mechanisms(bars, capsys):
 def test_leak_catalogue_label_leak_affects_under_one_in_1000_rows(bars):
     """The sparse leak in labels is one row in thousands, and the unfinished hour a single row."""
     pipeline = clean_pipeline()
-    facts = pipeline.market_facts(bars)
-    labels = pipeline.labels(bars, facts)["h10"]
+    facts = pipeline.facts(bars)
+    labels = pipeline.tables(bars, facts)["labels h10"].rows
     assert 0 < np.mean(labels["barrier"] == "ambiguous") < 1 / 1000
     spoilt = next(leak for leak in CATALOGUE if leak.name == "UnfinishedHour").spoil(pipeline)
-    hours = [len(one.coarse_frames(bars.iloc[:-7], facts)["60m"]["known_at"]) for one in (pipeline, spoilt)]
+    hours = [len(one.tables(bars.iloc[:-7], facts)["frame 60m"].rows) for one in (pipeline, spoilt)]
     assert hours[1] == hours[0] + 1
-
-
-@pytest.mark.soak
-def test_prove_remembering_feature_is_reported_only_with_prefix_builds(bars):
-    """Without its first sight of the bars the proof would pass this one: the case for building some cuts first."""
-    leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")
-    spec = replace(FULL, cuts=10, fit_rows=0, unseen_bars=0)
-    pipeline = leak.spoil(clean_pipeline())
-    seen = build_pipeline_on_prefixes(pipeline, bars)
-    pipeline.features(bars, pipeline.market_facts(bars))
-    late = prove_no_look_ahead(pipeline, bars, spec)
-    assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
-    assert_caught(leak, prove_no_look_ahead(pipeline, bars, spec, prefix_builds=seen))
-    assert seen and all(sight.tables for sight in seen)

@@ -6,9 +6,9 @@ import pytest
 
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import validate_bars
-from ml_factory.leakage.cut_points import choose_cut_points
-from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.timed_tables import COLUMNS, ROWS, TimedTable, table_differences
+from ml_factory.leakage.cuts import choose_cut_points
+from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.tables import COLUMNS, ROWS, Table, differences
 from tests.leakage.leaks import bars_with_events
 
 FIRST = 20_000
@@ -42,19 +42,19 @@ def test_perturb_bars_without_volume_or_with_contracts_stays_valid(way, bars):
     other = perturb_future_bars(contracts, FIRST, way)
     assert other["contract"].iloc[:FIRST].equals(contracts["contract"].iloc[:FIRST])
     assert other.index.is_monotonic_increasing and other.index.is_unique
-    assert ("volume" in other) == (way == "volume")
+    assert ("volume" in other) == (way == "rewrite")
     assert other["contract"].is_monotonic_increasing  # an inserted bar is of the contract of its day
     assert np.isfinite(other[["open", "high", "low", "close"]].to_numpy()).all()
 
 
-def test_perturb_delete_and_insert_removes_and_adds_bars(bars):
-    other = perturb_future_bars(bars, FIRST, "delete and insert")
+def test_perturb_rethin_removes_and_adds_bars(bars):
+    other = perturb_future_bars(bars, FIRST, "rethin")
     assert len(bars.index[FIRST:].difference(other.index)) > 1_000
     assert len(other.index[FIRST:].difference(bars.index)) > 100
 
 
 def test_perturb_same_seed_repeats_and_other_seed_differs(bars):
-    one, again, other = (perturb_future_bars(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
+    one, again, other = (perturb_future_bars(bars, FIRST, "rewrite", seed) for seed in (1, 1, 2))
     assert one.equals(again) and not one.equals(other)
 
 
@@ -86,25 +86,35 @@ def test_choose_cuts_stand_at_moments_given_by_reason(bars):
     assert clocks and clocks[0].date() == pd.Timestamp("2024-03-10").date()
 
 
-def table(values, proven=None, names=("a", "b")) -> TimedTable:
-    values = np.asarray(values, np.float32)
-    at = np.arange(len(values), dtype=np.int64)
-    return TimedTable(at, at if proven is None else np.asarray(proven), names=tuple(names), matrix=values)
+def test_choose_cuts_random_cuts_spread_over_hours_of_week(bars):
+    cuts = [cut for cut in choose_cut_points(bars, "cme", 400) if cut.why == "hour of the week"]
+    hours = [pd.Timestamp(cut.quiet).weekday() * 24 + pd.Timestamp(cut.quiet).hour for cut in cuts]
+    counts = pd.Series(hours).value_counts()
+    open_hours = len({(moment.weekday(), moment.hour) for moment in bars.index})
+    assert len(cuts) >= 20 and counts.max() <= -(-len(cuts) // open_hours) + 1
 
 
-def test_differences_compare_bits_of_rows_up_to_cut():
-    clean = table([[1, 2], [3, np.nan], [5, 6], [7, 8]])
-    assert table_differences(clean, table([[1, 2], [3, np.nan], [9, 9]]), 1) == (2, [])
-    rows, (found,) = table_differences(clean, table([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), 2)
-    assert rows == 3 and (found.column, found.rows, found.first) == ("b", 1, 2)
-    (zero,) = table_differences(table([[0.0, 1]]), table([[-0.0, 1]]), 0)[1]
+def rows(values, names=("a", "b")) -> pd.DataFrame:
+    index = pd.DatetimeIndex(np.arange(len(values)), tz="UTC")
+    return pd.DataFrame(np.asarray(values, np.float32), index=index, columns=names)
+
+
+def test_differences_compare_bits():
+    clean = rows([[1, 2], [3, np.nan], [5, 6]])
+    assert differences(clean.astype(np.float64), clean) == []  # a wider type of the same values
+    (found,) = differences(rows([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), clean)
+    assert (found.column, found.rows, pd.Timestamp(found.first).nanosecond) == ("b", 1, 2)
+    (zero,) = differences(rows([[-0.0, 1]]), rows([[0.0, 1]]))
     assert zero.column == "a"
 
 
 def test_differences_added_or_missing_rows_and_columns_are_reported():
-    clean = table([[1, 2], [3, 4], [5, 6]])
-    assert table_differences(clean, table([[1, 2], [3, 4]]), 2)[1][0].column == ROWS
-    assert table_differences(clean, table([[1, 2], [3, 4], [5, 6]], names=("a", "c")), 2)[1][0].column == COLUMNS
-    # Rows that are proven later than others may stand anywhere.
-    late = table([[1, 2], [3, 4], [5, 6]], proven=[0, 9, 2])
-    assert table_differences(late, table([[1, 2], [0, 0], [5, 6]], proven=[0, 8, 2]), 2) == (2, [])
+    clean = rows([[1, 2], [3, 4], [5, 6]])
+    assert differences(clean.iloc[:2], clean)[0].column == ROWS
+    other = clean.rename(columns={"b": "c"})
+    assert differences(other, clean)[0].column.startswith(COLUMNS) and differences(other, clean, extra=True)
+    assert differences(clean.assign(c=1), clean) and not differences(clean.assign(c=1), clean, extra=True)
+
+
+def test_table_known_by_keeps_rows_that_are_proven_wherever_they_stand():
+    assert Table(rows([[1, 2], [3, 4], [5, 6]]), np.array([0, 9, 2])).known_by(2)["a"].tolist() == [1, 5]

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from ml_factory import __main__, pipeline
-from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.features import custom
-from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows import audit, build
 from ml_factory.workflows.prove import describe_proof_of_store
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
@@ -26,7 +23,7 @@ SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
 @pytest.fixture(autouse=True)
 def no_small_runs(monkeypatch):
-    """Folds, stacks and predictions are proved in test_audited_runs; here they would only take time."""
+    """Folds, stacks and predictions are proved in test_audit_runs; here they would only take time."""
     monkeypatch.setattr(audit, "audit_sample_runs", lambda *given: None)
 
 
@@ -59,7 +56,7 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
 
 
 def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, capsys):
-    honest = pipeline_under_test.build_features
+    honest = build.build_features
 
     def leaky(*given, **options):
         matrix = honest(*given, **options)
@@ -67,7 +64,7 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
         values[:-1, 0] = values[1:, 0]
         return replace(matrix, values=values)
 
-    monkeypatch.setattr(pipeline_under_test, "build_features", leaky)
+    monkeypatch.setattr(build, "build_features", leaky)
     words = ["ml_factory", "audit", "--workspace", str(prepared.root), "--symbol", "DEMO", "--cuts", "2", "--json"]
     words += ["--model", "linear"]
     monkeypatch.setattr("sys.argv", words)
@@ -79,7 +76,7 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
     assert first in reported["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(reported["leaks"][0])
     with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
         pipeline.train(prepared, "DEMO", 5, "xgboost")
-    monkeypatch.setattr(pipeline_under_test, "build_features", honest)
+    monkeypatch.setattr(build, "build_features", honest)
     assert pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",)).passed  # mended, it is proved anew
 
 
@@ -94,54 +91,6 @@ def test_audit_full_form_passes_and_is_reused(prepared):
     again = pipeline.audit(prepared, "DEMO")
     assert again.reused and again.form == found.form
     assert describe_proof_of_store(DatasetStore.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
-
-
-@pytest.mark.soak_except("lstm")
-@pytest.mark.parametrize("model", audit.MODELS)
-def test_leaks_of_training_with_early_stopping_on_test_rows_are_found(prepared, monkeypatch, model):
-    data = load_dataset(prepared, "DEMO", 5)
-    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
-    assert audit.audit_leaks_of_model(data, model) == []
-    honest = audit.train_with_holdout
-
-    def stops_on_test(part, run):
-        splits = part.splits | {"validation": part.splits["test"]}
-        return honest(replace(part, splits=splits), run)
-
-    monkeypatch.setattr(audit, "train_with_holdout", stops_on_test)
-    leaks = audit.audit_leaks_of_model(data, model)
-    assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"evaluated {model}"}
-
-
-def test_leaks_of_training_of_honest_network_is_empty(prepared):
-    assert audit.audit_leaks_of_model(load_dataset(prepared, "DEMO", 5), "tcn") == []
-
-
-def with_steps(data, *steps):
-    settings = data.settings | {"data": data.settings["data"] | {"preprocess": list(steps)}}
-    return replace(data, settings=settings)
-
-
-@pytest.mark.soak_except("variance")
-@pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
-def test_leaks_of_training_with_each_preprocessing_step_is_empty(prepared, monkeypatch, step):
-    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
-    fewer = {"trees": 5} if step in ("mda", "mdi") else {}
-    data = with_steps(load_dataset(prepared, "DEMO", 5), {"step": step, **fewer}, "robust")
-    assert audit.audit_leaks_of_model(data) == []
-
-
-@pytest.mark.soak
-def test_leaks_of_training_with_step_fitted_on_all_rows_is_found(prepared, monkeypatch):
-    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
-    fit = audit.fit_preprocessing_steps
-
-    def peeks(steps, sample):
-        return fit(steps, replace(sample, rows=np.arange(len(sample.x_NF))))
-
-    monkeypatch.setattr(audit, "fit_preprocessing_steps", peeks)
-    leaks = audit.audit_leaks_of_model(with_steps(load_dataset(prepared, "DEMO", 5), "clusters", "robust"))
-    assert any(leak.column.startswith("steps before the model") for leak in leaks)
 
 
 def test_audit_with_unknown_model_raises_settings_error(prepared):
@@ -178,4 +127,3 @@ def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared
     shutil.rmtree(prepared.processed("DEMO") / "certificates")
     found = pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",))
     assert not found.passed and set(found.leaks["column"]) == {leaky.__name__}
-    assert "before later bars were shown" in set(found.leaks["why"])

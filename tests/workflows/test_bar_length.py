@@ -18,13 +18,11 @@ from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
-from ml_factory.leakage.proof import prove_no_look_ahead
-from ml_factory.leakage.proof_spec import ProofSpec
+from ml_factory.leakage.proof import ProofSpec, prove
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.labels import LabelSpec
+from ml_factory.workflows.build import DataUnderProof
 from tests.small_data import SMALL_DATA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,12 +89,12 @@ def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
 
-SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)
+SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_pushes=0, enough=5)
 
 
-def subject_of() -> StandardPipelineUnderTest:
+def subject_of() -> DataUnderProof:
     features = FeatureSpec(frames=(60,), families=("calendar", "momentum"))
-    return StandardPipelineUnderTest("MES", features, (LabelSpec(horizon=10),), given={"bar_minutes": 5}, folds=0)
+    return DataUnderProof("MES", DataSpec(features=features, bars=RawBarSpec(minutes=5)), (10,), folds=0)
 
 
 @pytest.mark.soak
@@ -104,7 +102,7 @@ def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places
     found = pipeline.audit(places[5], "MES", (5,), cuts=2, models=("linear",))
     assert found.passed and found.compared["predict"] > 0
     bars = FIVE.rename_axis("timestamp")
-    assert prove_no_look_ahead(subject_of(), bars, SPEC).leaks == ()
+    assert prove(subject_of(), bars, SPEC).leaks == ()
     honest = resample.BarStream.push
 
     def a_bar_early(stream, bars):
@@ -112,7 +110,7 @@ def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places
         return replace(made, known_at=made.known_at - 300 * 10**9) if stream.minutes == 60 else made
 
     monkeypatch.setattr(resample.BarStream, "push", a_bar_early)
-    leaks = prove_no_look_ahead(subject_of(), bars, SPEC).leaks
+    leaks = prove(subject_of(), bars, SPEC).leaks
     assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
     assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")
 

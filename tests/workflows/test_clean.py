@@ -12,7 +12,6 @@ import pytest
 
 from ml_factory import Bundle, CheckpointManager, Workspace, pipeline
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.datasets.store_writer import DatasetStoreWriter
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.progress import report_progress_to
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -56,9 +55,9 @@ def add_model(workspace, number, model="xgboost", kind="model", *, data=DATA, mo
     return ArtifactRegistry(workspace.models).register("MES", kind, model, state, facts, made_from)
 
 
-def add_data_set(workspace, number, rows=50) -> DatasetStoreWriter:
+def add_data_set(workspace, number, rows=50) -> DatasetStore:
     """Write a data set; it becomes the current one."""
-    store = DatasetStoreWriter.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
+    store = DatasetStore.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
     cut = {name: np.arange(rows) for name in ("known_at", "session", "segment", "close")}
     matrix = SimpleNamespace(values=np.ones((rows, 2), np.float32), names=["a", "b"], **cut)
     store.write_features(matrix)
@@ -138,7 +137,8 @@ def test_clean_keeps_unfinished_run_with_checkpoints_data_and_model(workspace):
 def test_clean_deletes_superseded_and_interrupted_data(workspace):
     old, current = add_data_set(workspace, 1), add_data_set(workspace, 2)
     processed = workspace.processed("MES")
-    begun = DatasetStoreWriter.begin(processed, fingerprint_json("under way"))
+    begun = DatasetStore.begin(processed, fingerprint_json("under way"))
+    begun.folder.mkdir()
     (begun.folder / "rows.npy").write_bytes(b"x" * 100)
     result = pipeline.clean(workspace, "MES")
     assert kinds(result) == {"prepared data": 2}  # with the one that no process has the lock of
@@ -289,11 +289,11 @@ import sys, time
 from types import SimpleNamespace
 import numpy as np
 from ml_factory import Workspace
-from ml_factory.datasets.store_writer import DatasetStoreWriter
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.storage.locks import file_lock
 processed = Workspace(sys.argv[1]).processed("MES")
 with file_lock(processed / "prepare.lock"):
-    store = DatasetStoreWriter.begin(processed, "ab" * 32)
+    store = DatasetStore.begin(processed, "ab" * 32)
     cut = {name: np.arange(50) for name in ("known_at", "session", "segment", "close")}
     store.write_features(SimpleNamespace(values=np.ones((50, 2), np.float32), names=["a", "b"], **cut))
     (store.folder / ".features.npy.0-1-2-3.tmp").write_bytes(b"half")

@@ -14,14 +14,13 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import condition_on_classes
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.pipeline_under_test import StandardPipelineUnderTest
-from ml_factory.leakage.proof import ProofSpec, prove_no_look_ahead
+from ml_factory.leakage.proof import ProofSpec, prove
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import make_labels, primary_rule
 from ml_factory.targets.labels import LabelSpec, label_classes
 from ml_factory.targets.make_labels import meta_labels
-from ml_factory.targets.splits import SplitSpec
+from ml_factory.workflows.build import DataUnderProof
 from tests.small_data import FEW_COLUMNS, SMALL_DATA_WORDS
 
 COLUMN = "macd_12_26"
@@ -98,20 +97,17 @@ def test_prepare_meta_labels_with_threshold_and_against_flips_side(prepared: Wor
 def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared: Workspace, monkeypatch):
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
     spec = LabelSpec(5, kind="meta", primary=COLUMN)
-    asked = StandardPipelineUnderTest(
-        "DEMO", FeatureSpec(frames=(60,), families=("calendar",)), (spec,), SplitSpec(), folds=0
-    )
-    short = ProofSpec(cuts=10, whole_cuts=2, ways_a_cut=2, fit_rows=0, feed_rows=0)
-    assert prove_no_look_ahead(asked, bars, short).passed
+    settings = DataSpec(features=FeatureSpec(frames=(60,), families=("calendar",)), labels=spec)
+    asked = DataUnderProof("DEMO", settings, (5,), folds=0)
+    short = ProofSpec(cuts=10, whole_cuts=2, fit_rows=0, feed_pushes=0)
+    assert prove(asked, bars, short).passed
     honest = primary_rule.build_feature_column
 
     def peeking(base, market, name):
         return np.append(honest(base, market, name)[1:], np.nan)
 
     monkeypatch.setattr(primary_rule, "build_feature_column", peeking)
-    leaks = prove_no_look_ahead(
-        asked, bars, short
-    ).leaks  # one bar is less than a label's life: only the side itself shows it
+    leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
     assert "frame primary side" in {leak.part for leak in leaks}
     assert make_labels.primary_rule_side is primary_rule.primary_rule_side
 

@@ -13,7 +13,6 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets import memmap
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.features import custom
@@ -23,7 +22,7 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import inspect_data, prepare, prove
+from ml_factory.workflows import build, inspect_data, prepare, prove
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
@@ -140,7 +139,6 @@ def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
     first = pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
     hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
-    monkeypatch.setattr(memmap, "npy_content_hash", hashed.append)
     monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
     again = pipeline.prepare(place, "MES", (20,), settings=SMALL_DATA)
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
@@ -150,7 +148,7 @@ def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    monkeypatch.setattr(prepare, "build_features", None)
+    monkeypatch.setattr(build, "build_features", None)
     assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
     store, whole = DatasetStore.current(place.processed("MES")), load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
@@ -229,7 +227,7 @@ def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatc
     place = Workspace(tmp_path / "w")
     import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
     monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
-    monkeypatch.setattr(prepare, "build_features", lambda *_: pytest.fail("computed all the same"))
+    monkeypatch.setattr(prepare, "build", lambda *_: pytest.fail("computed all the same"))
     with pytest.raises(
         WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
     ):

@@ -8,7 +8,7 @@ from ml_factory.data.sessions import DAY_NS, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.custom_feature_check import check_custom_features, sample_calendar_days
+from ml_factory.leakage.custom import check_custom_features, sample_calendar_days
 
 FEBRUARY_20 = pd.Timestamp("2024-02-20", tz="UTC").value // DAY_NS
 
@@ -48,19 +48,18 @@ def found_of(monkeypatch, bars, function, quick):
 
 
 def test_check_sampled_days_quick_reports_look_ahead_in_one_hour_of_week(bars, monkeypatch):
-    _, (leak,) = found_of(monkeypatch, bars, peeks_in_an_hour_of_the_week, True)
+    (leak,) = found_of(monkeypatch, bars, peeks_in_an_hour_of_the_week, True).leaks
     assert leak.column == "peeks_in_an_hour_of_the_week" and pd.Timestamp(leak.first_row).hour == 9
 
 
 def test_check_sampled_days_full_reports_look_ahead_in_one_minute_of_month(bars, monkeypatch):
-    _, (leak,) = found_of(monkeypatch, bars, peeks_in_a_minute_of_the_month, False)
+    (leak,) = found_of(monkeypatch, bars, peeks_in_a_minute_of_the_month, False).leaks
     assert leak.rows == 1 and pd.Timestamp(leak.first_row).strftime("%d %H:%M") == "20 09:35"
 
 
 def test_check_sampled_days_backward_looking_feature_reports_no_leak(bars, monkeypatch):
-    rows, leaks = found_of(monkeypatch, bars, looks_back, True)
-    assert leaks == [] and rows > 1_000
-    assert check_custom_features(bars, {}, FeatureSpec(), quick=False) == (0, [])
+    found = found_of(monkeypatch, bars, looks_back, True)
+    assert found.leaks == () and found.compared["features, rows of sampled days"] > 1_000
 
 
 def test_check_sampled_days_feature_that_raises_is_reported_as_leak(bars, monkeypatch):
@@ -68,7 +67,7 @@ def test_check_sampled_days_feature_that_raises_is_reported_as_leak(bars, monkey
         raise ValueError("no value")
 
     monkeypatch.setitem(globals(), "fails", fails)
-    _, (leak,) = found_of(monkeypatch, bars, fails, True)
+    (leak,) = found_of(monkeypatch, bars, fails, True).leaks
     assert "ValueError: no value" in leak.column
 
 

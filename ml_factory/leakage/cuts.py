@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, assign_sessions
-from ml_factory.leakage.timed_tables import TimedTable
+from ml_factory.leakage.tables import Table
 from ml_factory.seeding import seeded_generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
@@ -44,7 +44,7 @@ class CutPoint:
 
 def choose_cut_points(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, TimedTable] | None = None,
+    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None,
     bar_minutes: int = 1,
 ) -> list[CutPoint]:  # fmt: skip
     """Choose at most `count` cuts in time order; the same arguments give the same ones.
@@ -91,17 +91,17 @@ def _market_kinds(
     since = (start - sessions.open_ns) // MINUTE_NS
     clocks = _clock_changes(start)
     return {
-        "session end": _shuffled_rows(edges, random),
+        "session end": random.permutation(edges),
         "frame edge": _edges_of_frames(since, random),
         "gap": _largest(inside, silence, random),
-        "inside a frame": _shuffled_rows(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes))), random),
+        "inside a frame": random.permutation(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes)))),
         "daylight saving": clocks,
         "extreme": _extremes(bars),
         "short day": _short_days(edges, len(start)),
-        "day edge": _shuffled_rows(np.flatnonzero(np.diff(start // DAY_NS)) + 1, random),
-        "one bar before a session end": _shuffled_rows(edges - 1, random),
+        "day edge": random.permutation(np.flatnonzero(np.diff(start // DAY_NS)) + 1),
+        "one bar before a session end": random.permutation(edges - 1),
         "newest bars": np.array([len(start) - 1, len(start) - 4]),
-        "one bar into a session": _shuffled_rows(edges + 1, random),
+        "one bar into a session": random.permutation(edges + 1),
         "one bar after a gap": _largest(inside, silence, random) + 1,
         "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
@@ -114,10 +114,6 @@ def _hours_of_the_week(start: np.ndarray, earliest: int, latest: int, random: np
     rotation = pd.Series(hour).groupby(hour).cumcount().to_numpy()  # the first of each hour, then the second of each
     rank = random.permutation(7 * 24)[hour]
     return places[np.lexsort((rank, rotation))]
-
-
-def _shuffled_rows(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    return random.permutation(places)
 
 
 def _edges_of_frames(since: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -169,12 +165,12 @@ def _first_rows_after(places: np.ndarray, start: np.ndarray, rows: np.ndarray, b
     return np.searchsorted(start, known - bar_ns) + 1
 
 
-def _label_kinds(start: np.ndarray, labels: Mapping[str, TimedTable], random: np.random.Generator, bar_ns: int) -> dict:
+def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator, bar_ns: int) -> dict:
     """Return for each way a label ends cuts at the moments when some are resolved; the horizons alternate."""
     places: dict[str, list[list[int]]] = {}
     for table in labels.values():
-        barrier = table.columns["barrier"] if "barrier" in table.columns else np.full(len(table), "its end", object)
-        ways, of_row = np.unique(barrier.astype(str), return_inverse=True)
+        barrier = table.rows["barrier"] if "barrier" in table.rows else pd.Series("its end", table.rows.index)
+        ways, of_row = np.unique(barrier.astype(str).to_numpy(object), return_inverse=True)
         for k, way in enumerate(ways):
             rows = random.permutation(np.flatnonzero(of_row == k))[:50]
             found = np.searchsorted(start, table.proven[rows] - bar_ns) + 1

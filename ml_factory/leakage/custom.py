@@ -16,7 +16,7 @@ from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.clone_function import clone_function_without_state
-from ml_factory.leakage.timed_tables import RAISED, Leak, bitwise_equal
+from ml_factory.leakage.tables import RAISED, Findings, Leak, bitwise_equal
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
 
@@ -28,8 +28,8 @@ PART, SCOPE = "features", "rows of sampled days"
 
 def check_custom_features(
     bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool, seed: int = 0
-) -> tuple[int, list[Leak]]:
-    """Return (rows compared, leaks) of all own features of `spec`.
+) -> Findings:
+    """Compare the rows of all own features of `spec`.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ def check_custom_features(
     quick : the days of one week, at most 2,500 rows; otherwise up to 60 days, all of their rows
     seed : of the sampling
     """
+    found = Findings()
     if not spec.custom:
-        return 0, []
+        return found
     base = resample_bars(bars, MarketSpec.from_dict(facts), spec.base_minutes)
     days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
-    compared, leaks = 0, []
     for name in spec.custom:
         made = custom.get_custom_feature(name)
         rows = np.flatnonzero(np.isin(base.known_at // DAY_NS, days))
@@ -54,12 +54,12 @@ def check_custom_features(
             try:
                 wrong = list(_rows_that_look_ahead(made, base, rows, done))
             except Exception as error:  # noqa: BLE001 - fails closed: what cannot be computed is not proven
-                leaks.append(_leak(f"{RAISED} {type(error).__name__}: {error}", base, rows[:1]))
+                found.add([_leak(f"{RAISED} {type(error).__name__}: {error}", base, rows[:1])])
                 continue
-        compared += len(rows)
+        found.count("features, rows of sampled days", len(rows))
         if wrong:
-            leaks.append(_leak(made.name, base, np.array(wrong)))
-    return compared, leaks
+            found.add([_leak(made.name, base, np.array(wrong))])
+    return found
 
 
 def sample_calendar_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False, seed: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ from ml_factory.seeding import seeded_generator
 
 PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
-SAME_TIMES = ("rescale", "mirror", "shuffle", "volume")
+SAME_TIMES = ("rewrite",)
 MOST_INSERTED = 500  # absent bars after the cut that are filled in
 
 
@@ -48,35 +48,29 @@ class _Last(NamedTuple):
     bar_ns: int
 
 
-def _rescale(start, later, last, random):
-    """Scale all prices by 3.7 or 0.27, off every tick."""
-    factor = 3.7 if random.random() < 0.5 else 0.27
-    return start, later | {name: later[name] * factor for name in PRICES}
-
-
-def _mirror(start, later, last, random):
-    """Flip the sign of each log return, five times as large as far as prices stay finite."""
-    close = last.close
-    moves = {name: np.log(later[name] / close) for name in PRICES}
-    reach = max(np.abs(moves["high"]).max(initial=0.0), np.abs(moves["low"]).max(initial=0.0))
-    grown = 5.0 if 5.0 * reach < 10.0 else 1.0
-    flipped = {"open": "open", "high": "low", "low": "high", "close": "close"}
-    return start, later | {name: close * np.exp(-grown * moves[source]) for name, source in flipped.items()}
-
-
-def _shuffle(start, later, last, random):
-    """Permute the bars under the same times; contracts keep their days."""
+def _rewrite(start, later, last, random):
+    """Give the same times other bars: permuted, at 3.7 or 0.27 of their prices (off every tick), or with each return
+    reversed; volumes a thousand times as large, a fifth of them zero, also where there were none.
+    """
     order = random.permutation(len(start))
-    return start, {name: values if name in ("contract", "chain") else values[order] for name, values in later.items()}
+    later = {name: values if name in ("contract", "chain") else values[order] for name, values in later.items()}
+    how = random.integers(0, 3)
+    if how < 2:
+        later |= {name: later[name] * (3.7, 0.27)[how] for name in PRICES}
+    else:
+        sources = {"open": "open", "high": "low", "low": "high", "close": "close"}
+        later |= {name: last.close * (last.close / later[source]) for name, source in sources.items()}
+    volume = np.asarray(later.get("volume", random.lognormal(5.0, 2.0, len(start)))) * 1000.0 + 1.0
+    volume[random.random(len(start)) < 0.2] = 0.0
+    return start, later | {"volume": np.floor(volume)}
 
 
-def _delete_insert(start, later, last, random):
+def _rethin(start, later, last, random):
     """Delete bars, often those right after the cut, and insert bars where there was none."""
-    close = last.close
     kept = random.random(len(start)) >= 0.3
     kept[: int(random.choice((0, 1, 7, 90)))] = False
     absent = _absent_bars(start, last, random)
-    price = close * np.exp(random.normal(0.0, 0.05, (4, len(absent))))
+    price = last.close * np.exp(random.normal(0.0, 0.05, (4, len(absent))))
     new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
     if "volume" in later:
         new["volume"] = random.integers(1, 10**6, len(absent)).astype(np.float64)
@@ -102,18 +96,4 @@ def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) ->
     return before[gap] + (chosen - (behind[gap] - silent[gap]) + 1) * last.bar_ns
 
 
-def _volume(start, later, last, random):
-    """Multiply volumes by a thousand, permute them and set a fifth to zero; add volume where there is none."""
-    volume = later.get("volume", random.lognormal(5.0, 2.0, len(start)))
-    volume = random.permutation(volume) * 1000.0 + 1.0
-    volume[random.random(len(start)) < 0.2] = 0.0
-    return start, later | {"volume": np.floor(volume)}
-
-
-PERTURBATIONS: dict[str, Callable] = {
-    "rescale": _rescale,
-    "mirror": _mirror,
-    "shuffle": _shuffle,
-    "delete and insert": _delete_insert,
-    "volume": _volume,
-}
+PERTURBATIONS: dict[str, Callable] = {"rewrite": _rewrite, "rethin": _rethin}

@@ -1,1 +1,0 @@
-"""Audit of what a pipeline stores, trains and predicts."""

@@ -1,0 +1,168 @@
+"""The pure part of `prepare`: bars to features, frames and labels, each with the moment from which it is final.
+
+`prepare` stores what `build` returns; the look-ahead proof calls it on cut and disturbed bars.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels
+from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
+from ml_factory.datasets.fitted_transforms import TransformFitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureRows, build_features, timeframe_name
+from ml_factory.leakage.blind import Fitted, Split
+from ml_factory.leakage.feed import fed_features
+from ml_factory.leakage.tables import Table
+from ml_factory.progress import progress_phase
+from ml_factory.settings import DataSpec
+from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
+from ml_factory.targets.make_labels import make_labels
+from ml_factory.targets.primary_rule import primary_rule_side
+from ml_factory.targets.splits import chronological_split, purged_kfold
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import WeightSpec, training_weights
+
+ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
+LEAST_FOLDS = 3  # of which two may be evaluated at once
+
+
+@dataclass(frozen=True)
+class Built:
+    """What bars give.
+
+    features : None where they were left out
+    base, minute_bars : bars of the base frame, and the bars inside them that labels look at (None where there are none)
+    labels : horizon -> table of every proven label, whether it has a row of features or not
+    """
+
+    features: FeatureRows | None
+    base: ResampledBars
+    minute_bars: ResampledBars | None
+    labels: dict[int, pd.DataFrame]
+
+
+def build(
+    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True
+) -> Built:
+    """Build features and labels of checked bars.
+
+    Rows known, and labels proven, by a moment are the same bits whatever bars follow it. Raises BarsError where too few
+    bars are left after warm-up.
+    """
+    made, minutes = (
+        build_features(bars, market, settings.features) if features else None,
+        settings.features.base_minutes,
+    )
+    base = made.base if made else resample_bars(bars, market, minutes)
+    minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
+    for horizon in horizons:
+        with progress_phase(f"labels {horizon}", len(base)):
+            labels[horizon] = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)
+    return Built(made, base, minute_bars, labels)
+
+
+def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
+    """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
+    return resolve_market_spec(
+        symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
+    )
+
+
+@dataclass(frozen=True)
+class DataUnderProof:
+    """What `prepare` makes with these settings, as a subject of `leakage.proof.prove`.
+
+    folds : folds of each scheme tested in addition to the chronological split, fewer where rows are few; 0: none
+    """
+
+    symbol: str
+    settings: DataSpec
+    horizons: tuple[int, ...]
+    folds: int = 5
+
+    def facts(self, bars: pd.DataFrame) -> dict:
+        return resolve_market_facts(self.symbol, bars, self.settings).to_dict()
+
+    def head(self, bars: pd.DataFrame) -> int:
+        """Return the number of bars in the first 20 sessions (or 20 days with a bar, if that is more), plus one.
+
+        The additional bar shows that they are over: before it, one more bar may still belong to the last of them.
+        """
+        start = bars.index.as_unit("ns").asi8
+        calendar = resolve_market_facts(self.symbol, bars, self.settings).calendar
+        days = (assign_sessions(start, calendar).id, start // DAY_NS)
+        last = [np.searchsorted(day, np.unique(day)[:INFER_SESSIONS][-1], side="right") for day in days]
+        return int(max(last)) + 1
+
+    def built(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> Built:
+        """Build as `prepare` does, with copies of the user's own features that have not been called before."""
+        with custom.stateless_custom_features():
+            return build(bars, MarketSpec.from_dict(facts), self.settings, self.horizons, features=features)
+
+    def tables(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> dict[str, Table]:
+        built, tables = self.built(bars, facts, features), {}
+        if built.features is not None:
+            tables["features"] = _known(built.features.to_frame())
+        tables |= {f"frame {name}": _known(frame) for name, frame in self.frames(bars, facts, built.base).items()}
+        for horizon, labels in built.labels.items():
+            proven = pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
+            tables[f"labels h{horizon}"] = Table(labels, proven)
+        return tables
+
+    def frames(self, bars: pd.DataFrame, facts: dict, base: ResampledBars) -> dict[str, pd.DataFrame]:
+        """Return the base bars, the coarse bars and the sides of meta-labels, index known_at."""
+        market, spec = MarketSpec.from_dict(facts), self.settings.features
+        made = {spec.base_minutes: base} | {minutes: resample_bars(bars, market, minutes) for minutes in spec.frames}
+        frames = {timeframe_name(minutes): _frame(vars(one)) for minutes, one in made.items()}
+        for labels in [self.settings.label_spec_for(horizon) for horizon in self.horizons][:1]:  # all bet alike
+            if labels.kind == "meta":  # a side is known with its row, not with its label
+                frames["primary side"] = primary_rule_side(base, labels, market).to_frame()
+        return frames
+
+    def feed(self, bars: pd.DataFrame, facts: dict, pushes: int, seed: int) -> pd.DataFrame:
+        return fed_features(bars, MarketSpec.from_dict(facts), self.settings.features, pushes, seed)
+
+    def splits(self, labels: pd.DataFrame) -> list[Split]:
+        """Return the chronological split, and the folds of every scheme where rows suffice."""
+        embargo = self.settings.splits.embargo_bars
+        parts = [Split("holdout", chronological_split(labels, self.settings.splits), embargo)]
+        folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
+        if folds < LEAST_FOLDS:
+            return parts
+        schemes = {
+            "purged": (embargo, purged_kfold(labels, folds, embargo)),
+            "expanding": (0, walk_forward_expanding(labels, folds)),
+            "rolling": (0, walk_forward_rolling(labels, folds)),
+            "combinatorial": (embargo, combinatorial_purged_folds(labels, folds, 2, embargo)),
+        }
+        for name, (kept_away, pairs) in schemes.items():
+            for number, (train, test) in enumerate(pairs):
+                parts.append(Split(f"{name} fold {number}", {"train": train, "test": test}, kept_away))
+        return parts
+
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        """Fit the steps up to the scaler, and training weights with and without decay."""
+        rows = np.asarray(roles["train"])
+        train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
+        sample = TransformFitSample(values, names, rows, train_labels)
+        return {
+            "preprocessing": Fitted(fit_preprocessing_steps(self.settings.preprocess, sample).to_dict()),
+            "training weights": Fitted(training_weights(train_labels)),
+            "decayed weights": Fitted(training_weights(train_labels, WeightSpec(decay=0.5))),
+        }
+
+
+def _known(rows: pd.DataFrame) -> Table:
+    return Table(rows, rows.index.as_unit("ns").asi8)
+
+
+def _frame(columns: Mapping[str, object]) -> pd.DataFrame:
+    """Return the arrays of a frame of bars as a table."""
+    arrays = {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
+    index = pd.DatetimeIndex(arrays["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
+    return pd.DataFrame(arrays, index=index, copy=False)
