@@ -17,13 +17,11 @@ import numpy as np
 import torch
 
 from benchmarks.measure import best, digits, in_turns, print_json
-from ml_factory.recipes.language.causal_lm import load_causal_model
-from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens
-from ml_factory.recipes.language.text import open_text, pack_tokens
-from ml_factory.recipes.language.vocabularies import join_vocabularies
+from ml_factory.recipes.language_models import load_causal_model
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss
-from ml_factory.recipes.sdce_run import run_sdce
-from ml_factory.recipes.sdce_settings import SdceSettings
+from ml_factory.recipes.sdce_run import SdceSettings, run_sdce
+from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
+from ml_factory.recipes.text import open_text, pack_tokens
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.loop import take_training_step
@@ -37,30 +35,23 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
     """Print the held-out loss of each kind and seed, and the differences to cross-entropy."""
     with tempfile.TemporaryDirectory() as folder:
 
-        def trained(name: str, **values: dict) -> dict:
+        def trained(name: str, **values: object) -> dict:
             common = {
-                "model": {"name_or_path": "builtin:tiny"},
-                "surrogate": {"dtype": "float32", "cache": "float32", "cache_dir": f"{folder}/cache"},
-                "data": {"dataset_name": text, "max_seq_length": LENGTH, "max_tokens": tokens},
-                "training": {"num_epochs": epochs, "threads": 1,
-                             "per_device_train_batch_size": 16, "learning_rate": 3e-3,
-                             "gradient_accumulation_steps": 1, "output_dir": f"{folder}/{name}"},
+                "base_model": "builtin:tiny", "surrogate_dtype": "float32", "surrogate_cache": "float32",
+                "cache_dir": f"{folder}/cache", "dataset": text, "max_seq_length": LENGTH, "max_tokens": tokens,
+                "num_epochs": epochs, "threads": 1, "batch_size": 16, "learning_rate": 3e-3,
+                "gradient_accumulation_steps": 1, "output_dir": f"{folder}/{name}",
             }  # fmt: skip
-            merged = {section: more | values.get(section, {}) for section, more in common.items()}
-            return run_sdce(SdceSettings().with_values(merged), mirror="off", on_status=lambda line: None)
+            return run_sdce(SdceSettings(**common | values), mirror="off", on_status=lambda line: None)
 
-        standard = {"loss_type": "standard"}
-        first = trained("surrogate", model={"name_or_path": surrogate},
-                        training=standard | {"num_epochs": surrogate_epochs, "seed": 99})  # fmt: skip
+        first = trained("surrogate", base_model=surrogate, loss_type="standard", num_epochs=surrogate_epochs, seed=99)
         print_json(measurement="sdce surrogate", loss=digits(first["loss"]),
                     ngram_order=first["ngram_order"], ngram_loss=digits(first["ngram_loss"]))  # fmt: skip
         found: dict[str, list[float]] = {}
         for kind in KINDS:
             runs = [
-                trained(f"{kind}{seed}", surrogate={"name_or_path": first["model"]},
-                        training={"loss_type": kind, "seed": seed})
-                for seed in SEEDS
-            ]  # fmt: skip
+                trained(f"{kind}{seed}", surrogate_model=first["model"], loss_type=kind, seed=seed) for seed in SEEDS
+            ]
             found[kind] = [run["loss"] for run in runs]
             print_json(measurement=f"sdce {kind}", losses=[round(loss, 4) for loss in found[kind]],
                         mean=round(statistics.mean(found[kind]), 4))  # fmt: skip

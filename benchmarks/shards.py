@@ -20,11 +20,10 @@ import webdataset
 from PIL import Image
 
 from benchmarks.measure import in_turns, print_json, rated, times
-from ml_factory.recipes.image_batches import ImageBatches, ShardSamples
-from ml_factory.recipes.resnet50 import ResNetSpec, ResNetTraining
+from ml_factory.recipes.images import ImageBatches, ShardSamples
+from ml_factory.recipes.resnet50 import ImageLoss, ResNetSettings, build_resnet50
 from ml_factory.recipes.shard_writer import array_samples, write_shards
 from ml_factory.training.device import Device
-from ml_factory.training.spec import TrainSpec
 
 NETWORK_STEPS = 2
 
@@ -39,7 +38,7 @@ def main() -> None:
         small_NHWC = generator.integers(0, 256, (options.images, 8, 8, 3), np.uint8)
         x_NHWC = small_NHWC.repeat(4, 1).repeat(4, 2)  # compresses about as photographs do
         np.savez(Path(folder) / "images.npz", x=x_NHWC, y=np.arange(options.images) % 10)
-        write_shards(array_samples(Path(folder) / "images.npz", "", 0), Path(folder) / "shards", 500, "bench")
+        write_shards(array_samples(Path(folder) / "images.npz", ""), Path(folder) / "shards", 500, "bench", 0)
         compare(sorted((Path(folder) / "shards").glob("*.tar")), options)
 
 
@@ -51,7 +50,7 @@ def compare(paths: list[Path], options: argparse.Namespace) -> None:
         for name, training in (("ours", True), ("plain", False))
     }
     starts = range(0, options.images - options.batch + 1, options.batch)
-    network = ResNetTraining(ResNetSpec(width=options.width), TrainSpec(), device)
+    network, loss = build_resnet50(ResNetSettings(width=options.width)), ImageLoss(0.1, device)
     batch = feeds["ours"](np.arange(options.batch))
 
     def read(feed: ImageBatches) -> None:
@@ -60,7 +59,7 @@ def compare(paths: list[Path], options: argparse.Namespace) -> None:
 
     def learn() -> None:
         for _ in range(NETWORK_STEPS):
-            loss_sum, weight = network.loss(network.network, batch)
+            loss_sum, weight = loss(network, batch)
             (loss_sum / weight).backward()
 
     sides = {name: lambda feed=feed: read(feed) for name, feed in feeds.items()}

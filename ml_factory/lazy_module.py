@@ -16,7 +16,7 @@ EXTRAS = {
     "onnx": "onnx", "onnxmltools": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
-    **dict.fromkeys(("torchvision", "webdataset", "PIL"), "vision"),
+    **dict.fromkeys(("torchvision", "webdataset", "PIL", "tensorboardX"), "vision"),
     "torchao": "compress",
     **dict.fromkeys(("transformers", "tokenizers", "datasets", "yaml"), "language"),
 }  # fmt: skip

@@ -44,6 +44,7 @@ HOMES = {
     "datasets": {"recipes"},
     "webdataset": {"recipes"},
     "torchvision": {"recipes"},
+    "tensorboardX": {"recipes"},
     "utils": set(),  # the wheel has neither utils nor tests
     "tests": set(),
 }

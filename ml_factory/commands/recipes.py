@@ -16,12 +16,9 @@ from ml_factory.process_identity import process_rank, wants_bfloat16
 from ml_factory.storage.workspace import Workspace
 
 shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
-image_training, network_file = (
-    LazyModule("ml_factory.recipes.image_training"),
-    LazyModule("ml_factory.recipes.resnet50"),
-)
-sdce_settings, sdce_run = LazyModule("ml_factory.recipes.sdce_settings"), LazyModule("ml_factory.recipes.sdce_run")
-t5_run, compress_run = LazyModule("ml_factory.recipes.t5_run"), LazyModule("ml_factory.recipes.compress_run")
+resnet50_file = LazyModule("ml_factory.recipes.resnet50")
+sdce_run = LazyModule("ml_factory.recipes.sdce_run")
+t5_file, compress_file = LazyModule("ml_factory.recipes.t5"), LazyModule("ml_factory.recipes.compress")
 
 Count = Annotated[int, AT_LEAST_1]
 CountOrNone = Annotated[int, AT_LEAST_0]
@@ -46,10 +43,10 @@ def shards(
     if (images is None) is (arrays is None):
         raise SettingsError("Images come from one place", where="recipe shards", wanted="--images or --arrays")
     if arrays is not None:
-        samples = shard_writer.array_samples(check_file_exists(arrays.expanduser()), part, seed)
+        samples = shard_writer.array_samples(check_file_exists(arrays.expanduser()), part)
     else:
-        samples = shard_writer.folder_samples(images.expanduser(), seed)
-    written = shard_writer.write_shards(samples, output.expanduser(), per_shard, prefix)
+        samples = shard_writer.folder_samples(images.expanduser())
+    written = shard_writer.write_shards(samples, output.expanduser(), per_shard, prefix, seed)
     if as_json:
         print_json(written)
     else:
@@ -65,7 +62,7 @@ def resnet50(
     testsize: Annotated[int, Parameter(env_var="TEST_SIZE")] = 0,
     fake_data: bool = False, image_size: Count = 32,
     num_workers: Annotated[Count, Parameter(env_var="NUM_WORKERS")] = 8,
-    allow_pipe: bool = False, skip_broken: bool = False,
+    allow_pipe: bool = False,
     num_epochs: Annotated[Count, Parameter(env_var="NUM_EPOCHS")] = 18,
     batch_size: Annotated[Count, Parameter(env_var="BATCH_SIZE")] = 128,
     test_set_batch_size: Annotated[Count, Parameter(env_var="TEST_BATCH_SIZE")] = 64,
@@ -90,8 +87,7 @@ def resnet50(
         fake_data: Made-up images, --trainsize of them.
         image_size: Height and width in pixels.
         num_workers: Decoding threads.
-        allow_pipe: Run the commands of pipe: sources, no shell.
-        skip_broken: Leave out broken shards and samples; counted.
+        allow_pipe: Run the commands of pipe: sources by a shell.
         num_epochs: Times over the samples.
         batch_size: Samples of a step, of all replicas together.
         test_set_batch_size: Samples a batch of evaluation.
@@ -103,7 +99,7 @@ def resnet50(
         precision: auto, fp32, bf16 or fp16; XLA_USE_BF16=1: bf16.
         threads: CPU threads; 0: every core.
         classes: Number of classes.
-        width: Channels of the first stage; 64 is ResNet-50, 16 suits a CPU.
+        width: Channels inside the blocks of the first stage; 64 is ResNet-50, 16 suits a CPU.
         stem: small (for about 32 pixels) or standard.
         sync_bn: Batch normalisation over all processes.
         label_smoothing: Share of the target all classes get.
@@ -113,26 +109,22 @@ def resnet50(
         load_chkpt_dir: Weights to begin with: local file; that of --load-chkpt-file.
         logdir: Logs and TensorBoard events: folder or gs://; empty: the run's.
     """
-    check_packages_installed("torch", "torchvision", "webdataset", "PIL")
-    settings = image_training.ImageTrainingSettings(
-        network=network_file.ResNetSpec(classes, width, stem, sync_bn, label_smoothing),
-        training=spec_file.TrainSpec(
-            epochs=num_epochs, batch=batch_size, eval_batch=test_set_batch_size, lr=lr, weight_decay=weight_decay,
-            warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
-            threads=threads, log_steps=log_steps,
-        ),
-        sources=image_training.ImageSources(
-            train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data), test=_shards(wds_testdir, "VAL_SHARDS", fake_data),
-            fake=fake_data, train_size=trainsize, test_size=testsize, image_size=image_size, workers=num_workers,
-            allow_pipe=allow_pipe, skip_broken=skip_broken,
-        ),
-        outputs=image_training.ImageOutputs(
-            save_model=save_model, model_bucket=model_bucket if save_model or load_chkpt_file else "",
-            logdir=logdir or _dated_logs(), load_file=load_chkpt_dir, load_object=load_chkpt_file,
-        ),
+    check_packages_installed("torch", "torchvision", "webdataset", "PIL", "tensorboardX")
+    training = spec_file.TrainSpec(
+        epochs=num_epochs, batch=batch_size, eval_batch=test_set_batch_size, lr=lr, weight_decay=weight_decay,
+        warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
+        threads=threads, log_steps=log_steps,
+    )  # fmt: skip
+    settings = resnet50_file.ResNetSettings(
+        training=training, train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data),
+        test=_shards(wds_testdir, "VAL_SHARDS", fake_data), fake=fake_data, train_size=trainsize, test_size=testsize,
+        image_size=image_size, workers=num_workers, allow_pipe=allow_pipe, classes=classes, width=width, stem=stem,
+        sync_bn=sync_bn, label_smoothing=label_smoothing, save_model=save_model,
+        model_bucket=model_bucket if save_model or load_chkpt_file else "", logdir=logdir or _dated_logs(),
+        load_file=load_chkpt_dir, load_object=load_chkpt_file,
     )  # fmt: skip
     emit = stderr_console.out if place.as_json else print
-    facts = image_training.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
+    facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
     if place.as_json:
         print_json(facts)
     else:
@@ -212,12 +204,12 @@ def sdce(
         probability_threshold: Tokens below are left out (0.02).
         surrogate_loss_weight_initial: Weight at the first step (1.0).
         surrogate_loss_weight_final: Weight at the last step (0.0).
-        surrogate_cache: float32 or float16: compute the surrogate's tokens once, on disk; none: in each step.
+        surrogate_cache: float32: compute the surrogate's tokens once, on disk; none: in each step.
         cache_dir: Folder of the caches; empty: the user's cache folder.
         config: YAML with sections model, surrogate, data, training; flags win.
     """
     flags = {name: value for name, value in locals().items() if name not in ("config", "fresh", "as_json")}
-    settings = sdce_settings.sdce_settings(config, flags)
+    settings = sdce_run.sdce_settings(config, flags)
     quiet = as_json or process_rank() > 0
     with cli_progress_bars(quiet, what="training sdce"):
         result = sdce_run.run_sdce(settings, fresh=fresh, on_status=cli_status_printer(quiet))
@@ -264,51 +256,46 @@ def t5(
         save_seconds: Least seconds between two saves in an epoch.
     """
     check_packages_installed("torch", "transformers", "tokenizers", "sklearn", "matplotlib")
-    settings = t5_run.T5Settings(
-        files=t5_run.TextFiles(data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0),
-        model=t5_run.T5ModelSettings(model, from_scratch, vocabulary, max_length),
-        training=spec_file.TrainSpec(
-            epochs=num_epochs, batch=batch_size, accumulate=accumulate, lr=learning_rate, weight_decay=weight_decay,
-            warmup=warmup, patience=patience, eval_batch=256, seed=check_seed(seed), device=device,
-            precision=_precision(precision), recompute=gradient_checkpointing, threads=threads,
-            save_seconds=save_seconds,
-        ),
+    training = spec_file.TrainSpec(
+        epochs=num_epochs, batch=batch_size, accumulate=accumulate, lr=learning_rate, weight_decay=weight_decay,
+        warmup=warmup, patience=patience, seed=check_seed(seed), device=device, precision=_precision(precision),
+        recompute=gradient_checkpointing, threads=threads, save_seconds=save_seconds,
+    )  # fmt: skip
+    settings = t5_file.T5Settings(
+        training, data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0, model,
+        from_scratch, vocabulary, max_length,
     )  # fmt: skip
     quiet = place.as_json or process_rank() > 0
     with cli_progress_bars(quiet, what="training t5"):
-        facts = t5_run.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(quiet))
+        facts = t5_file.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(quiet))
     if facts and not process_rank():
-        print_json(facts) if place.as_json else print(t5_run.summary(facts))
+        print_json(facts) if place.as_json else print(t5_file.summary(facts))
 
 
 def compress(
-    *, place: Place = Place(), fresh: Fresh = False, model: str = "", symbol: str = "", horizon: Count = 5,
-    methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights,distill:0.5", recovery_epochs: Count = 1,
-    recovery_rate: float = 0.3, distill_epochs: Count = 4, rounds: Count = 60, device: str = "auto",
-    threads: CountOrNone = 0,
+    *, place: Place = Place(), fresh: Fresh = False, model: str = "",
+    methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights", recovery_epochs: Count = 1,
+    recovery_rate: float = 0.3, rounds: Count = 60, device: str = "auto", threads: CountOrNone = 0,
 ) -> None:  # fmt: skip
-    """Prune, quantize and distill a trained network; one table of size, latency and quality.
+    """Prune and quantize a trained T5; one table of size, latency and quality.
 
     Example: `python -m ml_factory recipe compress --model workspace/results/t5/RUN --methods structured:0.5`
 
     Args:
-        model: Folder of a finished run of recipe t5, or the name of a market's network.
-        symbol: Market of the network.
-        horizon: Horizon of the network.
-        methods: magnitude:SHARE, structured:SHARE, distill:SHARE, int8_dynamic, int8_weights, separated by commas.
+        model: Folder of a finished run of recipe t5.
+        methods: magnitude:SHARE, structured:SHARE, int8_dynamic, int8_weights, separated by commas.
         recovery_epochs: Of training after pruning.
         recovery_rate: Share of the first learning rate in it.
-        distill_epochs: Of a student's training.
         rounds: Predictions that are timed.
         device: auto, cpu, cuda or xla, of the trainings.
         threads: CPU threads of the trainings; 0: every core.
     """
     check_packages_installed("torch", "torchao", "matplotlib")
-    settings = compress_run.CompressionSettings(
-        model, symbol, horizon, methods, recovery_epochs, recovery_rate, distill_epochs, rounds, device, threads
+    settings = compress_file.CompressionSettings(
+        model, methods, recovery_epochs, recovery_rate, rounds, device, threads
     )
     with cli_progress_bars(place.as_json, what="compressing"):
-        facts = compress_run.run_compress(
+        facts = compress_file.run_compress(
             Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(place.as_json)
         )
-    print_json(facts) if place.as_json else print(compress_run.summary(facts))
+    print_json(facts) if place.as_json else print(compress_file.summary(facts))

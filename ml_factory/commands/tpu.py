@@ -16,8 +16,8 @@ from ml_factory.errors import FactoryError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace
 
-settings_reader, lifecycle = LazyModule("ml_factory.tpu.settings"), LazyModule("ml_factory.tpu.lifecycle")
-gcloud_process = LazyModule("ml_factory.tpu.gcloud_process")
+settings_reader, gcloud_file = LazyModule("ml_factory.tpu.settings"), LazyModule("ml_factory.tpu.gcloud")
+slice_file = LazyModule("ml_factory.tpu.slice")
 GOOD = ("WAITING", "ACTIVE", "READY", "RUNNING", "FINISHED", "STOPPED", "DELETED", "NEW")
 
 NoWait = Annotated[bool, Parameter(help="Return while the request waits; `resume` continues.")]
@@ -58,14 +58,16 @@ def _open(flags: SliceFlags) -> Any:
     """Return the slice of these settings, with its gcloud and patience."""
     waiting = flags if isinstance(flags, Waiting) else Waiting()
     settings = settings_reader.read_settings(flags.config)
-    patience = lifecycle.Patience(waiting.poll, math.inf if waiting.hours is None else waiting.hours * 3600)
 
     def say(line: str) -> None:
         print(line, file=sys.stdout if flags.dry_run else sys.stderr, flush=True)
 
     folder = Workspace(flags.workspace).root / "tpu" / f"{settings['PROJECT_ID']}.{settings['TPU_NAME']}"
-    gcloud = gcloud_process.Gcloud(dry_run=flags.dry_run, pause=min(20.0, waiting.poll), say=say)
-    return lifecycle.Slice(settings, gcloud, folder, patience, say)
+    gcloud = gcloud_file.Gcloud(
+        f"--project={settings['PROJECT_ID']}", "--quiet", dry_run=flags.dry_run, pause=min(20.0, waiting.poll), say=say
+    )
+    longest = math.inf if waiting.hours is None else waiting.hours * 3600
+    return slice_file.Slice(settings, gcloud, folder, waiting.poll, longest, say)
 
 
 def _report(slice_: Any, state: Any, as_json: bool = False) -> None:
@@ -96,7 +98,7 @@ def resume(*, flags: Waiting = Waiting(), as_json: Json = False, no_wait: NoWait
 def status(*, flags: SliceFlags = SliceFlags(), as_json: Json = False) -> None:
     """Print the state of the request, the machines and the training."""
     one = _open(flags)
-    _report(one, one.refresh(), as_json)
+    _report(one, one.look(), as_json)
 
 
 def monitor(*, flags: Waiting = Waiting(), as_json: Json = False) -> None:

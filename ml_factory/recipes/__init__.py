@@ -1,6 +1,26 @@
 """Trainings of other fields on the same loop: each adds data, a network and a loss, and nothing else."""
 
-from ml_factory.recipes.torchvision_operators import declare_missing_operators
+import importlib
+import importlib.metadata
+from typing import Any
 
-# Before any file here, or transformers, imports torchvision.
-declare_missing_operators()
+
+def _missing_operators() -> Any:
+    """Return the declarations, which live as long as the object, of torchvision's operators beside torch for CPUs.
+
+    Package indexes have torchvision for CUDA, whose compiled operators that torch cannot load, and the import of
+    torchvision (with it transformers) fails at operators that nobody declared. Networks need none of them.
+    """
+    try:
+        torch, vision = (importlib.metadata.version(name) for name in ("torch", "torchvision"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if "+cpu" not in torch or "+cpu" in vision:
+        return None
+    library = importlib.import_module("torch").library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+_operators = _missing_operators()  # before any file here, or transformers, imports torchvision

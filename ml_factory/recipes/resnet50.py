@@ -1,55 +1,90 @@
-"""ResNet-50 of torchvision on images in shards: network, loss and evaluation, trained by the library's own loop.
+"""recipe resnet50: torchvision's ResNet-50 on images in shards, its log, and its weights in a file or a bucket.
 
 B rows of a batch, C classes, H height, W width.
 """
 
 import hashlib
+import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import ModelFitResult
-from ml_factory.recipes.image_batches import ImageBatches
+from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
+from ml_factory.recipes.run import is_writing_process, open_recipe_run
+from ml_factory.recipes.shards import local_shards
+from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.seeding import derive_seed
-from ml_factory.training.device import Device, deterministic_device
+from ml_factory.storage.files import files
+from ml_factory.storage.mirror import Mirror, fetch_file
+from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device, pick_device
 from ml_factory.training.evaluate import evaluate_network_outputs
-from ml_factory.training.loop import Validation, run_training_loop
+from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 
 resnet = LazyModule("torchvision.models.resnet")
-NAME = "resnet50"
+NAME, WEIGHTS = "resnet50", "weights.state"
 STEMS = ("small", "standard")
 # Mean and standard deviation of the channels of natural photographs (ImageNet), 0 to 1.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_log = logging.getLogger("ml_factory.training")
 
 
 @dataclass(frozen=True)
-class ResNetSpec:
-    """Settings of the network.
+class ResNetSettings:
+    """All settings of a run; "" for no such file.
 
+    training : of the loop.
+    train, test : shards, as of `shards.local_shards`; fake : made-up images in their place.
+    train_size, test_size : samples expected in the shards, 0 for any number; an epoch is what they hold.
+    image_size : height and width in pixels.
+    workers : decoding threads.
     classes : number of classes.
-    width : channels of the first stage, 64 in the original.
+    width : channels inside the blocks of the first stage, torchvision's width_per_group; 64 in the original.
     stem : small: a 3x3 convolution and no pooling, for images of about 32 pixels; standard: 7x7 in steps of 2, pooled.
     sync_bn : batch normalisation over all processes.
     label_smoothing : share of the target that all classes get.
+    save_model : file of the weights; model_bucket : bucket that gets it too.
+    logdir : folder or gs:// of the workers' logs and of TensorBoard events; "" for the run's folder.
+    load_object : object in the bucket with the weights to begin with.
+    load_file : local file with them; where both are given, the file that the object is downloaded to.
     """
 
+    training: TrainSpec = field(default_factory=TrainSpec)
+    train: str = ""
+    test: str = ""
+    fake: bool = False
+    train_size: int = 0
+    test_size: int = 0
+    image_size: int = 32
+    workers: int = 8
+    allow_pipe: bool = False
     classes: int = 10
     width: int = 64
     stem: str = "small"
     sync_bn: bool = False
     label_smoothing: float = 0.1
+    save_model: str = ""
+    model_bucket: str = ""
+    logdir: str = ""
+    load_file: str = ""
+    load_object: str = ""
 
     def __post_init__(self):
         for name, least in (("classes", 2), ("width", 1)):
-            if type(getattr(self, name)) is not int or getattr(self, name) < least:
+            if getattr(self, name) < least:
                 raise SettingsError("Cannot build this network", where=name, got=getattr(self, name), wanted=least)
         if self.stem not in STEMS:
             raise SettingsError("Unknown stem", where="stem", got=repr(self.stem), wanted=" or ".join(STEMS))
@@ -58,151 +93,165 @@ class ResNetSpec:
                 "A share of the target", where="label_smoothing", got=self.label_smoothing, wanted="[0, 1)"
             )
 
+    @property
+    def network(self) -> dict[str, Any]:
+        """Settings of network and loss."""
+        return {name: getattr(self, name) for name in ("classes", "width", "stem", "sync_bn", "label_smoothing")}
 
-def build_resnet50(spec: ResNetSpec, seed: int) -> nn.Module:
+
+def train_resnet50(
+    workspace: Workspace, settings: ResNetSettings, *, fresh: bool = False, emit: Callable[[str], object] = print
+) -> dict:
+    """Train, or resume, or return the result of the finished run; the weights are those of the best epoch.
+
+    emit : gets the lines of the log.
+    Raises SettingsError, FileError, WorkspaceError, CheckpointError.
+    """
+    spec, device = settings.training, pick_device(settings.training)
+    weights, network = _first_weights(settings), build_resnet50(settings)
+    if weights is not None:
+        _load_weights(network, weights)
+    first = is_writing_process()
+    say = emit if first else (lambda line: None)
+    train, test = _open_samples(settings, "train"), _open_samples(settings, "test")
+    data = {"train": train.fingerprint, "test": test.fingerprint, "image_size": settings.image_size}
+    kept = settings.network | {"initial": "" if weights is None else _fingerprint(weights)}
+    identity = {"network": kept, "training": spec.identity(), "data": data}
+    with ExitStack() as stack:
+        run = stack.enter_context(open_recipe_run(
+            workspace, NAME, identity, asdict(settings), device, fresh=fresh, libraries=("torchvision", "pillow"),
+            mirror="off", say=say,
+        ))  # fmt: skip
+        if run.done is not None:
+            return run.done | (_save_weights(settings, run.folder) if first else {})
+        say(f"{len(train):,} training and {len(test):,} test samples, {run.run.run_id} in {run.folder}")
+        feed, held = (
+            stack.enter_context(closing(ImageBatches(
+                samples, device, training=samples is train, workers=settings.workers, seed=spec.seed)))
+            for samples in (train, test)
+        )  # fmt: skip
+        log = stack.enter_context(closing(WorkerLog(
+            settings.logdir or run.folder / "workers", device, samples=len(train), batch=min(spec.batch, len(train)),
+            every=spec.log_steps, emit=emit,
+        )))  # fmt: skip
+        images, last = ImageLoss(settings.label_smoothing, device), dict[str, float]()
+
+        def validate() -> float:
+            log.end_training()
+            _take_statistics_of_rank_zero(network, device)
+            last.update(images.evaluate(network, held, spec.eval_batch))
+            return last["loss"]
+
+        validation = Validation(validate, metrics=lambda: {"accuracy": last["accuracy"]})
+        fit = run.train(network, feed, images, spec, validation, settings=kept, data=data, callbacks=(log,))
+        facts = {
+            "run": run.run.run_id, "recipe": NAME, **log.end(), **images.evaluate(network, held, spec.eval_batch),
+            "train_samples": len(train), "test_samples": len(test), "settings": asdict(settings),
+            "log": settings.logdir or str(log.folder),
+        }  # fmt: skip
+        if run.writes:
+            own = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+            write_state_file(run.folder / WEIGHTS, {"model": NAME, "network": settings.network, "weights": own})
+            facts |= _save_weights(settings, run.folder)
+        return run.finish(facts, fit, ("accuracy", "max_accuracy", "loss"))
+
+
+def build_resnet50(settings: ResNetSettings) -> nn.Module:
     """Return torchvision's ResNet-50 with this stem and width; its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, NAME, "init"))
+        torch.default_generator.manual_seed(derive_seed(settings.training.seed, NAME, "init"))
         network = resnet.ResNet(
-            resnet.Bottleneck, [3, 4, 6, 3], num_classes=spec.classes, zero_init_residual=True,
-            norm_layer=SyncBatchNorm2d if spec.sync_bn else nn.BatchNorm2d,
+            resnet.Bottleneck, [3, 4, 6, 3], num_classes=settings.classes, zero_init_residual=True,
+            width_per_group=settings.width, norm_layer=SyncBatchNorm2d if settings.sync_bn else nn.BatchNorm2d,
         )  # fmt: skip
-        if spec.width != 64:
-            network = _narrowed(network, spec)
-        if spec.stem == "small":
-            network.conv1 = nn.Conv2d(3, spec.width, 3, padding=1, bias=False)
+        if settings.stem == "small":
+            network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
             network.maxpool = nn.Identity()
     return network
 
 
-def _narrowed(network: nn.Module, spec: ResNetSpec) -> nn.Module:
-    """Return the network with every number of channels scaled by width / 64."""
-    kinds = {nn.Conv2d: ("in_channels", "out_channels"), nn.Linear: ("in_features",)}
-    for name, layer in list(network.named_modules()):
-        parent, _, own = name.rpartition(".")
-        holder = network.get_submodule(parent)
-        if isinstance(layer, nn.Conv2d):
-            inner, outer = (_scaled(getattr(layer, one), spec.width) for one in kinds[nn.Conv2d])
-            made = nn.Conv2d(inner, outer, layer.kernel_size, layer.stride, layer.padding, bias=False)
-            nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
-            setattr(holder, own, made)
-        elif isinstance(layer, nn.BatchNorm2d):
-            made = type(layer)(_scaled(layer.num_features, spec.width))
-            nn.init.constant_(made.weight, float(layer.weight.detach()[0]))  # 0 at the end of a block
-            setattr(holder, own, made)
-        elif isinstance(layer, nn.Linear):
-            setattr(holder, own, nn.Linear(_scaled(layer.in_features, spec.width), layer.out_features))
-    return network
+class ImageLoss:
+    """Loss of a batch (images_BHWC, target_B), and the evaluation of whole parts."""
 
+    def __init__(self, smoothing: float, device: Device):
+        self.smoothing, self.device = smoothing, device
+        self._mean, self._std = (
+            device.to_device(torch.tensor(values)[None, :, None, None] * 255) for values in (MEAN, STD)
+        )
 
-def _scaled(channels: int, width: int) -> int:
-    return channels if channels == 3 else max(channels * width // 64, 1)
+    def __call__(self, network: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (sum of cross-entropy with smoothed labels, number of images)."""
+        logits_BC = self._logits(network, batch[0])
+        loss_B = F.cross_entropy(logits_BC, batch[1], reduction="none", label_smoothing=self.smoothing)
+        return loss_B.sum(), torch.ones_like(loss_B).sum()
 
-
-class ResNetTraining:
-    """One training: network, loss, evaluation.
-
-    accuracies : share of the test samples in the right class, of the last evaluation.
-    """
-
-    def __init__(
-        self, spec: ResNetSpec, training: TrainSpec, device: Device, weights: Mapping[str, Tensor] | None = None
-    ):
-        self.spec, self.training, self.device = spec, training, device
-        self.network = build_resnet50(spec, training.seed)
-        self.initial = ""
-        if weights is not None:
-            self.network.load_state_dict(check_weights(self.network, weights))
-            self.initial = _fingerprint(weights)
-        mean, std = (torch.tensor(values)[None, :, None, None] * 255 for values in (MEAN, STD))
-        self._mean, self._std = device.to_device(mean), device.to_device(std)
-        self._last: dict[str, float] = {}
-
-    def loss(self, network: nn.Module, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (sum of w * cross-entropy with smoothed labels, sum of w)."""
-        images_BHWC, target_B, weight_B = batch
-        logits_BC = network(self.normalise(images_BHWC)).float()
-        loss_B = F.cross_entropy(logits_BC, target_B, reduction="none", label_smoothing=self.spec.label_smoothing)
-        return (weight_B * loss_B).sum(), weight_B.sum()
-
-    def evaluate(self, feed: ImageBatches, size: int) -> dict[str, float]:
-        """Return mean cross-entropy and accuracy of all whole samples."""
+    def evaluate(self, network: nn.Module, feed: ImageBatches, size: int) -> dict[str, float]:
+        """Return mean cross-entropy and accuracy of all samples."""
 
         def forward(network: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-            images_BHWC, target_B, weight_B = batch
-            logits_BC = network(self.normalise(images_BHWC)).float()
-            loss_B = F.cross_entropy(logits_BC, target_B, reduction="none")
-            right_B = (logits_BC.argmax(1) == target_B).float()
-            return torch.stack([loss_B * weight_B, right_B * weight_B, weight_B], 1)
+            logits_BC = self._logits(network, batch[0])
+            loss_B = F.cross_entropy(logits_BC, batch[1], reduction="none")
+            return torch.stack([loss_B, (logits_BC.argmax(1) == batch[1]).float()], 1)
 
-        self._take_statistics_of_rank_zero()
-        rows_N3 = evaluate_network_outputs(self.network, feed, self.device, size, forward)
-        loss, right, weight = rows_N3.double().sum(0).tolist()
-        return {"loss": loss / weight, "accuracy": right / weight}
+        loss, accuracy = evaluate_network_outputs(network, feed, self.device, size, forward).double().mean(0).tolist()
+        return {"loss": loss, "accuracy": accuracy}
 
-    def fit(
-        self, feed: ImageBatches, held: ImageBatches, *, data: Mapping, callbacks: Sequence[Callable] = (),
-        checkpoints: Any = None,
-    ) -> ModelFitResult:  # fmt: skip
-        """Train on `feed` and evaluate on `held` after every epoch.
-
-        data : identity of both, which a checkpoint must match to be resumed.
-        callbacks : as of the loop; `end_training(epoch)`, where one has it, is called before an evaluation.
-        """
-        past = _Epochs()
-
-        def validate() -> float:
-            for callback in callbacks:
-                getattr(callback, "end_training", int)(past.finished + 1)
-            self._last = self.evaluate(held, self.training.eval_batch)
-            return self._last["loss"]
-
-        with deterministic_device(self.device):
-            return run_training_loop(
-                self.network, len(feed), feed, self.loss, self.training, self.device,
-                identity={"model": NAME, "settings": {**self.training.identity(), **asdict(self.spec),
-                                                      "initial": self.initial}, "data": dict(data)},
-                validation=Validation(validate, metrics=lambda: {"accuracy": self._last["accuracy"]}),
-                callbacks=(past, *callbacks), checkpoints=checkpoints,
-            )  # fmt: skip
-
-    def normalise(self, images_BHWC: Tensor) -> Tensor:
-        """Return images (B, 3, H, W) with channels of mean 0 and deviation 1."""
-        return (images_BHWC.permute(0, 3, 1, 2).float() - self._mean) / self._std
-
-    def _take_statistics_of_rank_zero(self) -> None:
-        """Give all ranks the running statistics that the checkpoint keeps: those of their own rows differ."""
-        processes = self.device.processes
-        if processes.world > 1:
-            with torch.no_grad():
-                own = {name: value.cpu() for name, value in self.network.named_buffers()}
-                for name, value in (processes.broadcast(own) or {}).items():
-                    self.network.get_buffer(name).copy_(value)
+    def _logits(self, network: nn.Module, images_BHWC: Tensor) -> Tensor:
+        return network((images_BHWC.permute(0, 3, 1, 2).float() - self._mean) / self._std).float()
 
 
-class _Epochs:
-    """Callback that counts finished epochs, those of earlier sessions included."""
-
-    finished = 0
-
-    def remember(self, past: Sequence[Mapping]) -> None:
-        self.finished = len(past)
-
-    def __call__(self, epoch: int, metrics: Mapping) -> None:
-        self.finished = epoch
+def _take_statistics_of_rank_zero(network: nn.Module, device: Device) -> None:
+    """Give all ranks the running statistics that the checkpoint keeps: those of their own rows differ."""
+    if device.processes.world > 1:
+        with torch.no_grad():
+            own = {name: value.cpu() for name, value in network.named_buffers()}
+            for name, value in (device.processes.broadcast(own) or {}).items():
+                network.get_buffer(name).copy_(value)
 
 
-def check_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the weights if they are this network's. Raises SettingsError naming the first that differs."""
-    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    found = {name: tuple(getattr(value, "shape", ())) for name, value in weights.items()}
-    if other := sorted(name for name in {**wanted, **found} if wanted.get(name) != found.get(name)):
+def _open_samples(settings: ResNetSettings, part: str) -> ShardSamples | MadeUpSamples:
+    """Open the training or test samples."""
+    expected, made = getattr(settings, f"{part}_size"), (settings.image_size, settings.classes, settings.training.seed)
+    if settings.fake:
+        return MadeUpSamples(expected or (1024 if part == "train" else 256), *made)
+    samples = ShardSamples(local_shards(getattr(settings, part), allow_pipe=settings.allow_pipe), *made)
+    if expected and expected != len(samples):
+        _log.warning("--%ssize gives %s samples, the shards hold %s: an epoch is once over those", part,
+                     f"{expected:,}", f"{len(samples):,}")  # fmt: skip
+    return samples
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def _first_weights(settings: ResNetSettings) -> Mapping | None:
+    """Return the weights to begin with; None without any."""
+    if settings.load_object:
+        path = _download(settings)
+    elif settings.load_file:
+        path = Path(settings.load_file).expanduser()
+    else:
+        return None
+    what, wanted = "These are no weights of this recipe", "a file that --save_model wrote"
+    try:
+        state = read_state_file(path)
+    except CheckpointError as error:
+        raise FactoryError(what, where=path, got=error, wanted=wanted, next_step="files of torch.save are programs when"
+                           " they are read, and are not") from None  # fmt: skip
+    if state.get("model") != NAME or not isinstance(state.get("weights"), dict):
+        raise FactoryError(what, where=path, got=f"the state of {state.get('model')}", wanted=wanted)
+    return state["weights"]
+
+
+def _load_weights(network: nn.Module, weights: Mapping) -> None:
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise SettingsError(
-            "These weights are another network's", where=other[0], got=found.get(other[0], "none"),
-            wanted=wanted.get(other[0], "none"), next_step="take the --width, --stem and --classes it was trained with",
-        )  # fmt: skip
-    return weights
+            "These weights are another network's", where="--load_chkpt_file", got=" ".join(str(error).split())[:300],
+            next_step="take the --width, --stem and --classes it was trained with",
+        ) from None  # fmt: skip
 
 
 def _fingerprint(weights: Mapping[str, Tensor]) -> str:
@@ -210,3 +259,34 @@ def _fingerprint(weights: Mapping[str, Tensor]) -> str:
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _download(settings: ResNetSettings) -> Path:
+    """Return the local file of the object with the weights to begin with."""
+    address = settings.load_object
+    if not settings.model_bucket and "://" not in address:
+        raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=address,
+                            next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
+    bucket = settings.model_bucket.removeprefix("gs://").rstrip("/")
+    found = fetch_file(address if "://" in address else f"gs://{bucket}/{address}")
+    if not settings.load_file:
+        return found
+    target = Path(settings.load_file).expanduser()
+    target = target / found.name if files.is_folder(target) else target
+    files.replace(target, lambda temporary: shutil.copyfile(found, temporary))
+    return target
+
+
+def _save_weights(settings: ResNetSettings, folder: Path) -> dict[str, str]:
+    """Copy the weights of the finished run to the requested file, and to the bucket."""
+    if not settings.save_model:
+        return {}
+    path, bucket = Path(settings.save_model).expanduser(), settings.model_bucket
+    files.replace(path, lambda temporary: shutil.copyfile(folder / WEIGHTS, temporary))
+    if not bucket:
+        return {"saved": str(path)}
+    address = bucket if "://" in bucket else f"gs://{bucket}"
+    with tempfile.TemporaryDirectory() as alone:
+        shutil.copyfile(path, Path(alone) / path.name)
+        Mirror(address, alone).push()
+    return {"saved": str(path), "uploaded": f"{address.rstrip('/')}/{path.name}"}

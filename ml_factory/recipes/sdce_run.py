@@ -1,72 +1,200 @@
-"""recipe sdce: load two language models and text, train on the project's loop, evaluate next to an n-gram model."""
+"""recipe sdce: load two language models and text, train on the project's loop, evaluate next to an n-gram model.
 
-import dataclasses
+N rows, T tokens of a row.
+"""
+
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ml_factory.errors import SettingsError
-from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
-from ml_factory.recipes.language.causal_lm import LanguageModel, load_causal_model
-from ml_factory.recipes.language.ngram import NgramModel
-from ml_factory.recipes.language.surrogate_top_tokens import SurrogateTopTokens, cache_top_tokens, weights_fingerprint
-from ml_factory.recipes.language.text import open_text, pack_tokens
-from ml_factory.recipes.language.vocabularies import VocabularyJoin, join_vocabularies
-from ml_factory.recipes.recipe_run import (
-    agree_on_run,
+from ml_factory.argument_checks import check_field_types, check_file_exists, check_seed
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.lazy_module import LazyModule
+from ml_factory.process_identity import wants_bfloat16
+from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
+from ml_factory.recipes.run import (
     check_number_of_hosts,
     is_writing_process,
-    open_run_of_process,
+    open_recipe_run,
     root_of_output,
     write_folder,
 )
-from ml_factory.recipes.sdce import SurrogateLoss, next_token_loss
-from ml_factory.recipes.sdce_settings import DEVICES, SdceSettings
-from ml_factory.runs import RunFolder
-from ml_factory.storage.files import local_cache_folder
+from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss
+from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies, weights_fingerprint
+from ml_factory.recipes.text import open_text, pack_tokens
+from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import Device, deterministic_device, pick_device
+from ml_factory.training.device import Device, pick_device
 from ml_factory.training.evaluate import evaluate_mean_loss
-from ml_factory.training.loop import Validation, run_training_loop
+from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
+yaml = LazyModule("yaml")
 NAME = "sdce"
-ORDER = 6  # longest n-grams of the baseline
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
 IN_MEMORY = 1 << 30  # bytes of rows that are read into memory; more is read from disk batch by batch
+DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
+PRECISIONS = {"auto": "auto", "no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 Status = Callable[[str], object]
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Sequences of the training and those held out, and a hash of what they are."""
-
-    train: np.ndarray
-    held_out: np.ndarray
-    fingerprint: str
+def _at(place: str, default: Any, *, machine: bool = False) -> Any:
+    """Return a field. place : section and key in the YAML file; machine : another value makes no other run."""
+    return field(default=default, metadata={"place": place, "machine": machine})
 
 
 @dataclass(frozen=True)
-class _Surrogate:
-    """The surrogate's tokens: a function of the step, or its caches.
+class SdceSettings:
+    """All settings of one training, named as the flags; each has a place in the sections of the YAML file.
 
-    facts : vocabularies and weights.
-    share : of the positions of the first sequences, those with a token that takes part in the loss.
+    base_model, surrogate_model : builtin:tiny, small or medium; a folder; or a name at the Hugging Face hub.
+    model_dtype : number format of the steps where mixed_precision is auto; weights in training stay float32.
+    surrogate_dtype : of the surrogate's weights and its forward pass.
+    surrogate_cache : none computes the surrogate's tokens in each step; float32 once, on disk.
+    cache_dir : folder of the caches of tokens and of the surrogate; empty for the user's cache folder.
+    rows_at_once : sequences of one forward pass of the surrogate; 0 for 1 on a CPU, 4 elsewhere.
+    dataset : a .txt, .jsonl or .parquet file, a folder of them, gs://bucket/file, or a data set of the hub.
+    dataset_config, split : of the hub's data set.
+    max_tokens : tokens that are read at most, 0 for all.
+    validation_share : share of the sequences, the last ones, that are held out.
+    batch_size : sequences a device and micro-batch.
+    output_dir : folder or gs://bucket/prefix of checkpoints, log and model.
     """
 
-    online: SurrogateTopTokens | None
-    cached: tuple[np.ndarray, ...]
-    facts: dict[str, Any]
-    share: float = 0.0
+    base_model: str = _at("model.name_or_path", "gpt2")
+    model_dtype: str = _at("model.dtype", "float32")
+    gradient_checkpointing: bool = _at("model.gradient_checkpointing", False, machine=True)
+    init_from_scratch: bool = _at("model.init_from_scratch", False)
+    surrogate_model: str = _at("surrogate.name_or_path", "Qwen/Qwen3-0.6B")
+    surrogate_dtype: str = _at("surrogate.dtype", "bfloat16")
+    surrogate_k: int = _at("surrogate.k", 30)
+    probability_threshold: float = _at("surrogate.probability_threshold", 0.02)
+    surrogate_loss_weight_initial: float = _at("surrogate.loss_weight_initial", 1.0)
+    surrogate_loss_weight_final: float = _at("surrogate.loss_weight_final", 0.0)
+    surrogate_cache: str = _at("surrogate.cache", "none")
+    cache_dir: str = _at("surrogate.cache_dir", "", machine=True)
+    rows_at_once: int = _at("surrogate.rows_at_once", 0)
+    dataset: str = _at("data.dataset_name", "wikitext")
+    dataset_config: str = _at("data.dataset_config", "")
+    split: str = _at("data.split", "train")
+    text_column: str = _at("data.text_column", "text")
+    max_seq_length: int = _at("data.max_seq_length", 1024)
+    max_tokens: int = _at("data.max_tokens", 0)
+    validation_share: float = _at("data.validation_share", 0.05)
+    device: str = _at("training.device", "auto", machine=True)
+    tpu_cores: int = _at("training.tpu_cores", 0, machine=True)
+    tpu_num_hosts: int = _at("training.tpu_num_hosts", 1, machine=True)
+    num_epochs: int = _at("training.num_epochs", 3)
+    batch_size: int = _at("training.per_device_train_batch_size", 4, machine=True)  # the whole batch is of the run
+    gradient_accumulation_steps: int = _at("training.gradient_accumulation_steps", 4, machine=True)
+    learning_rate: float = _at("training.learning_rate", 1e-4)
+    weight_decay: float = _at("training.weight_decay", 0.01)
+    warmup_ratio: float = _at("training.warmup_ratio", 0.1)
+    max_grad_norm: float = _at("training.max_grad_norm", 1.0)
+    mixed_precision: str = _at("training.mixed_precision", "auto")
+    loss_type: str = _at("training.loss_type", "surrogate")
+    patience: int = _at("training.patience", 0)
+    seed: int = _at("training.seed", 0)
+    threads: int = _at("training.threads", 0, machine=True)
+    log_steps: int = _at("training.log_steps", 50, machine=True)
+    save_seconds: float = _at("training.save_seconds", 60.0, machine=True)
+    output_dir: str = _at("training.output_dir", "./outputs", machine=True)
+    wandb_project: str = _at("training.wandb_project", "", machine=True)
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        check_seed(self.seed)
+        choices = {"model_dtype": DTYPES, "surrogate_dtype": DTYPES, "surrogate_cache": ("none", "float32"),
+                   "device": DEVICES, "mixed_precision": PRECISIONS, "loss_type": KINDS}  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise SettingsError("Unknown value", where=name, got=repr(getattr(self, name)), wanted=", ".join(known))
+        at_least_1 = ("surrogate_k", "tpu_num_hosts", "batch_size", "gradient_accumulation_steps")
+        at_least_0 = ("rows_at_once", "max_tokens", "tpu_cores", "surrogate_loss_weight_initial",
+                      "surrogate_loss_weight_final")  # fmt: skip
+        bounds = dict.fromkeys(at_least_1, (1, math.inf)) | dict.fromkeys(at_least_0, (0, math.inf))
+        bounds |= {"max_seq_length": (2, math.inf), "probability_threshold": (0, 1), "validation_share": (1e-6, 1)}
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) < high:
+                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name),
+                                    wanted=f"at least {low}, below {high}")  # fmt: skip
+        halves = self.precision == "fp16" or (self.needs_surrogate and self.surrogate_dtype == "float16")
+        if self.device == "tpu" and halves:
+            raise SettingsError("A TPU has no fp16", where="mixed_precision", got="fp16", wanted="bf16 or no",
+                                next_step="--mixed_precision bf16; dtype bfloat16 of both models")  # fmt: skip
+
+    @property
+    def needs_surrogate(self) -> bool:
+        """False for the standard loss."""
+        return self.loss_type != "standard"
+
+    @property
+    def precision(self) -> str:
+        """Precision of the steps, as of `TrainSpec`."""
+        named = PRECISIONS[self.mixed_precision]
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(self.model_dtype, "auto") if named == "auto" else named
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes another run when it changes: all but the machine's own settings."""
+        return {
+            item.metadata["place"]: getattr(self, item.name) for item in fields(self) if not item.metadata["machine"]
+            and (self.needs_surrogate or not item.metadata["place"].startswith("surrogate."))
+        }  # fmt: skip
+
+
+def sdce_settings(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> SdceSettings:
+    """Return the defaults, overridden by the YAML file, overridden by the flags that are given (not None).
+
+    XLA_USE_BF16=1 in the environment stands for mixed_precision bf16 where neither names a precision.
+
+    flags : by name, with underscores; `standard_training` stands for loss_type standard.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    if given.pop("standard_training", False):
+        if given.get("loss_type", "standard") != "standard":
+            raise SettingsError("Two losses at once", where="standard_training", got=f"loss_type {given['loss_type']}",
+                                next_step="leave one of the two flags out")  # fmt: skip
+        given["loss_type"] = "standard"
+    values = ({} if config is None else _read_yaml(config)) | given
+    if values.get("mixed_precision", "auto") == "auto" and wants_bfloat16():
+        values["mixed_precision"] = "bf16"
+    return SdceSettings(**values)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Return the values in the sections of a YAML file, by name of the setting. Raises SettingsError."""
+    wanted = "YAML with sections model, surrogate, data, training"
+    text = files.read(check_file_exists(path.expanduser()), 1 << 16).decode(errors="replace")
+    try:
+        table = yaml.safe_load(text) or {}
+        given = {
+            f"{section}.{key}": value for section, values in table.items() for key, value in (values or {}).items()
+        }
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
+        raise SettingsError("These settings cannot be read", where=path, got=" ".join(str(error).split())[:200],
+                            wanted=wanted) from None  # fmt: skip
+    known = {item.metadata["place"]: item for item in fields(SdceSettings)}
+    for place in given:
+        if place not in known:
+            raise SettingsError("There is no such setting", where=path, got=repr(place), wanted=wanted,
+                                next_step=did_you_mean(place, known))  # fmt: skip
+    return {known[place].name: _number(value, known[place].type) for place, value in given.items()}
+
+
+def _number(value: Any, kind: object) -> Any:
+    """Return a number that YAML reads as a text, such as 1e-4, as a number where one is wanted."""
+    try:
+        return float(value) if kind is float and isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def run_sdce(
@@ -76,50 +204,92 @@ def run_sdce(
 
     With torchrun or on a TPU slice every process calls this; the first one writes.
     """
-    first = is_writing_process()
-    say = on_status if first else (lambda line: None)
-    spec, device = training_spec(settings)
+    say = on_status if is_writing_process() else (lambda line: None)
+    spec, device = _training_spec(settings)
     say(batch_arithmetic(settings, device.batch_share_count, on_tpu=device.kind == "xla"))
-    workspace = Workspace(root_of_output(settings.training.output_dir))
-    try:
-        run, done = agree_on_run(workspace, NAME, settings.identity() | {"batch": spec.batch}, device.processes, fresh)
-        if done is not None:
-            say(f"finished before: {run.folder}")
-            return done
-        with deterministic_device(device):
-            return _train(settings, spec, device, workspace, run, mirror, say)
-    finally:
-        if first:
-            workspace.push()
+    with open_recipe_run(
+        Workspace(root_of_output(settings.output_dir)), NAME, settings.identity() | {"batch": spec.batch},
+        asdict(settings), device, fresh=fresh, libraries=("transformers",), mirror=mirror,
+        project=settings.wandb_project, say=say,
+    ) as run:  # fmt: skip
+        if run.done is not None:
+            return run.done
+        length = settings.max_seq_length
+        base = load_causal_model(
+            settings.base_model, length, seed=spec.seed, from_scratch=settings.init_from_scratch
+        ).check(length)
+        train, held_out, fingerprint = _packed_text(settings, base, say)
+        online, cached, surrogate = (
+            _surrogate_tokens(settings, base, train, fingerprint, device, say)
+            if settings.needs_surrogate else (None, (), {})
+        )  # fmt: skip
+        feed, held_feed = _feed(device, [train, *cached]), _feed(device, [held_out])
+        loss = SurrogateLoss(
+            settings.loss_type, settings.surrogate_loss_weight_initial, settings.surrogate_loss_weight_final,
+            threshold=settings.probability_threshold, top_tokens=online,
+        )  # fmt: skip
+
+        def held_out_loss() -> float:
+            return evaluate_mean_loss(base.network, held_feed, next_token_loss, device, spec.eval_batch)
+
+        before = held_out_loss()
+        data = {"tokens": fingerprint, "rows": len(train), "surrogate": surrogate.get("weights", "")}
+        fit = run.train(
+            base.network, feed, loss, spec, Validation(held_out_loss), settings=settings.identity(), data=data
+        )
+        after = held_out_loss()
+        if not run.writes:
+            return {}
+        most = max(NGRAM_TOKENS // length, 1)
+        losses = ngram_losses(train[:most], held_out[:most], base.vocabulary)
+        least = int(np.argmin(losses))
+        write_folder(run.folder / "model", base.write)
+        facts = {
+            "loss_type": settings.loss_type, "loss": after, "perplexity": math.exp(min(after, 700.0)),
+            "loss_before": before, "ngram_order": least + 1, "ngram_loss": losses[least],
+            "ngram_perplexity": math.exp(losses[least]), "better_than_ngram": after < losses[least],
+            "batch": spec.batch, "sequences": len(train), "held_out": len(held_out),
+            "tokens_per_second": (fit.machine.get("rows_per_second") or 0.0) * length, "surrogate": surrogate,
+            "run_id": run.run.run_id, "model": str(run.folder / "model"),
+        }  # fmt: skip
+        return run.finish(facts, fit, ("loss", "perplexity", "ngram_loss", "best_epoch"))
 
 
-def training_spec(settings: SdceSettings) -> tuple[TrainSpec, Device]:
+def summary(result: dict[str, Any]) -> str:
+    """Return the result in a few lines."""
+    verdict = "better than" if result["better_than_ngram"] else "NOT better than"
+    return "\n".join([
+        f"{result['loss_type']}: held-out loss {result['loss']:.4f} nats a token, perplexity "
+        f"{result['perplexity']:.2f} (epoch {result['best_epoch']}; before training {result['loss_before']:.4f})",
+        f"{verdict} {result['ngram_order']}-grams: {result['ngram_loss']:.4f}, perplexity "
+        f"{result['ngram_perplexity']:.2f}",
+        f"model: {result['model']}",
+    ])  # fmt: skip
+
+
+def _training_spec(given: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
-    given = settings.training
     check_number_of_hosts(given.tpu_num_hosts)
-    common = {"device": DEVICES[given.device], "precision": settings.precision, "threads": given.threads}
-    device = pick_device(TrainSpec(**common))
-    accumulate = given.gradient_accumulation_steps
+    common = {"device": DEVICES[given.device], "precision": given.precision, "threads": given.threads}
+    device, accumulate = pick_device(TrainSpec(**common)), given.gradient_accumulation_steps
     spec = TrainSpec(
-        epochs=given.num_epochs, batch=given.per_device_train_batch_size * device.batch_share_count * accumulate,
+        epochs=given.num_epochs, batch=given.batch_size * device.batch_share_count * accumulate,
         accumulate=accumulate, lr=given.learning_rate, weight_decay=given.weight_decay, warmup=given.warmup_ratio,
         patience=given.patience, clip=given.max_grad_norm, seed=given.seed, log_steps=given.log_steps,
-        eval_batch=given.per_device_train_batch_size * device.chips, save_seconds=given.save_seconds,
-        recompute=settings.model.gradient_checkpointing, **common,
+        eval_batch=given.batch_size * device.chips, save_seconds=given.save_seconds,
+        recompute=given.gradient_checkpointing, **common,
     )  # fmt: skip
     return spec, device
 
 
-def batch_arithmetic(settings: SdceSettings, chips: int, *, on_tpu: bool) -> str:
+def batch_arithmetic(given: SdceSettings, chips: int, *, on_tpu: bool) -> str:
     """Format how many sequences and tokens a step has. chips : devices that were found."""
-    given = settings.training
-    each, parts = given.per_device_train_batch_size, given.gradient_accumulation_steps
-    total = each * chips * parts
+    each, parts = given.batch_size, given.gradient_accumulation_steps
+    total, named = each * chips * parts, given.tpu_cores * given.tpu_num_hosts
     line = (
         f"batch: {each} sequences a device x {chips} devices x {parts} accumulated = {total:,} sequences, "
-        f"{total * settings.data.max_seq_length:,} tokens a step"
+        f"{total * given.max_seq_length:,} tokens a step"
     )
-    named = given.tpu_cores * given.tpu_num_hosts
     if on_tpu and named and named != chips:
         line += (
             f" (--tpu_cores {given.tpu_cores} x --tpu_num_hosts {given.tpu_num_hosts} names {named}; this slice has "
@@ -128,55 +298,54 @@ def batch_arithmetic(settings: SdceSettings, chips: int, *, on_tpu: bool) -> str
     return line
 
 
-# ---------------------------------------------------------------------- what is trained, and on what
-
-
-def _pack(settings: SdceSettings, base: LanguageModel, say: Status) -> _Rows:
-    """Return the packed sequences of the text; the last share of them is held out."""
-    data = settings.data
-    source = open_text(data.dataset_name, data.dataset_config, data.split, data.text_column)
-    made_of = [source.fingerprint, base.tokenizer.fingerprint, data.max_seq_length, data.max_tokens]
+def _packed_text(given: SdceSettings, base: LanguageModel, say: Status) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return the packed sequences of the text, the last share of them apart, and a hash of what they are."""
+    source = open_text(given.dataset, given.dataset_config, given.split, given.text_column)
+    made_of = [source.fingerprint, base.tokenizer.fingerprint, given.max_seq_length, given.max_tokens]
     fingerprint = fingerprint_json(made_of)[:16]
-    folder = _cache_folder(settings) / f"tokens-{fingerprint}"
-    rows = pack_tokens(source, base.tokenizer, data.max_seq_length, folder, most=data.max_tokens)
-    held_out = max(round(len(rows) * data.validation_share), 1)
+    folder = _cache_folder(given) / f"tokens-{fingerprint}"
+    rows = pack_tokens(source, base.tokenizer, given.max_seq_length, folder, most=given.max_tokens)
+    held_out = max(round(len(rows) * given.validation_share), 1)
     if len(rows) <= held_out:
         raise SettingsError("Too little text to hold some out", where="data", got=f"{len(rows)} sequences",
                             wanted="at least 2", next_step="more text, or a smaller max_seq_length")  # fmt: skip
-    say(f"text: {len(rows):,} sequences of {data.max_seq_length} tokens, the last {held_out:,} held out")
-    cut = len(rows) - held_out
-    return _Rows(rows[:cut], rows[cut:], fingerprint)
+    say(f"text: {len(rows):,} sequences of {given.max_seq_length} tokens, the last {held_out:,} held out")
+    return rows[:-held_out], rows[-held_out:], fingerprint
 
 
-def _cache_folder(settings: SdceSettings) -> Path:
-    given = settings.surrogate.cache_dir
-    return Path(given).expanduser() if given else local_cache_folder(NAME)
+def _cache_folder(given: SdceSettings) -> Path:
+    return Path(given.cache_dir).expanduser() if given.cache_dir else local_cache_folder(NAME)
 
 
-def _load_surrogate(
-    settings: SdceSettings, base: LanguageModel, rows: _Rows, device: Device, say: Status
-) -> _Surrogate:
-    """Check the surrogate on the host, join the vocabularies, and cache its tokens where the settings want it."""
-    given, length = settings.surrogate, settings.data.max_seq_length
-    if device.kind == "xla" and given.dtype == "float16":
+def _surrogate_tokens(
+    given: SdceSettings, base: LanguageModel, rows: np.ndarray, fingerprint: str, device: Device, say: Status
+) -> tuple[SurrogateTopTokens | None, tuple[np.ndarray, ...], dict[str, Any]]:
+    """Check the surrogate on the host, join the vocabularies, and cache its tokens where the settings want it.
+
+    Returns the function that computes its tokens, or their caches, and facts.
+    """
+    if device.kind == "xla" and given.surrogate_dtype == "float16":
         raise SettingsError("A TPU has no fp16", where="surrogate.dtype", got="float16", wanted="bfloat16 or float32")
-    model = load_causal_model(given.name_or_path, length, seed=settings.training.seed, dtype=given.dtype).check(length)
+    length, k = given.max_seq_length, given.surrogate_k
+    model = load_causal_model(given.surrogate_model, length, seed=given.seed, dtype=given.surrogate_dtype).check(length)
     join = join_vocabularies(base.tokenizer, model.tokenizer, base.vocabulary, model.vocabulary)
-    say(f"vocabulary: {join.matched:,} of {join.size:,} tokens ({join.share:.1%}) of {base.name} are in {model.name}")
+    share = join.matched / join.size
+    say(f"vocabulary: {join.matched:,} of {join.size:,} tokens ({share:.1%}) of {base.name} are in {model.name}")
     join.check(base.name, model.name)
-    facts = {"weights": weights_fingerprint(model.network), "vocabulary_share": join.share,
-             "text_share": _share_of_text(join, rows.train)}  # fmt: skip
     at_once = given.rows_at_once or (1 if device.kind == "cpu" else 4)
-    top_tokens = SurrogateTopTokens(model.network, join, given.k, model.tokenizer.end, device, at_once)
-    share = _share_with_token(top_tokens, rows.train, given.probability_threshold, say)
-    if given.cache == "none":
-        return _Surrogate(top_tokens, (), facts, share)
-    made_of = [rows.fingerprint, len(rows.train), facts["weights"], model.tokenizer.fingerprint, given.k, at_once,
-               given.cache, device.kind]  # fmt: skip
-    folder = _cache_folder(settings) / f"surrogate-{fingerprint_json(made_of)[:16]}"
-    cached = cache_top_tokens(rows.train, top_tokens, folder, given.cache)
-    say(f"surrogate: {given.k} tokens a position cached in {folder}")
-    return _Surrogate(None, cached, facts, share)
+    top_tokens = SurrogateTopTokens(model.network, join, k, model.tokenizer.end, device, at_once)
+    facts = {
+        "weights": weights_fingerprint(model.network), "vocabulary_share": share,
+        "text_share": float((join.surrogate_of_base[rows[:1000].ravel()] >= 0).mean()),
+        "positions_with_token": _share_with_token(top_tokens, rows, given.probability_threshold, say),
+    }  # fmt: skip
+    if given.surrogate_cache == "none":
+        return top_tokens, (), facts
+    made_of = [fingerprint, len(rows), facts["weights"], model.tokenizer.fingerprint, k, at_once, device.kind]
+    folder = _cache_folder(given) / f"surrogate-{fingerprint_json(made_of)[:16]}"
+    cached = cache_top_tokens(rows, top_tokens, folder)
+    say(f"surrogate: {k} tokens a position cached in {folder}")
+    return None, cached, facts
 
 
 def _share_with_token(top_tokens: SurrogateTopTokens, rows: np.ndarray, threshold: float, say: Status) -> float:
@@ -192,10 +361,6 @@ def _share_with_token(top_tokens: SurrogateTopTokens, rows: np.ndarray, threshol
     return share
 
 
-def _share_of_text(join: VocabularyJoin, rows: np.ndarray) -> float:
-    return join.share_of_text(rows[:1000])
-
-
 def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
     """Return the loader of these rows, in memory where they are few, with a weight of 1 for each."""
     few = sum(part.nbytes for part in parts) <= IN_MEMORY
@@ -203,82 +368,44 @@ def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
     return BatchLoader(device, [*(np.array(part) if few else part for part in parts), weights], None if few else False)
 
 
-# ---------------------------------------------------------------------- the training
+def ngram_losses(train_NT: np.ndarray, held_out_NT: np.ndarray, vocabulary: int, most: int = 6) -> list[float]:
+    """Return the mean nats of tokens 1 .. T - 1 of held-out rows, as networks are scored, by 1-grams, 2-grams, ….
+
+    The cheapest baseline, interpolated with Witten-Bell weights: P(w | h) = (count(h w) + kinds(h) P(w | h')) /
+    (count(h) + kinds(h)), where kinds(h) is the number of different tokens seen after h, h' is h without its oldest
+    token, and before any context each token has 1 / V. Contexts do not cross rows. Orders go up to `most`, or as far as
+    an n-gram has a number of 63 bits.
+    """
+    base, losses = vocabulary + 1, list[float]()
+    orders = min(most, int(63 // math.log2(base)))
+    chance = np.full(held_out_NT.shape, 1.0 / vocabulary)
+    counted, scored = (_numbered_grams(rows, base, orders) for rows in (train_NT, held_out_NT))
+    for (contexts, grams), (context, gram) in zip(counted, scored, strict=True):
+        kept, first, counts = np.unique(grams, return_index=True, return_counts=True)
+        known, before = np.unique(contexts, return_counts=True)
+        kinds = np.bincount(np.searchsorted(known, contexts.ravel()[first]), minlength=len(known))
+        seen, total, different = (
+            _look_up(keys, values, wanted)
+            for keys, values, wanted in ((kept, counts, gram), (known, before, context), (known, kinds, context))
+        )
+        mixed = (seen + different * chance) / np.maximum(total + different, 1)
+        chance = np.where(total > 0, mixed, chance)
+        losses.append(float(-np.log(chance[:, 1:]).mean()))
+    return losses
 
 
-def _train(
-    settings: SdceSettings, spec: TrainSpec, device: Device, workspace: Workspace, run: RunFolder, mirror: str,
-    say: Status,
-) -> dict[str, Any]:  # fmt: skip
-    """Train or resume, evaluate, and store the result and the model."""
-    model = settings.model
-    base = load_causal_model(
-        model.name_or_path, settings.data.max_seq_length, seed=spec.seed, from_scratch=model.init_from_scratch
-    ).check(settings.data.max_seq_length)
-    rows = _pack(settings, base, say)
-    surrogate = (
-        _load_surrogate(settings, base, rows, device, say) if settings.needs_surrogate else _Surrogate(None, (), {})
-    )
-    feed, held_feed = _feed(device, [rows.train, *surrogate.cached]), _feed(device, [rows.held_out])
-    loss = SurrogateLoss(
-        settings.training.loss_type, settings.surrogate.loss_weight_initial, settings.surrogate.loss_weight_final,
-        threshold=settings.surrogate.probability_threshold, top_tokens=surrogate.online,
-    )  # fmt: skip
-    identity = {"model": NAME, "settings": settings.identity() | {"loop": spec.identity()},
-                "data": {"tokens": rows.fingerprint, "rows": len(rows.train), **surrogate.facts}}  # fmt: skip
-
-    def held_out_loss() -> float:
-        return evaluate_mean_loss(base.network, held_feed, next_token_loss, device, spec.eval_batch)
-
-    with ExitStack() as stack:
-        opened, checkpoints = stack.enter_context(open_run_of_process(
-            workspace, NAME, run, dataclasses.asdict(settings), device.processes, libraries=("transformers",),
-            threads=device.threads, mirror=mirror, project=settings.training.wandb_project,
-        ))  # fmt: skip
-        before = held_out_loss()
-        result = run_training_loop(
-            base.network, len(feed), feed, loss, spec, device, identity=identity, validation=Validation(held_out_loss),
-            callbacks=opened.callbacks if opened else (), checkpoints=checkpoints,
-        )  # fmt: skip
-        after = held_out_loss()
-        if opened is None:
-            return {}
-        facts = _result(settings, spec, base, rows, surrogate, result, before, after)
-        facts["inexact"] = merge_inexact_reasons(result.nondeterminism, opened.checkpoints.machine_differences)
-        write_folder(run.folder / "model", base.write)
-        facts |= {"run_id": run.run_id, "model": str(run.folder / "model")}
-        opened.finish(facts, {name: facts[name] for name in ("loss", "perplexity", "ngram_loss", "best_epoch")})
-    return facts
+def _numbered_grams(rows_NT: np.ndarray, base: int, orders: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return for each order the number of the context before each token, and of the context with it, int64 (N, T)."""
+    tokens_NT = rows_NT.astype(np.int64) + 1  # 0 stands before the row
+    found, contexts = list[tuple[np.ndarray, np.ndarray]](), np.zeros_like(tokens_NT)
+    for _ in range(orders):
+        grams = contexts * base + tokens_NT
+        found.append((contexts, grams))
+        contexts = np.pad(grams[:, :-1], ((0, 0), (1, 0)))
+    return found
 
 
-def _result(
-    settings: SdceSettings, spec: TrainSpec, base: LanguageModel, rows: _Rows, surrogate: _Surrogate,
-    result: ModelFitResult, before: float, after: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of the finished training; losses are mean nats a token of the held-out sequences."""
-    length = settings.data.max_seq_length
-    most = max(NGRAM_TOKENS // length, 1)
-    losses = NgramModel(rows.train[:most], base.vocabulary, ORDER).mean_losses(rows.held_out[:most])
-    order = int(np.argmin(losses))
-    return {
-        "loss_type": settings.training.loss_type, "loss": after, "perplexity": math.exp(min(after, 700.0)),
-        "loss_before": before, "ngram_order": order + 1, "ngram_loss": losses[order],
-        "ngram_perplexity": math.exp(losses[order]), "better_than_ngram": after < losses[order],
-        "best_epoch": result.best_epoch, "history": result.history, "exact": result.exact,
-        "batch": spec.batch, "sequences": len(rows.train), "held_out": len(rows.held_out),
-        "tokens_per_second": (result.machine.get("rows_per_second") or 0.0) * length,
-        "machine": result.machine, "resumed_step": result.resumed_step,
-        "surrogate": surrogate.facts and surrogate.facts | {"positions_with_token": surrogate.share},
-    }  # fmt: skip
-
-
-def summary(result: dict[str, Any]) -> str:
-    """Return the result in a few lines."""
-    verdict = "better than" if result["better_than_ngram"] else "NOT better than"
-    return "\n".join([
-        f"{result['loss_type']}: held-out loss {result['loss']:.4f} nats a token, perplexity "
-        f"{result['perplexity']:.2f} (epoch {result['best_epoch']}; before training {result['loss_before']:.4f})",
-        f"{verdict} {result['ngram_order']}-grams: {result['ngram_loss']:.4f}, perplexity "
-        f"{result['ngram_perplexity']:.2f}",
-        f"model: {result['model']}",
-    ])  # fmt: skip
+def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the value of each key, 0 where it is not there."""
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[place] == wanted, values[place], 0)

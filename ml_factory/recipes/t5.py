@@ -1,28 +1,51 @@
-"""T5 that writes a text's label: network, loss, generation and evaluation.
+"""recipe t5: a T5 that gives a text its label: read labelled texts, train on the project's loop, evaluate, write.
 
-B rows of a batch, T tokens of a text, L tokens of a label, V tokens of the vocabulary.
+B rows of a batch, T tokens of a text, C labels, L tokens of a label, V tokens of the vocabulary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.evaluation.class_plots import draw_class_results, draw_labelled_rows
 from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.lazy_module import LazyModule
-from ml_factory.recipes.language.causal_lm import BUILTIN, drawn_from, hub_errors
+from ml_factory.recipes.labelled_text import (
+    PARTS,
+    baseline_accuracies,
+    check_parts,
+    describe,
+    made_up_texts,
+    overview,
+    read_labelled_texts,
+    split_by_blocks,
+    unseen_rows,
+)
+from ml_factory.recipes.language_models import BUILTIN, drawn_from, hub_errors
+from ml_factory.recipes.run import is_writing_process, open_recipe_run, write_folder
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import Device
+from ml_factory.training.device import Device, pick_device
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
+from ml_factory.training.loop import Validation
+from ml_factory.training.spec import TrainSpec
 
-transformers = LazyModule("transformers")
+transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
 
+NAME, STEP = "t5", 8  # the length of rows is a multiple of STEP
 PAD, END = 0, 1
+_SPECIALS = ["<pad>", "</s>", "<unk>"]  # ids 0, 1, 2
 _PUBLISHED = {"d_kv": 64, "vocab_size": 32128}
 # Sizes that are known without a file: of the built-in networks, and of those that Google published.
 SIZES: dict[str, dict[str, int]] = {
@@ -32,6 +55,52 @@ SIZES: dict[str, dict[str, int]] = {
     "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, **_PUBLISHED},
     "t5-large": {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16, **_PUBLISHED},
 }
+Status = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class T5Settings:
+    """All settings of a run.
+
+    training : of the loop.
+    data : file that is split by blocks. validation_share, test_share : of its rows.
+    train, validation, test : files that are given apart.
+    made_up : number of made-up texts in their place, 0 for none.
+    model : builtin:tiny or small, t5-small to t5-large, a folder, a name at the hub.
+    from_scratch : random first weights, and a tokenizer trained from the training rows; always so for builtin.
+    vocabulary : pieces of that tokenizer, at most.
+    max_length : tokens of a text at most; longer ones are cut.
+    """
+
+    training: TrainSpec = field(default_factory=TrainSpec)
+    data: str = ""
+    train: str = ""
+    validation: str = ""
+    test: str = ""
+    validation_share: float = 0.1
+    test_share: float = 0.1
+    made_up: int = 0
+    model: str = f"{BUILTIN}tiny"
+    from_scratch: bool = False
+    vocabulary: int = 2000
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        share, whole = (0.0, 0.5), float("inf")
+        bounds = {"validation_share": share, "test_share": share, "vocabulary": (7, whole), "max_length": (1, whole)}
+        for name, (low, high) in bounds.items():
+            if not low < getattr(self, name) < high:
+                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name),
+                                    wanted=f"above {low}, below {high}")  # fmt: skip
+
+    @property
+    def is_new(self) -> bool:
+        """True where the weights are random at first."""
+        return self.from_scratch or self.model.startswith(BUILTIN)
+
+
+# ---------------------------------------------------------------------- the network
 
 
 class T5Network(nn.Module):
@@ -43,10 +112,36 @@ class T5Network(nn.Module):
 
     def forward(self, tokens_BT: Tensor, labels_BL: Tensor) -> Tensor:
         """Return logits (B, L, V) of each label's token, given the text and the label's earlier tokens."""
+        mask_BT = (tokens_BT != PAD).long()
+        return self._decoded(labels_BL, mask_BT, input_ids=tokens_BT)
+
+    @torch.no_grad()
+    def score_labels(self, tokens_BT: Tensor, labels_CL: Tensor) -> Tensor:
+        """Return the log probability of each label's text, (B, C), in shapes that a compiler builds once."""
+        mask_BT = (tokens_BT != PAD).long()
+        encoded = self.model.encoder(input_ids=tokens_BT, attention_mask=mask_BT).last_hidden_state
+        scores = []
+        for labels_L in labels_CL:
+            labels_BL = labels_L.expand(len(tokens_BT), -1)
+            logits_BLV = self._decoded(labels_BL, mask_BT, encoder_outputs=(encoded,)).float()
+            scores.append(-_nats(logits_BLV, labels_BL))
+        return torch.stack(scores, 1)
+
+    def _decoded(self, labels_BL: Tensor, mask_BT: Tensor, **text: Any) -> Tensor:
         earlier_BL = F.pad(labels_BL[:, :-1], (1, 0), value=PAD)  # T5 begins a text with padding
-        return self.model(
-            input_ids=tokens_BT, attention_mask=(tokens_BT != PAD).long(), decoder_input_ids=earlier_BL, use_cache=False
-        ).logits
+        return self.model(**text, attention_mask=mask_BT, decoder_input_ids=earlier_BL, use_cache=False).logits
+
+
+def _nats(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
+    """Return the nats of each label's text, (B,)."""
+    return (F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL, reduction="none") * (labels_BL != PAD)).sum(1)
+
+
+def label_loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+    """Return (sum of w * nats of a label's text, sum of w) of (tokens_BT, labels_BL, weight_B)."""
+    tokens_BT, labels_BL, weight_B = batch
+    nats_B = _nats(network(tokens_BT.long(), labels_BL.long()).float(), labels_BL.long())
+    return (nats_B * weight_B).sum(), weight_B.sum()
 
 
 def t5_config(name: str, vocabulary: int = 0) -> Any:
@@ -54,7 +149,7 @@ def t5_config(name: str, vocabulary: int = 0) -> Any:
 
     vocabulary : number of tokens of a network that begins from scratch.
     """
-    known = SIZES.get(name) or SIZES.get(name.removeprefix("google-t5/"))
+    known = SIZES.get(name.removeprefix("google-t5/"))
     if known is not None:
         sizes = {**known, **({"vocab_size": vocabulary} if vocabulary else {})}
         return transformers.T5Config(**sizes, decoder_start_token_id=PAD)
@@ -66,14 +161,13 @@ def t5_config(name: str, vocabulary: int = 0) -> Any:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     if config.model_type != "t5":
         raise SettingsError("This is no T5", where="model", got=f"{name}, a {config.model_type}", wanted="a T5")
-    if vocabulary:
-        config.vocab_size = vocabulary
+    config.vocab_size = vocabulary or config.vocab_size
     return config
 
 
 def new_t5(config: Any, seed: int) -> T5Network:
     """Return a T5 whose weights depend on the seed alone."""
-    with drawn_from(seed, "t5"):
+    with drawn_from(seed, NAME):
         return T5Network(transformers.T5ForConditionalGeneration(config))
 
 
@@ -85,93 +179,162 @@ def load_t5(name: str) -> T5Network:
             name, use_safetensors=True, dtype=torch.float32))  # fmt: skip
 
 
-def label_loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
-    """Return (sum of w * nats of a label's text, sum of w) of (tokens_BT, labels_BL, weight_B)."""
-    tokens_BT, labels_BL, weight_B = batch
-    labels_BL = labels_BL.long()
-    logits_BLV = network(tokens_BT.long(), labels_BL).float()
-    nats_BL = F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL, reduction="none") * (labels_BL != PAD)
-    return (nats_BL.sum(1) * weight_B).sum(), weight_B.sum()
+def train_tokenizer(texts: Sequence[str], vocabulary: int, positions: int) -> Any:
+    """Return a tokenizer of transformers with at most so many pieces, a function of the texts alone.
 
-
-@torch.no_grad()
-def write_labels(network: nn.Module, tokens_BT: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return the label texts that a greedy search finds, (B, length), and their log probabilities (B,).
-
-    Every step has the same shapes, so that a compiler builds one program a position.
+    The pieces are those of byte-pair encoding, whose trainer is deterministic; that of tokenizers for unigrams is not.
     """
-    model, mask_BT = network.model, (tokens_BT != PAD).long()
-    encoded = model.encoder(input_ids=tokens_BT, attention_mask=mask_BT).last_hidden_state
-    written = tokens_BT.new_full((len(tokens_BT), length + 1), PAD)
-    ended_B = torch.zeros(len(tokens_BT), dtype=torch.bool, device=tokens_BT.device)
-    score_B = encoded.new_zeros(len(tokens_BT), dtype=torch.float32)
-    for at in range(length):
-        logits_BV = model(
-            encoder_outputs=(encoded,), attention_mask=mask_BT, decoder_input_ids=written[:, :length], use_cache=False
-        ).logits[:, at].float()  # fmt: skip
-        likely_B, token_B = torch.log_softmax(logits_BV, -1).max(-1)
-        token_B = token_B.masked_fill(ended_B, PAD)  # a text that has ended stays as it is
-        score_B = score_B + likely_B.masked_fill(ended_B, 0.0)
-        written = written.index_copy(1, torch.tensor([at + 1], device=token_B.device), token_B[:, None])
-        ended_B = ended_B | (token_B == END)
-    return written[:, 1:], score_B
+    pad, end, unknown = _SPECIALS
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=unknown))
+    made.normalizer = tokenizers.normalizers.NFKC()
+    made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    made.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=_SPECIALS, show_progress=False))  # fmt: skip
+    made.post_processor = tokenizers.processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token=pad, eos_token=end, unk_token=unknown, model_max_length=positions
+    )
+
+
+# ---------------------------------------------------------------------- the data
 
 
 @dataclass(frozen=True)
-class LabelTexts:
-    """The tokens of each label, as the network writes them.
+class T5Data:
+    """Rows as the network reads them.
 
-    labels : texts. tokens_CL : int32, ended by END and padded.
+    labels, labels_CL : texts, and their tokens, ended by END and padded, int32.
+    length : tokens of a row, padded. fingerprint : of rows, tokens, labels.
     """
 
+    parts: Mapping[str, pd.DataFrame]
+    rows: Mapping[str, BatchLoader]
     labels: tuple[str, ...]
-    tokens_CL: np.ndarray
+    labels_CL: np.ndarray
+    tokenizer: Any
+    length: int
+    fingerprint: str
 
-    @classmethod
-    def of(cls, labels: tuple[str, ...], tokenizer: Any) -> "LabelTexts":
-        """Return the tokens of these labels. Raises SettingsError where two are the same tokens."""
-        ids = [tokenizer(label, add_special_tokens=False)["input_ids"] + [END] for label in labels]
-        tokens_CL = np.full((len(labels), max(map(len, ids))), PAD, np.int32)
-        for place, one in enumerate(ids):
-            tokens_CL[place, : len(one)] = one
-        if len(np.unique(tokens_CL, axis=0)) < len(labels):
-            raise SettingsError("Two labels are the same to the tokenizer", where="Label", got=", ".join(labels)[:100],
-                                next_step="name them in letters that the training texts have")  # fmt: skip
-        return cls(labels, tokens_CL)
+    def loss(self, network: nn.Module, part: str, device: Device, size: int) -> float:
+        """Return the mean nats of a label's text over a part's rows."""
+        return evaluate_mean_loss(network, self.rows[part], label_loss, device, size)
 
-    def rows(self, labels: tuple[str, ...]) -> np.ndarray:
-        """Return the tokens (N, L) of these labels."""
-        number = {label: at for at, label in enumerate(self.labels)}
-        return self.tokens_CL[[number[label] for label in labels]]
+    def predict(self, network: nn.Module, device: Device, size: int) -> tuple[list[str], np.ndarray]:
+        """Return the likeliest label of each test row, and its log probability."""
+        labels_CL = device.to_device(torch.from_numpy(self.labels_CL).long())
 
-    def read(self, written_NL: np.ndarray, tokenizer: Any) -> list[str]:
-        """Return the labels of these tokens; a text that is no label is returned as it is."""
-        known = {row.tobytes(): label for row, label in zip(self.tokens_CL, self.labels, strict=True)}
-        return [
-            known.get(np.ascontiguousarray(row, np.int32).tobytes()) or tokenizer.decode(row, skip_special_tokens=True)
-            for row in written_NL
-        ]
+        def forward(network: nn.Module, batch: tuple) -> Tensor:
+            return network.score_labels(batch[0].long(), labels_CL)
+
+        scores_NC = evaluate_network_outputs(network, self.rows["test"], device, size, forward).numpy()
+        return [self.labels[at] for at in scores_NC.argmax(1)], scores_NC.max(1)
 
 
-def mean_label_loss(network: nn.Module, rows: BatchLoader, device: Device, size: int) -> float:
-    """Return the mean nats of a label's text over all rows."""
-    return evaluate_mean_loss(network, rows, label_loss, device, size)
+def prepare_texts(settings: T5Settings, device: Device) -> T5Data:
+    """Read the texts as tokens, all rows of one length; a new tokenizer is trained from the training rows alone.
+
+    Raises SettingsError, FileError.
+    """
+    parts = _read_parts(settings)
+    labels = check_parts(parts)
+    if settings.is_new:
+        tokenizer = train_tokenizer([*parts["train"]["Text"], *labels], settings.vocabulary, settings.max_length)
+    else:
+        with hub_errors("The tokenizer", settings.model):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
+    labels_CL = _padded([tokenizer(label, add_special_tokens=False)["input_ids"] + [END] for label in labels])
+    if len(np.unique(labels_CL, axis=0)) < len(labels):
+        raise SettingsError("Two labels are the same to the tokenizer", where="Label", got=", ".join(labels)[:100],
+                            next_step="name them in letters that the training texts have")  # fmt: skip
+    ids = {
+        name: tokenizer(list(rows["Text"]), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
+        for name, rows in parts.items()
+    }
+    longest = max(len(row) for part in ids.values() for row in part)
+    length = min(-(-longest // STEP) * STEP, settings.max_length)
+    number = {label: at for at, label in enumerate(labels)}
+    rows = {
+        name: BatchLoader(device, [
+            _padded(ids[name], length), labels_CL[part["Label"].map(number)], np.ones(len(part), np.float32)
+        ])
+        for name, part in parts.items()
+    }  # fmt: skip
+    made_of = [{name: part.to_dict("list") for name, part in parts.items()}, tokenizer.backend_tokenizer.to_str()]
+    return T5Data(parts, rows, labels, labels_CL, tokenizer, length, fingerprint_json(made_of)[:16])
 
 
-def predict_labels(
-    network: nn.Module, rows: BatchLoader, device: Device, size: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the written tokens (N, L) and log probabilities (N,) of all rows."""
-
-    def forward(network: nn.Module, batch: tuple) -> Tensor:
-        written_BL, score_B = write_labels(network, batch[0].long(), length)
-        return torch.cat([written_BL.double(), score_B[:, None].double()], 1)
-
-    out = evaluate_network_outputs(network, rows, device, size, forward).double().numpy()
-    return out[:, :length].astype(np.int32), out[:, length]
+def _padded(rows: Sequence[Sequence[int]], length: int = 0) -> np.ndarray:
+    out = np.full((len(rows), length or max(map(len, rows))), PAD, np.int32)
+    for place, row in enumerate(rows):
+        out[place, : len(row)] = row
+    return out
 
 
-def score_labels(truth: list[str], predicted: list[str]) -> dict[str, Any]:
+def _read_parts(given: T5Settings) -> dict[str, pd.DataFrame]:
+    """Return train, validation and test."""
+    apart = {name: getattr(given, name) for name in PARTS}
+    if given.made_up or (given.data and not any(apart.values())):
+        rows = made_up_texts(given.made_up, given.training.seed) if given.made_up else read_labelled_texts(given.data)
+        return split_by_blocks(rows, given.validation_share, given.test_share)
+    if given.data or not all(apart.values()):
+        found = ", ".join(f"--{name}" for name, value in apart.items() if value)
+        raise SettingsError(
+            "Which texts?", where="--data", got=found or "none",
+            wanted="--data FILE.tsv, or --train, --validation and --test; columns Id, Text, Label",
+            next_step="give the files, or try it with --fake_data",
+        )  # fmt: skip
+    return {name: read_labelled_texts(address) for name, address in apart.items()}
+
+
+# ---------------------------------------------------------------------- the run
+
+
+def run_t5(
+    workspace: Workspace, settings: T5Settings, *, fresh: bool = False, on_status: Status = print, mirror: str = "off"
+) -> dict[str, Any]:
+    """Train, resume or load the finished run of these settings; return its result, as stored in result.json.
+
+    Raises SettingsError, FileError, CheckpointError.
+    """
+    say = on_status if is_writing_process() else (lambda line: None)
+    spec, device = settings.training, pick_device(settings.training)
+    data = prepare_texts(settings, device)
+    model = {name: getattr(settings, name) for name in ("model", "from_scratch", "vocabulary", "max_length")}
+    identity = {"model": model, "training": spec.identity(), "data": data.fingerprint}
+    with open_recipe_run(
+        workspace, NAME, identity, asdict(settings), device, fresh=fresh, libraries=("transformers", "tokenizers"),
+        mirror=mirror, say=say,
+    ) as run:  # fmt: skip
+        if run.done is not None:
+            return run.done
+        described = overview(data.parts)
+        say(f"{describe(described)}\nrows of {data.length} tokens; {len(data.tokenizer):,} pieces")
+        network = (new_t5(t5_config(settings.model, len(data.tokenizer)), spec.seed) if settings.is_new
+                   else load_t5(settings.model))  # fmt: skip
+        validation = Validation(lambda: data.loss(network, "validation", device, spec.eval_batch))
+        fit = run.train(
+            network, data.rows["train"], label_loss, spec, validation, settings=model, data=data.fingerprint
+        )
+        predicted, scores = data.predict(network, device, spec.eval_batch)
+        if not run.writes:
+            return {}
+        test, new = data.parts["test"], unseen_rows(data.parts, "test")
+        truth, labels = test["Label"].to_numpy(), np.array(predicted, object)
+        facts = {
+            "recipe": NAME, "run_id": run.run.run_id, "folder": str(run.folder), "settings": asdict(settings),
+            "data": data.fingerprint, "labels": list(data.labels), "length": data.length,
+            "pieces": len(data.tokenizer), "overview": described, **class_scores(truth, labels),
+            "unseen": class_scores(truth[new], labels[new]) if new.any() else None,
+            "baselines": baseline_accuracies(data.parts["train"], test), "stopped_early": fit.stopped_early,
+            "compiles": fit.compiles,
+        }  # fmt: skip
+        write_folder(run.folder / "model", lambda folder: save_t5(network, data.tokenizer, folder))
+        _write_results(run.folder, facts | {"history": fit.history}, data.parts, predicted, scores)
+        run.finish(facts, fit, ("accuracy", "macro_f1"))
+    return facts
+
+
+def class_scores(truth: Sequence[str], predicted: Sequence[str]) -> dict[str, Any]:
     """Return accuracy with its 95 % interval, and macro F1."""
     right = sum(one == other for one, other in zip(truth, predicted, strict=True))
     return {"accuracy": accuracy(truth, predicted), "interval": wilson_interval(right, len(truth)),
@@ -182,3 +345,40 @@ def save_t5(network: T5Network, tokenizer: Any, folder: Path) -> None:
     """Write network and tokenizer as transformers reads them."""
     network.model.cpu().save_pretrained(str(folder), safe_serialization=True)
     tokenizer.save_pretrained(str(folder))
+
+
+def _write_results(
+    folder: Path, facts: Mapping[str, Any], parts: Mapping[str, pd.DataFrame], predicted: list[str], scores: np.ndarray
+) -> None:
+    """Write predictions.tsv, results.tsv, overview.png and results.png."""
+    test, baselines = parts["test"], facts["baselines"]
+    rows = test[["Id", "Label"]].assign(Predicted=predicted, LogProbability=np.round(scores, 6))
+    own = (NAME, facts["rows"], facts["accuracy"], *facts["interval"], facts["macro_f1"])
+    others = [(name, facts["rows"], share, None, None, None) for name, share in baselines.items()]
+    table = pd.DataFrame([own, *others], columns=["Model", "Rows", "Accuracy", "Low", "High", "MacroF1"])
+    for name, frame in (("predictions.tsv", rows), ("results.tsv", table.round(6))):
+        files.write(folder / name, frame.to_csv(sep="\t", index=False).encode())
+    lengths = {
+        name: {str(label): one.str.len().tolist() for label, one in part.groupby("Label")["Text"]}
+        for name, part in parts.items()
+    }
+    bars = {"T5": facts["accuracy"], **baselines}
+    for name, figure in (
+        ("overview.png", draw_labelled_rows(lengths, "Texts by label", "characters of a text")),
+        ("results.png", draw_class_results(facts["history"], test["Label"], predicted, bars, "T5 on the test rows")),
+    ):
+        files.replace(folder / name, lambda target, figure=figure: figure.savefig(target, format="png", dpi=110))
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """Return the result in a few lines."""
+    baselines, (low, high) = facts["baselines"], facts["interval"]
+    best = max(baselines, key=baselines.get)
+    lines = [
+        f"accuracy {facts['accuracy']:.2%} ({low:.2%} to {high:.2%}), macro F1 {facts['macro_f1']:.4f} of "
+        f"{facts['rows']:,} test rows",
+        "baselines: " + ", ".join(f"{name} {value:.2%}" for name, value in baselines.items()),
+    ]
+    if baselines[best] >= low:
+        lines.append(f"NOT clearly better than {best}, which costs next to nothing")
+    return "\n".join([*lines, f"results: {facts['folder']}"])

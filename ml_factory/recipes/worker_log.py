@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
+import tensorboardX
 import torch
 
-from ml_factory.recipes.event_file import EventFile
-from ml_factory.recipes.recipe_run import is_writing_process, tpu_host
+from ml_factory.recipes.run import is_writing_process, tpu_host
+from ml_factory.storage.mirror import Mirror
 from ml_factory.training.device import Device
 
 _NEW_SHARE = 0.6  # of the newest rate in its moving average
@@ -23,29 +24,31 @@ _NEW_SHARE = 0.6  # of the newest rate in its moving average
 class WorkerLog:
     """Callback of the training loop that prints and writes the log of this process, and TensorBoard events of rank 0.
 
-    folder : of worker-N.log (N the rank, on a TPU slice the host) and events; uploading it is the caller's.
+    folder : of worker-N.log (N the rank, on a TPU slice the host) and events; or gs://, where they are copied to after
+        every epoch, and a log that another machine began is continued.
     samples : of an epoch, of all replicas together.
     batch : samples of a step, of all replicas together.
     every : steps between two lines.
-    clock : returns seconds.
     """
 
     def __init__(
-        self, folder: Path, device: Device, *, samples: int, batch: int, every: int,
-        emit: Callable[[str], object] = print, clock: Callable[[], float] = time.time,
+        self, folder: str | Path, device: Device, *, samples: int, batch: int, every: int,
+        emit: Callable[[str], object] = print,
     ):  # fmt: skip
         shares = device.batch_share_count
         self.device, self.samples, self.batch, self.every = device, samples, max(batch // shares, 1) * shares, every
-        self._emit, self._clock = emit, clock
+        self._emit, self._bucket = emit, Mirror(str(folder).rstrip("/")) if str(folder).startswith("gs://") else None
+        self.folder = self._bucket.folder if self._bucket else Path(folder).expanduser()
+        if self._bucket:
+            self._bucket.pull()
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.worker = tpu_host() or int(os.environ.get("GROUP_RANK") or 0)
         self.address = _own_address()
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"worker-{tpu_host() or device.processes.rank}.log"
-        self._events = EventFile(folder) if is_writing_process() else None
-        self.accuracies: list[float] = []
+        self.path = self.folder / f"worker-{tpu_host() or device.processes.rank}.log"
+        self._events = tensorboardX.SummaryWriter(str(self.folder)) if is_writing_process() else None
+        self.accuracies: list[float] = []  # of finished epochs, those of earlier sessions included
         self.rates: list[float] = []
-        self.seconds = 0.0
-        self._rate = 0.0
+        self.seconds = self._rate = 0.0
         self._begin_epoch()
 
     def remember(self, past: Iterable[Mapping]) -> None:
@@ -55,7 +58,7 @@ class WorkerLog:
         self._begin_epoch()
 
     def log_steps(self, epoch: int, step: int, loss: float) -> None:
-        now, replicas = self._clock(), self.device.batch_share_count
+        now, replicas = time.time(), self.device.batch_share_count
         if self._from_step is None:  # the first line of an epoch, or of a session that resumes in one
             self._from_step = self._last_step = max(step - self.every, 0)
         rate = (step - self._last_step) * self.batch / replicas / max(now - self._last, 1e-9)
@@ -68,28 +71,29 @@ class WorkerLog:
         )
         self._record(self._steps_until(epoch - 1) + step, {"train/loss": loss, "train/rate": self._rate})
 
-    def __call__(self, epoch: int, metrics: Mapping) -> None:
-        """Log the evaluation of an epoch (from 1)."""
-        self._keep(metrics)
-        self._say(f"[{self.worker}] Epoch {epoch} test end {_hour(self._clock())}, "
-                  f"Loss={metrics['val_loss']:.5f}, Accuracy={metrics['accuracy']:.2%}")  # fmt: skip
-        self._record(self._steps_until(epoch), {"test/loss": metrics["val_loss"], "test/accuracy": metrics["accuracy"]})
-        self._begin_epoch()
-
-    def end_training(self, epoch: int) -> None:
+    def end_training(self) -> None:
         """Log the end of an epoch's steps, before it is evaluated."""
-        now, processes = self._clock(), self.device.processes
+        epoch, now, processes = len(self.accuracies) + 1, time.time(), self.device.processes
         seconds = now - self._began
         steps = self._steps_until(epoch) - self._steps_until(epoch - 1) - (self._from_step or 0)
-        samples = steps * self.batch // self.device.batch_share_count
         rate = steps * self.batch / max(seconds, 1e-9) / processes.world
         total = float(processes.all_reduce_sum(self.device.to_device(torch.tensor([rate]))))
         self.rates.append(total)
         self._say(
-            f"[{self.worker}] Epoch {epoch} train end {_hour(now)}, Epoch Time={_span(seconds)}, "
-            f"Replica Train Samples={samples}, Reduced GlobalRate={total:.2f}"
+            f"[{self.worker}] Epoch {epoch} train end {_hour(now)}, Epoch Time={_span(seconds)}, Replica Train Samples="
+            f"{steps * self.batch // self.device.batch_share_count}, Reduced GlobalRate={total:.2f}"
         )
         self._record(self._steps_until(epoch), {"train/global_rate": total})
+
+    def __call__(self, epoch: int, metrics: Mapping) -> None:
+        """Log the evaluation of an epoch (from 1)."""
+        self._keep(metrics)
+        self._say(f"[{self.worker}] Epoch {epoch} test end {_hour(time.time())}, "
+                  f"Loss={metrics['val_loss']:.5f}, Accuracy={metrics['accuracy']:.2%}")  # fmt: skip
+        self._record(self._steps_until(epoch), {"test/loss": metrics["val_loss"], "test/accuracy": metrics["accuracy"]})
+        if self._bucket:
+            self._bucket.push_in_background()
+        self._begin_epoch()
 
     def end(self) -> dict:
         """Log the totals and return them: seconds, accuracy (best of all epochs), rate."""
@@ -103,12 +107,19 @@ class WorkerLog:
         self._say(f"[{self.worker}] Avg. Global Rate: {facts['samples_per_second']:.2f} examples per second")
         return facts
 
+    def close(self) -> None:
+        """Close the events, and copy everything to the bucket."""
+        if self._events is not None:
+            self._events.close()
+        if self._bucket:
+            self._bucket.push()
+
     def _keep(self, epoch: Mapping) -> None:
         self.accuracies.append(epoch["accuracy"])
         self.seconds += epoch["seconds"]
 
     def _begin_epoch(self) -> None:
-        self._began = self._last = self._clock()
+        self._began = self._last = time.time()
         self._from_step: int | None = None
         self._last_step = 0
 
@@ -117,7 +128,9 @@ class WorkerLog:
 
     def _record(self, step: int, scalars: Mapping[str, float]) -> None:
         if self._events is not None:
-            self._events.add(step, scalars)
+            for name, value in scalars.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()  # a killed run loses none before
 
     def _say(self, line: str) -> None:
         self._emit(line)

@@ -1,6 +1,5 @@
 """Settings of a TPU slice: the guides' variables, read from the environment and from one flat YAML file."""
 
-import math
 import os
 import re
 import shlex
@@ -10,10 +9,10 @@ from pathlib import Path
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
-from ml_factory.tpu.accelerators import Accelerator, parse_accelerator
 
-_LARGEST = 1 << 16  # bytes of a settings file
+yaml = LazyModule("yaml")
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # variable -> (default or None where it must be given, pattern of its value, what it is)
 VARIABLES: dict[str, tuple[str | None, str, str]] = {
@@ -64,6 +63,14 @@ RETIRED_WORDS = {
 _ALIASES = {"XLA_USEBF16": "XLA_USE_BF16", "WANDB_API_KEY_SECRET": "WANDB_SECRET"}
 
 
+# generation -> (what its number counts: TensorCores, 2 a chip, or chips; most chips of one worker; runtime version)
+# cloud.google.com/tpu/docs/v2 to v6e, and cloud.google.com/tpu/docs/runtimes
+GENERATIONS = {
+    **dict.fromkeys(("v2", "v3", "v4"), (2, 4, "tpu-ubuntu2204-base")), "v5p": (2, 4, "v2-alpha-tpuv5"),
+    "v5litepod": (1, 8, "v2-alpha-tpuv5-lite"), "v6e": (1, 8, "v2-alpha-tpuv6e"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class SliceSettings:
     """Settings of one slice.
@@ -83,9 +90,16 @@ class SliceSettings:
         return self.values[name] == "true"
 
     @property
-    def accelerator(self) -> Accelerator:
-        """Facts of the accelerator type."""
-        return parse_accelerator(self["ACCELERATOR_TYPE"])
+    def chips(self) -> int:
+        """Chips of the slice: in v4-32 the number counts TensorCores, in v6e-8 chips."""
+        generation, _, number = self["ACCELERATOR_TYPE"].partition("-")
+        return max(int(number) // GENERATIONS[generation][0], 1)
+
+    @property
+    def workers(self) -> int:
+        """Workers of the slice; a larger one has 4 chips on each."""
+        generation = self["ACCELERATOR_TYPE"].partition("-")[0]
+        return 1 if self.chips <= GENERATIONS[generation][1] else self.chips // 4
 
     @property
     def request(self) -> str:
@@ -93,20 +107,20 @@ class SliceSettings:
         return f"{self['TPU_NAME']}-qr"
 
     @property
-    def region(self) -> str:
-        """Region of the zone, where the bucket lies."""
-        return self["ZONE"].rpartition("-")[0]
-
-    @property
     def secret(self) -> str:
         """Name of the secret with the key of W&B, or "" without one."""
         return self["WANDB_SECRET"] or (f"{self['TPU_NAME']}-wandb-api-key" if self.key else "")
 
+    def describe(self) -> str:
+        """Return chips, workers and, where a price was given, the price of an hour."""
+        text, price = f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers", self._price
+        if not price:
+            return f"{text}; price unknown: give PRICE_PER_CHIP_HOUR (cloud.google.com/tpu/pricing)"
+        return f"{text}; {self.chips * float(price):.2f} an hour at {price} a chip and hour"
+
     @property
-    def price(self) -> float | None:
-        """Price of a chip for an hour, or None."""
-        text = self["PRICE_PER_CHIP_HOUR"]
-        return float(text) if text and math.isfinite(float(text)) else None
+    def _price(self) -> str:
+        return self["PRICE_PER_CHIP_HOUR"]
 
     def command_words(self) -> list[str]:
         """Return the words of the training's command. Raises SettingsError for an open quote."""
@@ -119,74 +133,49 @@ class SliceSettings:
 def read_settings(path: Path | None) -> SliceSettings:
     """Return the settings of the environment and of the file, which wins. Raises SettingsError, BarsError."""
     given = {_ALIASES.get(name, name): os.environ[name] for name in (*VARIABLES, *_ALIASES) if os.environ.get(name)}
-    if path is not None:
-        given |= parse_flat_yaml(
-            files.read(check_file_exists(path.expanduser()), _LARGEST).decode(errors="replace"), path
-        )
+    given |= _read_file(path) if path is not None else {}
     where = path or "environment"
     missing = [name for name, (default, _, _) in VARIABLES.items() if default is None and not given.get(name)]
     if missing:
-        raise SettingsError(
-            "Settings of the slice are missing",
-            where=where,
-            got="no " + ", ".join(missing),
-            next_step="export them, or write NAME: value lines and give --config FILE",
-        )
+        raise SettingsError("Settings of the slice are missing", where=where, got="no " + ", ".join(missing),
+                            next_step="export them, or write NAME: value lines and give --config FILE")  # fmt: skip
     values = {name: given.get(name) or default or "" for name, (default, _, _) in VARIABLES.items()}
     for name, text in values.items():
-        _check_value(name, text, where)
-    if not 1 <= len(values["TPU_NAME"]) <= 40:
-        raise SettingsError("This name is too long", where="TPU_NAME", wanted="40 characters at most")
-    key = values.pop("WANDB_API_KEY")
-    settings = SliceSettings(values, key)
-    values["ACCELERATOR_TYPE"] = settings.accelerator.kind
-    values["RUNTIME_VERSION"] = values["RUNTIME_VERSION"] or settings.accelerator.runtime
-    if key and key in values["COMMAND"]:
+        default, pattern, wanted = VARIABLES[name]
+        if (text or default) and not re.fullmatch(pattern, text):
+            got = "[a text of another form]" if name == "WANDB_API_KEY" else repr(text[:80])
+            raise SettingsError(f"{name} cannot be used", where=where, got=got, wanted=wanted)
+    kind = re.sub("^v5e-", "v5litepod-", values["ACCELERATOR_TYPE"])
+    if kind.partition("-")[0] not in GENERATIONS:
+        raise SettingsError("Unknown accelerator type", where="ACCELERATOR_TYPE", got=repr(kind),
+                            wanted=", ".join(f"{known}-N" for known in GENERATIONS), next_step="for example v4-32 or"
+                            " v6e-8")  # fmt: skip
+    values |= {"ACCELERATOR_TYPE": kind,
+               "RUNTIME_VERSION": values["RUNTIME_VERSION"] or GENERATIONS[kind.partition("-")[0]][2]}  # fmt: skip
+    settings = SliceSettings(values, values.pop("WANDB_API_KEY"))
+    if settings.key and settings.key in values["COMMAND"]:
         raise SettingsError("A key never stands on a command line", where="COMMAND", next_step="leave it out")
     for word in settings.command_words():
         if word in RETIRED_WORDS:
             raise SettingsError(RETIRED_WORDS[word], where="COMMAND", got=word, next_step="give the training alone")
-    if not settings.command_words():
-        raise SettingsError("There is no command", where="COMMAND", next_step="name the training")
     return settings
 
 
-def _check_value(name: str, text: str, where: object) -> None:
-    default, pattern, wanted = VARIABLES[name]
-    if text == "" and default == "":
-        return
-    if not re.fullmatch(pattern, text):
-        got = "[a text of another form]" if name == "WANDB_API_KEY" else repr(text[:80])
-        raise SettingsError(f"{name} cannot be used", where=where, got=got, wanted=wanted)
-
-
-def parse_flat_yaml(text: str, where: object) -> dict[str, str]:
-    """Return the values of lines NAME: value, with comments and quotes, by name. Raises SettingsError.
-
-    Of YAML, only a flat table of scalars is read: no lists, tables, anchors, tags or texts of several lines.
-    """
+def _read_file(path: Path) -> dict[str, str]:
+    """Return the values of a flat YAML file by name, all of them as they are written. Raises SettingsError."""
+    text = files.read(check_file_exists(path.expanduser()), 1 << 16).decode(errors="replace")
+    try:
+        table = yaml.load(text, Loader=yaml.BaseLoader)  # texts alone: TORCH_VERSION 2.10 is no number
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SettingsError("These settings cannot be read", where=path, got=" ".join(str(error).split())[:200],
+                            wanted="lines NAME: value") from None  # fmt: skip
     found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#") or line.strip() == "---":
-            continue
-        match = re.fullmatch(
-            r"""([A-Za-z_]\w{0,60})[ ]*:(?:[ ]+(?:"([^"\\]*)"|"""
-            r"""'([^']*)'|([^\s"'\[{&*!|>%@`#-].*?|-?[\w.][^#]*?)))?[ ]*(?:[ ]\#.*)?""",
-            line,
-        )
-        place = f"{where}, line {number}"
-        if match is None:
-            raise SettingsError("This line is no setting", where=place, got=repr(line[:80]), wanted="NAME: value")
-        name = match[1].upper()
+    for given, value in table.items() if isinstance(table, dict) else [(table, None)]:
+        name = _ALIASES.get(str(given).upper(), str(given).upper())
         if name in RETIRED:
-            raise SettingsError(f"{name} is retired: {RETIRED[name]}", where=place)
-        name = _ALIASES.get(name, name)
-        if name not in VARIABLES:
-            raise SettingsError(
-                "There is no such setting", where=place, got=match[1], next_step=did_you_mean(name, sorted(VARIABLES))
-            )
-        if name in found:
-            raise SettingsError("This setting stands twice", where=place, got=name)
-        value = next((one for one in match.groups()[1:] if one is not None), "")
+            raise SettingsError(f"{name} is retired: {RETIRED[name]}", where=path)
+        if name not in VARIABLES or not isinstance(value, str):
+            raise SettingsError("There is no such setting", where=path, got=repr(given)[:80], wanted="NAME: value",
+                                next_step=did_you_mean(name, sorted(VARIABLES)))  # fmt: skip
         found[name] = value.lower() if value.lower() in ("true", "false") else value
     return found

@@ -79,7 +79,7 @@ state)
   elif [ -f pid ]; then echo "ML_FACTORY_WORKER died"
   else echo "ML_FACTORY_WORKER idle"; fi
   ;;
-log) if [ -f train.log ]; then tail -n "${2:-100}" train.log; fi ;;
+log) if [ -f train.log ]; then tail -n "${2:-100}" train.log; fi ;;  # +N: from line N on
 stop)
   if is_alive; then
     kill -TERM -- "-$(cat pid)"
@@ -118,7 +118,7 @@ def worker_script(settings: SliceSettings) -> str:
         "WANTED": shlex.quote(f"{' '.join(packages)} {library}"),
         "PACKAGES": shlex.join(packages),
         "METADATA": shlex.quote(METADATA),
-        "WORKERS": str(settings.accelerator.workers),
+        "WORKERS": str(settings.workers),
         "INDEX": shlex.quote(LIBTPU_INDEX),
         "LIBRARY": shlex.quote(library),
         "SECRET": shlex.quote(settings.secret),

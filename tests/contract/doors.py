@@ -105,8 +105,8 @@ from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, check_model, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
-from ml_factory.recipes.shard_sources import local_shards
 from ml_factory.recipes.shard_writer import array_samples, write_shards
+from ml_factory.recipes.shards import local_shards
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror

@@ -1,6 +1,5 @@
 """Order of samples in shards: each once an epoch, with any numbers of ranks; broken shards are named."""
 
-import tarfile
 from collections import Counter
 
 import numpy as np
@@ -70,15 +69,15 @@ def test_plan_of_files_and_of_counts_gives_keys_and_refuses_ranks_outside(images
 def images(tmp_path):
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=generator.integers(0, 256, (25, 8, 8, 3), np.uint8), y=np.arange(25) % 5)
-    write_shards(array_samples(tmp_path / "a.npz", "", 0), tmp_path / "in", 10, "s")
+    write_shards(array_samples(tmp_path / "a.npz", ""), tmp_path / "in", 10, "s", 0)
     return tmp_path / "in", 25
 
 
 def test_index_of_shard_cut_off_anywhere_is_refused_and_never_shorter(images):
     folder, _ = images
     path = folder / "s-000000.tar"
-    data, whole = path.read_bytes(), len(index_shard(path).keys)
-    last = max(offset + size for parts in index_shard(path).members for offset, size in parts.values())
+    data, whole = path.read_bytes(), len(index_shard(path))
+    last = max(offset + size for parts in index_shard(path).values() for offset, size in parts.values())
     for length in (0, 100, 512, 1024, 1536, last // 2 // 512 * 512, last - 1, last, -(-last // 512) * 512):
         path.write_bytes(data[:length])
         with pytest.raises(FactoryError, match=r"This shard (is broken|has no sample).*s-000000\.tar"):
@@ -88,17 +87,7 @@ def test_index_of_shard_cut_off_anywhere_is_refused_and_never_shorter(images):
     with pytest.raises(FactoryError, match="broken"):
         index_shard(path)
     path.write_bytes(data)
-    assert len(index_shard(path).keys) == whole
-
-
-def test_index_names_samples_without_class_or_image(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"1")
-    (tmp_path / "b.cls").write_bytes(b"1")
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
-        for name in ("a.png", "b.cls"):
-            tar.add(tmp_path / name, name)
-    found = index_shard(tmp_path / "x.tar", ("png",))
-    assert found.keys == () and [one.split(": ")[1] for one in found.broken] == ["a", "b"]
+    assert len(index_shard(path)) == whole
 
 
 def test_sources_expand_braces_and_folders_and_name_a_missing_shard(images):
@@ -110,7 +99,7 @@ def test_sources_expand_braces_and_folders_and_name_a_missing_shard(images):
         local_shards(f"{folder}/s-{{000000..000003}}.tar")
 
 
-def test_pipe_source_runs_only_where_allowed_and_without_a_shell(images, tmp_path, monkeypatch):
+def test_pipe_source_runs_only_where_allowed(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder, _ = images
     address = f"pipe:cat {folder}/s-{{000000..000001}}.tar"
@@ -120,10 +109,5 @@ def test_pipe_source_runs_only_where_allowed_and_without_a_shell(images, tmp_pat
         local_shards("pipe:gsutil cat gs://b/t-{000000..000001}.tar")
     kept = local_shards(address, allow_pipe=True)
     assert [path.read_bytes() for path in kept] == [path.read_bytes() for path in sorted(folder.glob("*.tar"))[:2]]
-    for refused in ("cat a.tar | tee b", "cat a.tar; touch b", "cat $HOME/a.tar", "cat `a`"):
-        with pytest.raises(FactoryError, match="without a shell"):
-            local_shards(f"pipe:{refused}", allow_pipe=True)
-    with pytest.raises(FactoryError, match="exit code"):
+    with pytest.raises(FactoryError, match="This command failed"):
         local_shards(f"pipe:cat {folder}/none.tar", allow_pipe=True)
-    with pytest.raises(FactoryError, match="cannot be run"):
-        local_shards("pipe:no-such-program-here a", allow_pipe=True)

@@ -8,11 +8,11 @@ import math
 
 import pytest
 import torch
+from ml_factory.recipes.torchvision_operators import declare_missing_operators
 from torch import nn
 
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
-from ml_factory.recipes.torchvision_operators import declare_missing_operators
 
 B, T, F, S = 5, 32, 6, 4
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours

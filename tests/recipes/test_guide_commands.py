@@ -15,8 +15,8 @@ import pytest
 
 from ml_factory import cli
 from ml_factory.errors import SettingsError
-from ml_factory.recipes import image_training, sdce_run
-from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.recipes import resnet50, sdce_run
+from ml_factory.recipes.shards import local_shards
 from ml_factory.tpu.settings import VARIABLES, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +140,7 @@ def test_guides_script_of_slices_is_the_verb_tpu(clean, tmp_path):
 
 def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(clean):
     seen = []
-    clean.setattr(image_training, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
+    clean.setattr(resnet50, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
         "accuracy": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}]})  # fmt: skip
     for name, value in EXPORTS.items():
         clean.setenv(name, os.path.expandvars(value))
@@ -150,14 +150,13 @@ def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(
         cli.run(["recipe", "resnet50", *given])
     flags, environment = seen
     assert flags == environment and flags.training.precision == "bf16"
-    assert flags.sources.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
+    assert flags.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
     assert (flags.training.epochs, flags.training.batch, flags.training.eval_batch) == (5, 128, 64)
-    assert (flags.sources.workers, flags.sources.train_size, flags.sources.test_size) == (8, 1_280_000, 50_000)
-    outputs = flags.outputs
-    assert (outputs.save_model, outputs.model_bucket) == ("/tmp/model-chkpt.pt", "tpu-demo")
-    assert outputs.logdir == "gs://tpu-demo/log-20261124"
+    assert (flags.workers, flags.train_size, flags.test_size) == (8, 1_280_000, 50_000)
+    assert (flags.save_model, flags.model_bucket) == ("/tmp/model-chkpt.pt", "tpu-demo")
+    assert flags.logdir == "gs://tpu-demo/log-20261124"
     with pytest.raises(SettingsError, match=r"give gs://tpu-demo/train/cifar-train-000000\.tar as it is"):
-        local_shards(flags.sources.train)
+        local_shards(flags.train)
 
 
 @pytest.mark.parametrize(("command", "message"), RETIRED.items())

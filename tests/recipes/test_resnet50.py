@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import struct
 import sys
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 import torch
 
 from ml_factory.errors import FactoryError
-from ml_factory.recipes.event_file import EventFile, crc32c
-from ml_factory.recipes.image_batches import ImageBatches, ShardSamples
-from ml_factory.recipes.image_training import ImageOutputs, train_resnet50
-from ml_factory.recipes.resnet50 import ResNetSpec, build_resnet50
+from ml_factory.recipes.images import ImageBatches, ShardSamples
+from ml_factory.recipes.resnet50 import ResNetSettings, build_resnet50, train_resnet50
+from ml_factory.storage.serialization import write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
 from tests.recipes.image_cases import settings_of, weights_of
@@ -44,13 +42,13 @@ class Stopped(Exception):
 def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its_names():
     from torchvision.models import resnet50
 
-    theirs, ours = resnet50(num_classes=7), build_resnet50(ResNetSpec(classes=7, stem="standard"), 0)
+    theirs, ours = resnet50(num_classes=7), build_resnet50(ResNetSettings(classes=7, stem="standard"))
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
-    narrow = build_resnet50(ResNetSpec(classes=7, width=4), 0)
+    narrow = build_resnet50(ResNetSettings(classes=7, width=4))
     assert list(narrow.state_dict()) == list(theirs.state_dict())
-    assert narrow.conv1.weight.shape == (4, 3, 3, 3) and narrow.fc.weight.shape == (7, 128)
+    assert narrow.conv1.weight.shape == (64, 3, 3, 3) and narrow.layer1[0].conv2.weight.shape == (4, 4, 3, 3)
 
 
 def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, tmp_path, monkeypatch):
@@ -76,13 +74,13 @@ def test_killed_in_an_epoch_and_resumed_equals_uninterrupted_to_the_bit(shards, 
               for facts in (expected, result)]  # fmt: skip
     assert losses[0] == losses[1] and result["accuracy"] == expected["accuracy"]
     assert train_resnet50(cut, settings_of(shards), emit=lines.append)["run"] == result["run"]
-    assert "trained already" in lines[-1]
+    assert "finished before" in lines[-1]
 
 
 def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
     lines = []
-    outputs = ImageOutputs(logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
-    facts = train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=outputs), emit=lines.append)
+    given = settings_of(shards, logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
+    facts = train_resnet50(Workspace(tmp_path / "w"), given, emit=lines.append)
     assert len([line for line in lines if STEP_LINE.fullmatch(line)]) == 8
     for pattern in END_LINES:
         assert len([line for line in lines if re.fullmatch(pattern, line)]) == 1, pattern
@@ -93,91 +91,48 @@ def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tm
     assert [round(value, 4) for _, tag, value in found if tag == "test/accuracy"] == [
         round(one["accuracy"], 4) for one in facts["history"]
     ]
-    again = settings_of(shards, outputs=ImageOutputs(load_file=facts["saved"]), epochs=1, lr=1e-9)
+    again = settings_of(shards, {"epochs": 1, "lr": 1e-9}, load_file=facts["saved"])
     started = train_resnet50(Workspace(tmp_path / "again"), again, emit=lines.append)
     assert started["run"] != facts["run"]
 
 
 def scalars_of(path: Path):
-    """(step, tag, value) of every scalar, by the format's description; each checksum is verified."""
+    """(step, tag, value) of every scalar in a file of events, read with the format's own messages."""
+    from tensorboardX.proto.event_pb2 import Event
+
     data, at = path.read_bytes(), 0
     while at < len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        content = data[at + 12 : at + 12 + length]
-        for part, place in ((data[at : at + 8], at + 8), (content, at + 12 + length)):
-            (stored,) = struct.unpack_from("<I", data, place)
-            value = crc32c(part)
-            assert stored == ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        fields = dict(fields_of(content))
-        if 5 in fields:
-            value = dict(fields_of(dict(fields_of(fields[5]))[1]))
-            yield fields.get(2, 0), value[1].decode(), struct.unpack("<f", value[2])[0]
+        length = int.from_bytes(data[at : at + 8], "little")
+        event = Event.FromString(data[at + 12 : at + 12 + length])
+        yield from ((event.step, one.tag, one.simple_value) for one in event.summary.value)
         at += length + 16
 
 
-def fields_of(data: bytes):
-    """(number, value) of a protocol buffer's fields."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte, at = data[at], at + 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        size = {0: None, 1: 8, 5: 4, 2: -1}[key & 7]
-        if size is None:
-            yield key >> 3, varint()
-            continue
-        size = varint() if size < 0 else size
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def test_event_file_has_the_published_checksum_and_large_steps(tmp_path):
-    assert crc32c(b"123456789") == 0xE3069283
-    file = EventFile(tmp_path)
-    file.add(300_000, {"a": 1.5})
-    assert list(scalars_of(file.path)) == [(300_000, "a", 1.5)]
-
-
-def test_broken_sample_is_named_or_left_out_and_counted_without_a_shorter_epoch(shards, tmp_path):
+def test_broken_shard_or_sample_is_refused_by_its_name(shards, tmp_path):
     path = shards[0] / "s-000001.tar"
-    samples = ShardSamples([path], 16, 3, 0)
-    name, (offset, _) = samples.name(2), samples.shards[0].members[2]["png"]
-    samples.close()
     data = bytearray(path.read_bytes())
-    data[offset : offset + 8] = bytes(8)
-    path.write_bytes(data)
+    at = data.index(b"\x89PNG", 2000)
+    data[at : at + 8] = bytes(8)
     (shards[0] / "s-000003.tar").write_bytes(b"cut off")
+    path.write_bytes(data)
     with pytest.raises(FactoryError, match=r"This shard is broken.*s-000003\.tar"):
         train_resnet50(Workspace(tmp_path / "a"), settings_of(shards), emit=str)
     (shards[0] / "s-000003.tar").unlink()
-    with pytest.raises(FactoryError, match=re.escape(name)):
+    with pytest.raises(FactoryError, match=r"This sample is broken \[s-000001\.tar: \d{8}\]"):
         train_resnet50(Workspace(tmp_path / "b"), settings_of(shards), emit=str)
-    lines = []
-    facts = train_resnet50(Workspace(tmp_path / "c"), settings_of(shards, skip_broken=True), emit=lines.append)
-    assert facts["skipped"] == [name] and facts["train_samples"] == 24
-    assert len([line for line in lines if "Training Device" in line]) == 6
+    with pytest.raises(FactoryError, match=r"This sample is broken.*class 2 of 2"):
+        train_resnet50(Workspace(tmp_path / "c"), settings_of((shards[1], shards[1]), classes=2), emit=str)
 
 
-def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_image(shards):
-    samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 2, 0, skip_broken=True)  # class 2 is out of range
+def test_batches_are_a_function_of_their_positions_announced_or_not(shards):
+    samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 3, 0)
     feed = ImageBatches(samples, Device("cpu", 1), training=True, workers=2)
     try:
-        images, labels, weights = feed.host_batch(np.arange(32))
-        assert set(labels[weights > 0]) == {0, 1} and int((weights == 0).sum()) == 10 == len(samples.skipped)
-        first = images[int(np.argmax(weights))]
-        assert all(np.array_equal(image, first) for image in images[weights == 0])
-        again = feed.host_batch(np.arange(32))
-        assert all(np.array_equal(one, other) for one, other in zip((images, labels, weights), again, strict=True))
-        assert not np.array_equal(images, feed.host_batch(np.arange(32, 64))[0])
+        images, labels = feed(np.arange(32))
+        assert sorted(labels.tolist()) == sorted(np.arange(32) % 3)
+        feed.prefetch(np.arange(32))
+        assert all(torch.equal(one, other) for one, other in zip((images, labels), feed(np.arange(32)), strict=True))
+        assert not torch.equal(images, feed(np.arange(32, 64))[0])
     finally:
         feed.close()
 
@@ -185,11 +140,14 @@ def test_batch_with_a_broken_sample_gives_it_no_weight_and_others_their_own_imag
 def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, tmp_path):
     (tmp_path / "model.pt").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(FactoryError, match="These are no weights of this recipe"):
-        train_resnet50(
-            Workspace(tmp_path / "w"), settings_of(shards, outputs=ImageOutputs(load_file=str(tmp_path / "model.pt")))
-        )
+        train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, load_file=str(tmp_path / "model.pt")))
+    state = {"model": "resnet50", "weights": {"fc.weight": torch.ones(3, 2)}}
+    for other, named in (({"model": "sdce"}, r"no weights of this recipe.*state of sdce"), ({}, "another network's")):
+        write_state_file(tmp_path / "model.pt", state | other)
+        with pytest.raises(FactoryError, match=named):
+            train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, load_file=str(tmp_path / "model.pt")))
     with pytest.raises(FactoryError, match="Which bucket"):
-        train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, outputs=ImageOutputs(load_object="a.pt")))
+        train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, load_object="a.pt"))
 
 
 GUIDE_FLAGS = """--num_epochs=1 --batch_size=8 --num_workers=2 --log_steps=1 --test_set_batch_size=4
@@ -229,7 +187,7 @@ def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeyp
 @pytest.mark.slow
 def test_resnet50_ten_random_kills_end_with_the_same_bits(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    longer = settings_of(shards, ResNetSpec(classes=3, width=2), epochs=150)
+    longer = settings_of(shards, {"epochs": 150}, width=2)
     whole = train_resnet50(Workspace(tmp_path / "whole"), longer, emit=str)
     words = [
         "--num_epochs",

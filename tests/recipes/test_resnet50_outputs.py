@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ml_factory.errors import FactoryError
-from ml_factory.recipes.image_training import ImageOutputs, _initial_weights, _LogFolder, train_resnet50
-from ml_factory.recipes.recipe_run import agree_on_run
-from ml_factory.recipes.shard_sources import local_shards
+from ml_factory.recipes.resnet50 import train_resnet50
+from ml_factory.recipes.run import agree_on_run
+from ml_factory.recipes.shards import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.serialization import read_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
 from ml_factory.training.distributed import ProcessGroup
@@ -45,12 +45,11 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     for part, folder in zip(("train", "test"), shards, strict=True):
         Mirror(f"{bucket}/{part}", folder).push()
     sources = f"{bucket}/train/s-{{000000..000003}}.tar", f"{bucket}/test"
-    outputs = ImageOutputs(
-        save_model=str(tmp_path / "out" / "model-chkpt.pt"), model_bucket=bucket, logdir=f"{bucket}/logs"
-    )
-    place = Workspace(f"{bucket}/slice")
-    facts = train_resnet50(place, settings_of(sources, outputs=outputs, epochs=1), emit=quiet)
-    local = train_resnet50(Workspace(tmp_path / "local"), settings_of(shards, epochs=1), emit=quiet)
+    outputs = {"model_bucket": bucket, "logdir": f"{bucket}/logs"}
+    place, once = Workspace(f"{bucket}/slice"), {"epochs": 1}
+    written = str(tmp_path / "out" / "model-chkpt.pt")
+    facts = train_resnet50(place, settings_of(sources, once, save_model=written, **outputs), emit=quiet)
+    local = train_resnet50(Workspace(tmp_path / "local"), settings_of(shards, once), emit=quiet)
     assert facts["history"][0]["val_loss"] == local["history"][0]["val_loss"]
     assert facts["uploaded"] == f"{bucket}/model-chkpt.pt" and facts["log"] == f"{bucket}/logs"
     found = objects(bucket, tmp_path / "seen")
@@ -62,13 +61,11 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
 
     machine("two")  # another machine: it finds the result, and begins another run with these weights
     again = Workspace(f"{bucket}/slice")
-    assert train_resnet50(again, settings_of(sources, epochs=1), emit=quiet)["run"] == facts["run"]
-    given = ImageOutputs(load_object="model-chkpt.pt", load_file=str(tmp_path / "here.pt"), model_bucket=bucket)
-    assert all(torch.equal(value, weights_of(place)[name]) for name, value in _initial_weights(given).items())
-    assert (tmp_path / "here.pt").is_file()
-    logs = _LogFolder(tmp_path, f"{bucket}/logs")
-    WorkerLog(logs.folder, Device("cpu", 1), samples=8, batch=4, every=1, emit=quiet).end()
-    logs.upload()
+    assert train_resnet50(again, settings_of(sources, once), emit=quiet)["run"] == facts["run"]
+    given = settings_of(sources, once, load_object="model-chkpt.pt", load_file=str(tmp_path / "here.pt"), **outputs)
+    assert train_resnet50(again, given, emit=quiet)["run"] != facts["run"]
+    kept = read_state_file(tmp_path / "here.pt")["weights"]
+    assert all(torch.equal(value, weights_of(Workspace(tmp_path / "local"))[name]) for name, value in kept.items())
     objects(bucket, tmp_path / "seen")
     text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
@@ -76,21 +73,13 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
 
 def test_weights_of_a_finished_run_are_written_where_they_are_requested_later(shards, tmp_path):
     place = Workspace(tmp_path / "w")
-    train_resnet50(place, settings_of(shards, epochs=1), emit=quiet)
+    train_resnet50(place, settings_of(shards, {"epochs": 1}), emit=quiet)
     target = tmp_path / "later" / "model.pt"
-    facts = train_resnet50(
-        place, settings_of(shards, outputs=ImageOutputs(save_model=str(target)), epochs=1), emit=quiet
-    )
+    facts = train_resnet50(place, settings_of(shards, {"epochs": 1}, save_model=str(target)), emit=quiet)
     assert facts["saved"] == str(target)
     assert all(
         torch.equal(value, weights_of(place)[name]) for name, value in read_state_file(target)["weights"].items()
     )
-
-
-def test_state_of_another_kind_as_first_weights_is_refused(tmp_path):
-    write_state_file(tmp_path / "other.state", {"model": "sdce", "weights": {}})
-    with pytest.raises(FactoryError, match=r"no weights of this recipe.*state of sdce"):
-        _initial_weights(ImageOutputs(load_file=str(tmp_path / "other.state")))
 
 
 def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(tmp_path, monkeypatch):
@@ -107,7 +96,7 @@ def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(t
 def test_worker_log_counts_steps_of_full_shares(tmp_path):
     device = Device("cpu", 1, chips=4)
     log = WorkerLog(tmp_path, device, samples=64, batch=10, every=1, emit=quiet)
-    log.end_training(1)
+    log.end_training()
     assert "Replica Train Samples=16," in log.path.read_text()  # 8 steps of 8 samples, on 4 chips
 
 
@@ -137,4 +126,3 @@ def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):
         local_shards(f"{bucket}/none")
     with pytest.raises(FactoryError, match=r"missing\.tar"):
         local_shards(f"{bucket}/missing.tar")
-    assert _LogFolder(tmp_path / "own", "").folder == tmp_path / "own"

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from ml_factory.errors import SettingsError
-from ml_factory.recipes import sdce, sdce_run
-from ml_factory.recipes.language import vocabularies
-from ml_factory.recipes.sdce_run import run_sdce
-from ml_factory.recipes.sdce_settings import SdceSettings
+from ml_factory.recipes import run as recipe_run
+from ml_factory.recipes import sdce, surrogate
+from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
 from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,25 +53,22 @@ def write_text(path: Path, words: int = 3000) -> Path:
     return path
 
 
+SMALL = {"base_model": "builtin:tiny", "surrogate_model": "builtin:tiny", "surrogate_dtype": "float32",
+         "surrogate_k": 8,
+         "probability_threshold": 0.001, "max_seq_length": 64, "validation_share": 0.1, "device": "cpu", "threads": 1,
+         "num_epochs": 2, "batch_size": 8, "gradient_accumulation_steps": 2, "learning_rate": 3e-3,
+         "mixed_precision": "no", "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
+
+
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """Call it with values by section: small settings of a training in this test's folder."""
+    """Call it with values: small settings of a training in this test's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     text = write_text(tmp_path / "text.txt")
 
     def of(output: str = "out", **values) -> SdceSettings:
-        sections = {
-            "model": {"name_or_path": "builtin:tiny"},
-            "surrogate": {"name_or_path": "builtin:tiny", "dtype": "float32", "k": 8, "probability_threshold": 0.001},
-            "data": {"dataset_name": str(text), "max_seq_length": 64, "validation_share": 0.1},
-            "training": {"device": "cpu", "threads": 1, "num_epochs": 2, "per_device_train_batch_size": 8,
-                         "gradient_accumulation_steps": 2, "learning_rate": 3e-3, "mixed_precision": "no",
-                         "save_seconds": 0.0, "log_steps": 1, "output_dir": str(tmp_path / output)},
-        }  # fmt: skip
-        for section, more in values.items():
-            sections[section] |= more
-        return SdceSettings().with_values(sections)
+        return SdceSettings(**SMALL | {"dataset": str(text), "output_dir": str(tmp_path / output)} | values)
 
     return of
 
@@ -103,10 +100,10 @@ def die_at(call: int, monkeypatch):
     "loss_type", ["surrogate", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("kl", "standard"))]
 )
 def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, settings, monkeypatch):
-    whole = trained(settings("whole", training={"loss_type": loss_type}))
+    whole = trained(settings("whole", loss_type=loss_type))
     steps = len(whole["history"]) and (whole["sequences"] * 2) // whole["batch"]
     assert steps > 6 and whole["loss"] < whole["loss_before"] and whole["resumed_step"] is None
-    killed = settings("killed", training={"loss_type": loss_type})
+    killed = settings("killed", loss_type=loss_type)
     for call in (3, 2 * (steps // 2) + 3):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             die_at(call if call == 3 else call - 4, patch)
@@ -121,19 +118,17 @@ def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, setting
 
 def test_recipe_sdce_with_cache_equals_online_to_the_bit(settings):
     once = {"num_epochs": 1}
-    online = trained(settings("online", training=once))
-    cached = trained(settings("cached", surrogate={"cache": "float32"}, training=once))
+    online = trained(settings("online", **once))
+    cached = trained(settings("cached", surrogate_cache="float32", **once))
     assert online["loss"] == cached["loss"] and any("cached in" in line for line in cached["lines"])
     theirs = weights(cached)
     assert all(np.array_equal(value, theirs[name]) for name, value in weights(online).items())
-    standard = trained(settings("standard", training=once | {"loss_type": "standard"}))
+    standard = trained(settings("standard", loss_type="standard", **once))
     assert standard["loss"] != online["loss"]
-    half = trained(settings("half", surrogate={"cache": "float16"}, training=once))
-    assert half["loss"] == pytest.approx(online["loss"], abs=1e-3)
 
 
 def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
-    result = trained(settings(training={"num_epochs": 1}))
+    result = trained(settings(num_epochs=1))
     assert result["lines"][0].startswith(
         "batch: 8 sequences a device x 1 devices x 2 accumulated = 16 sequences, 1,024"
     )
@@ -141,16 +136,16 @@ def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
     assert result["surrogate"]["text_share"] == 1.0 and 1 <= result["ngram_order"] <= 6
     assert result["better_than_ngram"] is (result["loss"] < result["ngram_loss"])
     assert result["perplexity"] == pytest.approx(np.exp(result["loss"]))
-    text = sdce_run.summary(result)
+    text = summary(result)
     assert ("NOT better than" in text) is not result["better_than_ngram"]
     record = json.loads((Path(result["model"]).parent / "run.json").read_text())
-    assert record["settings"]["training"]["learning_rate"] == 3e-3
+    assert record["settings"]["learning_rate"] == 3e-3
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(1e-9, 1.0), (0.999, 0.0)])
 def test_recipe_sdce_says_how_many_positions_the_surrogate_speaks_to(settings, threshold, share):
     lines: list[str] = []
-    given = settings(f"share{share}", surrogate={"probability_threshold": threshold}, training={"num_epochs": 1})
+    given = settings(f"share{share}", probability_threshold=threshold, num_epochs=1)
     result = run_sdce(given, mirror="off", on_status=lines.append)
     assert result["surrogate"]["positions_with_token"] == share
     [line] = [one for one in lines if "positions have a token" in one]
@@ -158,10 +153,10 @@ def test_recipe_sdce_says_how_many_positions_the_surrogate_speaks_to(settings, t
 
 
 def test_recipe_sdce_own_model_is_surrogate_of_another(settings):
-    first = trained(settings("first", training={"loss_type": "standard", "num_epochs": 1}))
-    second = trained(settings("second", surrogate={"name_or_path": first["model"]}, training={"num_epochs": 1}))
+    first = trained(settings("first", loss_type="standard", num_epochs=1))
+    second = trained(settings("second", surrogate_model=first["model"], num_epochs=1))
     assert second["surrogate"]["vocabulary_share"] == 1.0
-    plain = trained(settings("plain", training={"num_epochs": 1}))  # with a surrogate that was never trained
+    plain = trained(settings("plain", num_epochs=1))  # with a surrogate that was never trained
     assert second["surrogate"]["weights"] != plain["surrogate"]["weights"] and second["run_id"] != plain["run_id"]
 
 
@@ -173,8 +168,8 @@ def test_recipe_sdce_other_host_of_slice_writes_nothing(settings, monkeypatch, t
     monkeypatch.setenv("TPU_PROCESS_ID", "1")
     monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
     seen = []
-    real = sdce_run.run_training_loop
-    monkeypatch.setattr(sdce_run, "run_training_loop", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    real = recipe_run.run_training_loop
+    monkeypatch.setattr(recipe_run, "run_training_loop", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
     assert trained(settings())["lines"] == []
     assert seen[0].resumed_step == 4  # from the first host's checkpoint
     found = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -182,11 +177,11 @@ def test_recipe_sdce_other_host_of_slice_writes_nothing(settings, monkeypatch, t
 
 
 def test_recipe_sdce_each_host_of_slice_sees_that_run_is_finished(settings, monkeypatch):
-    whole = trained(settings(training={"num_epochs": 1}))
+    whole = trained(settings(num_epochs=1))
     monkeypatch.setenv("TPU_PROCESS_ID", "1")
     monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
-    monkeypatch.setattr(sdce_run, "run_training_loop", None)  # it would wait for the first host, which has ended
-    assert trained(settings(training={"num_epochs": 1}))["loss"] == whole["loss"]
+    monkeypatch.setattr(recipe_run, "run_training_loop", None)  # it would wait for the first host, which has ended
+    assert trained(settings(num_epochs=1))["loss"] == whole["loss"]
 
 
 def test_recipe_sdce_on_worker_of_slice_writes_to_bucket_and_another_machine_continues(
@@ -197,11 +192,11 @@ def test_recipe_sdce_on_worker_of_slice_writes_to_bucket_and_another_machine_con
     place = {"output_dir": "./outputs", "num_epochs": 1}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(5, patch)
-        trained(settings(training=place))
+        trained(settings(**place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    result = trained(settings(training=place))
+    result = trained(settings(**place))
     assert result["resumed_step"] and not (tmp_path / "outputs").exists()
-    assert result["loss"] == trained(settings("whole", training={"num_epochs": 1}))["loss"]
+    assert result["loss"] == trained(settings("whole", num_epochs=1))["loss"]
 
 
 # ---------------------------------------------------------------------- models of Hugging Face
@@ -254,29 +249,23 @@ def offline_hub(hub, monkeypatch):
     return hub
 
 
-HUB = {"model": {"name_or_path": "own/gpt"}, "surrogate": {"name_or_path": "own/llama", "k": 6}}
+HUB = {"base_model": "own/gpt", "surrogate_model": "own/llama", "surrogate_k": 6}
 SHORT = {"num_epochs": 1, "learning_rate": 3e-3}
 
 
 def test_recipe_sdce_trains_models_by_name_from_local_cache(settings, offline_hub):
-    result = trained(settings("hub", **HUB, training=SHORT))
+    result = trained(settings("hub", **HUB, **SHORT))
     assert result["loss"] < result["loss_before"] and 0.5 < result["surrogate"]["vocabulary_share"] <= 1
     assert result["surrogate"]["text_share"] > 0.5
-    again = trained(
-        settings("reloaded", model={"name_or_path": result["model"]}, surrogate=HUB["surrogate"], training=SHORT)
-    )
+    again = trained(settings("reloaded", **HUB | SHORT | {"base_model": result["model"]}))
     assert again["loss_before"] == pytest.approx(result["loss"], rel=1e-6)
 
 
 def test_recipe_sdce_model_by_name_recomputes_blocks_and_starts_from_scratch(settings, offline_hub):
-    stored = trained(settings("a", **HUB, training=SHORT | {"loss_type": "standard"}))
-    spared = settings(
-        "b", model=HUB["model"] | {"gradient_checkpointing": True}, training=SHORT | {"loss_type": "standard"}
-    )
+    stored = trained(settings("a", **HUB, **SHORT, loss_type="standard"))
+    spared = settings("b", **HUB, **SHORT, gradient_checkpointing=True, loss_type="standard")
     assert trained(spared)["loss"] == pytest.approx(stored["loss"], abs=1e-5)
-    scratch = settings(
-        "c", model=HUB["model"] | {"init_from_scratch": True}, training=SHORT | {"loss_type": "standard"}
-    )
+    scratch = settings("c", **HUB, **SHORT, init_from_scratch=True, loss_type="standard")
     first = trained(scratch)
     assert first["loss_before"] != stored["loss_before"]
     assert trained(scratch, fresh=True)["loss"] == first["loss"]
@@ -284,10 +273,10 @@ def test_recipe_sdce_model_by_name_recomputes_blocks_and_starts_from_scratch(set
 
 def test_recipe_sdce_unknown_model_or_too_few_common_tokens_is_refused(settings, offline_hub, monkeypatch):
     with pytest.raises(SettingsError, match=r"cannot be loaded \[own/none\].*builtin:small"):
-        trained(settings("none", model={"name_or_path": "own/none"}))
-    monkeypatch.setattr(vocabularies, "LEAST_SHARE", 0.9)  # 256 bytes and the end of a text are matched
+        trained(settings("none", base_model="own/none"))
+    monkeypatch.setattr(surrogate, "LEAST_SHARE", 0.9)  # 256 bytes and the end of a text are matched
     with pytest.raises(SettingsError, match=r"too few tokens in common \[own/gpt and builtin:tiny\].*at least 90%"):
-        trained(settings("few", model=HUB["model"]))
+        trained(settings("few", base_model="own/gpt"))
 
 
 # ---------------------------------------------------------------------- real kills, several processes
@@ -295,17 +284,19 @@ def test_recipe_sdce_unknown_model_or_too_few_common_tokens_is_refused(settings,
 
 def command(settings: SdceSettings, folder: Path) -> list[str]:
     """The command of these settings, from a YAML file, through the guide's own entry point."""
-    path = folder / "settings.yaml"
-    path.write_text(json.dumps(json.loads(json.dumps(vars(settings), default=vars))))
+    path, sections = folder / "settings.yaml", {}
+    for item in fields(settings):
+        section, key = item.metadata["place"].split(".")
+        sections.setdefault(section, {})[key] = getattr(settings, item.name)
+    path.write_text(json.dumps(sections))
     return [str(ROOT / "recipes" / "train.py"), "--config", str(path), "--json"]
 
 
 @pytest.mark.soak
 @pytest.mark.slow
 def test_recipe_sdce_ten_random_kills_end_with_same_bits(settings, tmp_path):
-    longer = {"num_epochs": 40}
-    whole = trained(settings("whole", training=longer))
-    words = [sys.executable, *command(settings("killed", training=longer), tmp_path)]
+    whole = trained(settings("whole", num_epochs=40))
+    words = [sys.executable, *command(settings("killed", num_epochs=40), tmp_path)]
     result, kills = result_after_kills(words, tmp_path)
     assert kills >= 3 and result["loss"] == whole["loss"] and result["exact"]
     theirs = weights(result)
@@ -316,13 +307,10 @@ def test_recipe_sdce_ten_random_kills_end_with_same_bits(settings, tmp_path):
 @pytest.mark.slow
 def test_recipe_sdce_two_processes_of_torchrun_give_losses_of_one(settings, tmp_path):
     alone = trained(settings("alone"))
-    halved = settings("pair", training={"per_device_train_batch_size": 4})
+    halved = settings("pair", batch_size=4)
     words = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--standalone",
+        *["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
         *command(halved, tmp_path),
     ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,

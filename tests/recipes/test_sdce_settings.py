@@ -1,6 +1,7 @@
 """Settings of recipe sdce: the guide's flags and YAML keys, which of them wins, and what is refused."""
 
 import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ from cyclopts import CycloptsError
 from ml_factory import cli
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import sdce_run
-from ml_factory.recipes.recipe_run import check_number_of_hosts, is_writing_process, root_of_output, tpu_host
-from ml_factory.recipes.sdce_run import batch_arithmetic
-from ml_factory.recipes.sdce_settings import FLAGS, SdceSettings, sdce_settings
+from ml_factory.recipes.run import check_number_of_hosts, is_writing_process, root_of_output, tpu_host
+from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, sdce_settings
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Every command of the guide that trains, as it stands there.
@@ -51,52 +51,51 @@ def test_recipe_sdce_takes_each_command_of_the_guide(command, dashes, given):
     settings = given([word.replace("_", "-") if dashes and word.startswith("--") else word for word in words])
     expected = {name.removeprefix("--"): value for name, value in zip(words, [*words[1:], ""], strict=True)}
     for name, value in expected.items():
-        if name in FLAGS and not value.startswith("--") and value:
-            section, key = FLAGS[name]
-            assert str(getattr(getattr(settings, section), key)) in (
-                value,
-                str(float(value) if "e-" in value else value),
-            )
+        if hasattr(settings, name) and not value.startswith("--") and value:
+            assert str(getattr(settings, name)) in (value, str(float(value) if "e-" in value else value))
     assert settings.needs_surrogate is ("--standard_training" not in words)
 
 
 def test_sdce_settings_defaults_are_those_of_the_guide():
     settings = SdceSettings()
-    surrogate, data, training = settings.surrogate, settings.data, settings.training
-    assert (surrogate.k, surrogate.probability_threshold) == (30, 0.02)
-    assert (surrogate.loss_weight_initial, surrogate.loss_weight_final) == (1.0, 0.0)
-    assert (data.max_seq_length, training.loss_type, training.device) == (1024, "surrogate", "auto")
-    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (4, 4)
-    assert training.output_dir == "./outputs" and training.learning_rate == 1e-4
+    assert (settings.surrogate_k, settings.probability_threshold) == (30, 0.02)
+    assert (settings.surrogate_loss_weight_initial, settings.surrogate_loss_weight_final) == (1.0, 0.0)
+    assert (settings.max_seq_length, settings.loss_type, settings.device) == (1024, "surrogate", "auto")
+    assert (settings.batch_size, settings.gradient_accumulation_steps) == (4, 4)
+    assert settings.output_dir == "./outputs" and settings.learning_rate == 1e-4
 
 
 def test_sdce_flags_win_over_yaml_and_yaml_over_defaults(given):
     settings = given(["--config", "config.yaml", "--num_epochs", "7", "--surrogate-k", "5", "--device", "cpu"])
-    assert settings.training.num_epochs == 7 and settings.surrogate.k == 5 and settings.training.device == "cpu"
-    assert settings.training.learning_rate == 1e-4  # YAML reads 1e-4 as a text
-    assert settings.data.dataset_config == "wikitext-2-raw-v1" and settings.model.gradient_checkpointing
-    assert settings.precision == "bf16" and settings.training.wandb_project == "sdce-training"
+    assert settings.num_epochs == 7 and settings.surrogate_k == 5 and settings.device == "cpu"
+    assert settings.learning_rate == 1e-4  # YAML reads 1e-4 as a text
+    assert settings.dataset_config == "wikitext-2-raw-v1" and settings.gradient_checkpointing
+    assert settings.precision == "bf16" and settings.wandb_project == "sdce-training"
 
 
 def test_sdce_yaml_files_are_valid_and_hold_only_known_keys():
     for name in ("config.yaml", "config_tinyllama_tpuv4.yaml"):
-        settings = sdce_settings(RECIPES / name)
-        for section, values in yaml.safe_load((RECIPES / name).read_text()).items():
+        settings, table = sdce_settings(RECIPES / name), yaml.safe_load((RECIPES / name).read_text())
+        found = {item.metadata["place"]: getattr(settings, item.name) for item in fields(settings)}
+        for section, values in table.items():
             for key, value in values.items():
-                assert getattr(getattr(settings, section), key) == (float(value) if key == "learning_rate" else value)
+                assert found[f"{section}.{key}"] == (float(value) if key == "learning_rate" else value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainin:\n  num_epochs: 3\n", r"no such section.*got 'trainin'.*did you mean 'training'"),
-        ("training:\n  num_epoch: 3\n", r"no such key of section training.*did you mean 'num_epochs'"),
-        ("training:\n  num_epochs: three\n", r"training.num_epochs.*got 'three', wanted a whole number"),
-        ("training:\n  num_epochs: true\n", r"training.num_epochs.*got True"),
-        ("training: 3\n", "A section is a table"),
-        ("surrogate:\n  probability_threshold: 1.5\n", r"probability_threshold.*a share below 1"),
+        (
+            "trainin:\n  num_epochs: 3\n",
+            r"no such setting.*got 'trainin.num_epochs'.*did you mean 'training.num_epochs'",
+        ),
+        ("training:\n  num_epoch: 3\n", r"no such setting.*did you mean 'training.num_epochs'"),
+        ("training:\n  num_epochs: three\n", r"num_epochs.*got 'three', wanted"),
+        ("training:\n  num_epochs: true\n", r"num_epochs.*got True"),
+        ("training: 3\n", "cannot be read.*wanted YAML"),
+        ("surrogate:\n  probability_threshold: 1.5\n", r"probability_threshold.*below 1"),
         ("training:\n  loss_type: sdce\n", r"loss_type.*surrogate, kl, standard"),
-        ("- 1\n", "These are no settings"),
+        ("- 1\n", "cannot be read.*wanted YAML"),
         ("a: [1\n", "cannot be read.*wanted YAML"),
         ("a: !!python/object/apply:os.system [ls]\n", "cannot be read"),
     ],
@@ -147,11 +146,11 @@ def test_sdce_first_host_alone_writes(monkeypatch):
 
 def test_sdce_identity_leaves_out_machine_and_without_surrogate_its_section():
     def changed(**values):
-        return SdceSettings().with_values({"training": values}).identity()
+        return replace(SdceSettings(), **values).identity()
 
     assert changed(device="cpu", output_dir="x", log_steps=3) == SdceSettings().identity()
     assert changed(seed=3) != SdceSettings().identity() != changed(learning_rate=0.1)
-    assert "surrogate" not in changed(loss_type="standard")
+    assert not any(place.startswith("surrogate.") for place in changed(loss_type="standard"))
 
 
 def test_sdce_precision_of_environment_is_that_of_no_flag(given, monkeypatch):

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
-from ml_factory.recipes import t5, t5_run
-from ml_factory.recipes.t5_run import T5ModelSettings, T5Settings, TextFiles, run_t5
+from ml_factory.recipes import t5
+from ml_factory.recipes.labelled_text import made_up_texts
+from ml_factory.recipes.t5 import T5Settings, run_t5
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.spec import TrainSpec
 from tests.recipes.kills import result_after_kills
@@ -26,10 +27,7 @@ TEXT = ROOT.parent / "shared" / "data" / "text"
 def settings_of(made_up: int = 200, **training) -> T5Settings:
     given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
              "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
-    return T5Settings(
-        TextFiles(made_up=made_up), T5ModelSettings(vocabulary=120, max_length=32),
-        TrainSpec(**given | training),
-    )  # fmt: skip
+    return T5Settings(TrainSpec(**given | training), made_up=made_up, vocabulary=120, max_length=32)
 
 
 def trained(folder: Path, settings: T5Settings, **more) -> dict:
@@ -74,17 +72,23 @@ def network():
     return made
 
 
-def test_greedy_search_equals_that_of_transformers(network):
+def test_score_of_a_label_is_the_log_probability_of_its_tokens(network):
     tokens = torch.randint(2, 6, (7, 9), generator=torch.Generator().manual_seed(0))
     tokens[2, 4:] = 0
-    written, scores = t5.write_labels(network, tokens, 4)
-    theirs = network.model.generate(
-        input_ids=tokens, attention_mask=(tokens != 0).long(), max_new_tokens=4, do_sample=False, num_beams=1
-    )[:, 1:]
-    assert torch.equal(written[:, : theirs.shape[1]], theirs) and not written[:, theirs.shape[1] :].any()
-    likely = torch.log_softmax(network(tokens, written), -1).gather(2, written[..., None])[..., 0]
-    ends = (written == 1).long()
-    assert torch.allclose(scores, (likely * (ends.cumsum(1) - ends == 0)).sum(1), atol=1e-5)
+    labels = torch.tensor([[3, 1, 0], [4, 2, 1], [5, 1, 0]])
+    scores = network.score_labels(tokens, labels)
+    for place, label in enumerate(labels):
+        likely = torch.log_softmax(network(tokens, label.expand(7, -1)), -1).gather(2, label.expand(7, -1)[..., None])
+        assert torch.allclose(scores[:, place], (likely[..., 0] * (label != 0)).sum(1), atol=1e-5)
+
+
+def test_tokenizer_is_a_function_of_the_texts_and_ends_with_its_end():
+    made, again = (t5.train_tokenizer(made_up_texts(300, 0)["Text"], 150, 64) for _ in "ab")
+    assert again.backend_tokenizer.to_str() == made.backend_tokenizer.to_str()
+    ids = made("the ship near the harbour")["input_ids"]
+    assert ids[-1] == 1 and made.decode(ids, skip_special_tokens=True) == "the ship near the harbour"
+    assert len(made) <= 150 and made.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
+    assert 2 in made("Ω")["input_ids"]
 
 
 def test_padding_changes_no_loss(network):
@@ -105,7 +109,7 @@ def die_at(call: int, monkeypatch):
             raise KeyboardInterrupt
         return real(network, batch)
 
-    monkeypatch.setattr(t5_run, "label_loss", dying)
+    monkeypatch.setattr(t5, "label_loss", dying)
 
 
 @pytest.fixture(scope="module")
@@ -125,28 +129,28 @@ def test_killed_in_mid_epoch_and_resumed_equals_uninterrupted_to_the_bit(whole, 
     assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
     ours, theirs = weights_of(resumed), weights_of(whole)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert resumed["greedy"] == whole["greedy"]
+    assert resumed["interval"] == whole["interval"]
     assert trained(tmp_path, settings_of()) == json.loads(json.dumps(resumed))  # finished before
 
 
 def test_run_learns_and_writes_predictions_results_and_pictures(whole):
     folder = Path(whole["folder"])
-    assert whole["greedy"]["accuracy"] > 0.9 > whole["baselines"]["majority"]
+    assert whole["accuracy"] > 0.9 > whole["baselines"]["majority"]
     rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
-    assert rows[0][:3] == ["Id", "Label", "Greedy"] and len(rows) == 1 + whole["greedy"]["rows"]
-    assert sum(row[1] == row[2] for row in rows[1:]) == round(whole["greedy"]["accuracy"] * (len(rows) - 1))
+    assert rows[0][:3] == ["Id", "Label", "Predicted"] and len(rows) == 1 + whole["rows"]
+    assert sum(row[1] == row[2] for row in rows[1:]) == round(whole["accuracy"] * (len(rows) - 1))
     table = {line.split("\t")[0]: line.split("\t") for line in (folder / "results.tsv").read_text().splitlines()}
-    assert float(table["greedy"][2]) == pytest.approx(whole["greedy"]["accuracy"], abs=1e-6)
+    assert float(table["t5"][2]) == pytest.approx(whole["accuracy"], abs=1e-6)
     assert {"majority", "length", "bag of words"} <= set(table)
     for name in ("overview.png", "results.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert "NOT clearly better than bag of words" in t5_run.summary(whole)
+    assert "NOT clearly better than bag of words" in t5.summary(whole)
 
 
 def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
-    model = T5ModelSettings(name=str(Path(whole["folder"]) / "model"), max_length=32)
-    again = trained(tmp_path, replace(settings_of(lr=1e-9, epochs=1), model=model))
-    assert again["greedy"]["accuracy"] == whole["greedy"]["accuracy"] and again["length"] == whole["length"]
+    given = settings_of(lr=1e-9, epochs=1)
+    again = trained(tmp_path, replace(given, model=str(Path(whole["folder"]) / "model"), max_length=32))
+    assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
 
 
 def test_early_stop_keeps_the_best_epoch(tmp_path):
@@ -171,9 +175,9 @@ def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch,
     code, _, err = call("--workspace", tmp_path)
     assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
     seen = []
-    monkeypatch.setattr(t5_run, "run_t5", lambda place, settings, **more: seen.append(settings) or {})
+    monkeypatch.setattr(t5, "run_t5", lambda place, settings, **more: seen.append(settings) or {})
     assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0
-    assert (seen[0].files.data, seen[0].model.name, seen[0].training.accumulate) == ("tweets.tsv", "t5-base", 4)
+    assert (seen[0].data, seen[0].model, seen[0].training.accumulate) == ("tweets.tsv", "t5-base", 4)
 
 
 @pytest.mark.soak
@@ -185,10 +189,7 @@ def test_ten_random_kills_end_with_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     words = [sys.executable, ROOT / "recipes" / "run_train_test.py", *longer, "--workspace"]
     result, kills = result_after_kills([*map(str, words), str(tmp_path / "killed")], tmp_path)
-    whole = trained(tmp_path / "whole", T5Settings(
-        TextFiles(made_up=2000), T5ModelSettings(vocabulary=120, max_length=32),
-        TrainSpec(epochs=25, batch=16, lr=0.003, patience=0, eval_batch=256, device="cpu", precision="fp32", threads=1,
-                  save_seconds=0.0)))  # fmt: skip
+    whole = trained(tmp_path / "whole", settings_of(2000, epochs=25, eval_batch=256, log_steps=50))
     assert kills >= 3 and result["exact"]
     theirs = weights_of(whole)
     assert all(torch.equal(value, theirs[name]) for name, value in weights_of(result).items())
@@ -207,11 +208,9 @@ def write_lines(path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.skipif(not TEXT.is_dir(), reason="the texts are not at hand")
 def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
-    settings = T5Settings(
-        TextFiles(data=str(write_lines(tmp_path / "lines.tsv"))), T5ModelSettings(max_length=64),
-        TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32"),
-    )  # fmt: skip
+    loop = TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32")
+    settings = T5Settings(loop, data=str(write_lines(tmp_path / "lines.tsv")), max_length=64)
     facts = trained(tmp_path, settings)
-    assert facts["greedy"]["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
+    assert facts["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
     assert sum(one["seconds"] for one in facts["history"]) < 180
     assert np.isclose(facts["baselines"]["majority"], 0.86, atol=0.01)  # a tenth of each, in blocks

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.tpu.gcloud_process import Gcloud
-from ml_factory.tpu.lifecycle import Patience, Slice
+from ml_factory.tpu.gcloud import Gcloud
 from ml_factory.tpu.settings import VARIABLES, read_settings
+from ml_factory.tpu.slice import Slice
 
 STAND_IN = Path(__file__).with_name("gcloud_stand_in.py")
 VALUES = {"PROJECT_ID": "my-project", "TPU_NAME": "my-tpu", "ZONE": "us-central2-b", "ACCELERATOR_TYPE": "v4-32",
@@ -35,9 +35,10 @@ class Play:
         return self.folder / "tpu.yaml"
 
     def open(self, dry_run: bool = False, longest: float = 60.0, seconds: float = 60.0) -> Slice:
-        say = self.lines.append
-        gcloud = Gcloud(dry_run=dry_run, seconds=seconds, ssh_seconds=seconds, pause=0.0, say=say)
-        return Slice(read_settings(self.config), gcloud, self.folder / "files", Patience(0.01, longest), say)
+        say, settings = self.lines.append, read_settings(self.config)
+        common = f"--project={settings['PROJECT_ID']}", "--quiet"
+        gcloud = Gcloud(*common, dry_run=dry_run, seconds=seconds, ssh_seconds=seconds, pause=0.0, say=say)
+        return Slice(settings, gcloud, self.folder / "files", 0.01, longest, say)
 
     def calls(self) -> list[dict]:
         path = self.folder / "calls.jsonl"

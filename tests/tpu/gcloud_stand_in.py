@@ -176,7 +176,9 @@ def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str 
         for one in answers * 4 if len(answers) == 1 else answers:  # a v4-32 has four workers
             print(f"ML_FACTORY_WORKER {one}")
     elif action == "log":
-        print(answer)
+        first = (flags["--command"] or "").split()[-1]
+        lines = answer.splitlines()[int(first) - 1 if first.startswith("+") else 0 :]
+        print("".join(f"{line}\n" for line in lines), end="")
 
 
 def answer_request(play: Play, name: str, rest: list[str]) -> None:

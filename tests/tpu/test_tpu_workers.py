@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.tpu.gcloud_commands import run_on_workers
 from ml_factory.tpu.settings import SliceSettings
 from ml_factory.tpu.worker_files import METADATA, worker_script
 
@@ -60,11 +59,11 @@ def test_worker_script_trains_with_its_own_number_reports_and_stops(workers):
         for worker in (0, 1):
             assert until(lambda worker=worker: logs(slice_, worker))
             assert logs(slice_, worker) == [f"my-tpu TPU {worker} of 2 gs://my-bucket/my-tpu"]
-        assert slice_.refresh().detail == "2 workers"
+        assert slice_.look().detail == "2 workers"
         assert (one.folder / "homes" / "1" / "ml_factory_tpu" / "code" / "train.py").is_file()
     finally:
         assert slice_.stop().phase == "STOPPED"
-    text = slice_.gcloud.call_workers(run_on_workers(slice_.settings, "state"))
+    text = slice_._on_workers("state")
     assert text.splitlines() == ["ML_FACTORY_WORKER idle"] * 2
 
 
@@ -85,7 +84,7 @@ def test_worker_without_a_number_does_not_train_next_to_another(workers):
     (one.folder / "homes" / "1" / "no_metadata").touch()
     slice_ = one.open()
     slice_.setup()
-    assert until(lambda: slice_.refresh().phase == "TRAINING_FAILED")
+    assert until(lambda: slice_.look().phase == "TRAINING_FAILED")
     assert until(lambda: logs(slice_, 0) == ["trained"]) and "number is unknown" in logs(slice_, 1)[0]
 
 
@@ -98,16 +97,16 @@ def test_worker_installs_torch_and_library_in_one_call_again_only_for_other_requ
         slice_.setup()
     (one.folder / "homes" / "0" / "no_network").unlink()
     slice_.resume()
-    assert until(lambda: slice_.refresh().phase == "FINISHED")
+    assert until(lambda: slice_.look().phase == "FINISHED")
     words = [path.read_text().splitlines()[-1] for path in installed]
     wanted = "torch==2.9.0 torch_xla[tpu]==2.9.0 ./code[train,track,gs,language,vision] --find-links https://"
     assert all(f"--python env/bin/python {wanted}" in line for line in words)
     before = [path.read_text() for path in installed]
-    slice_.gcloud.call_workers(run_on_workers(slice_.settings, "install"))
+    slice_._on_workers("install")
     assert [path.read_text() for path in installed] == before
     for worker in "01":
         (one.folder / "homes" / worker / "ml_factory_tpu" / "code" / "pyproject.toml").write_text("[project]\n")
-    slice_.gcloud.call_workers(run_on_workers(slice_.settings, "install"))
+    slice_._on_workers("install")
     assert all(len(path.read_text()) > len(text) for path, text in zip(installed, before, strict=True))
 
 

@@ -9,9 +9,9 @@ SHORT = {"device": "tpu", "num_epochs": 1, "log_steps": 4}
 
 
 def test_recipe_sdce_on_xla_killed_and_resumed_equals_uninterrupted_to_the_bit(settings, monkeypatch):  # noqa: F811
-    whole = trained(settings("whole", training=SHORT))
+    whole = trained(settings("whole", **SHORT))
     assert whole["machine"]["device"] == "xla" and whole["loss"] < whole["loss_before"]
-    killed = settings("killed", training=SHORT)
+    killed = settings("killed", **SHORT)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(7, patch)
         trained(killed)
@@ -22,7 +22,7 @@ def test_recipe_sdce_on_xla_killed_and_resumed_equals_uninterrupted_to_the_bit(s
 
 
 def test_recipe_sdce_on_xla_has_the_losses_of_the_cpu(settings):  # noqa: F811
-    on_xla, on_cpu = (trained(settings(name, training=SHORT | {"device": name})) for name in ("tpu", "cpu"))
+    on_xla, on_cpu = (trained(settings(name, **SHORT | {"device": name})) for name in ("tpu", "cpu"))
     for name in ("loss_before", "loss"):
         assert on_xla[name] == pytest.approx(on_cpu[name], rel=1e-4)
 
@@ -31,12 +31,12 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
     pytest.importorskip("torchvision", reason="not among the packages of this environment")
     import torch
 
-    from ml_factory.recipes.image_training import train_resnet50
+    from ml_factory.recipes.resnet50 import train_resnet50
     from ml_factory.storage.workspace import Workspace
     from tests.recipes.image_cases import weights_of
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    given = settings_of(shards, device="xla", precision="fp32", epochs=1)
+    given = settings_of(shards, {"device": "xla", "precision": "fp32", "epochs": 1})
     whole = train_resnet50(Workspace(tmp_path / "whole"), given, emit=str)
 
     def stop(line: str) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.recipes.language.causal_lm import byte_tokenizer
-from ml_factory.recipes.language.vocabularies import join_vocabularies, token_contents
+from ml_factory.recipes.language_models import byte_tokenizer
+from ml_factory.recipes.surrogate import join_vocabularies, token_contents
 
 
 def tokenizer(*tokens: str, specials: tuple[str, ...] = ("<eos>",)):
@@ -32,9 +32,8 @@ def test_join_vocabularies_maps_both_ways_and_counts_share():
     join = join_vocabularies(base, surrogate, surrogate_size=7)
     assert join.surrogate_of_base.tolist() == [0, 2, -1, 1]
     assert join.base_of_surrogate.tolist() == [0, 3, 1, -1, -1, -1, -1]
-    assert join.matched == 3 and join.share == 0.75
-    assert join.check("base", "surrogate") is join
-    assert join.share_of_text(np.array([[0, 1], [2, 2]])) == 0.5
+    assert (join.matched, join.size) == (3, 4)
+    join.check("base", "surrogate")
 
 
 def test_join_vocabularies_start_of_word_differs_from_inside():
@@ -57,4 +56,4 @@ def test_byte_tokenizer_round_trip_and_join_with_byte_level_vocabulary():
     own = byte_tokenizer()
     assert bytes(own.encode(["é\n"])[0].astype(np.uint8)) == "é\n".encode()
     join = join_vocabularies(own, tokenizer(*sorted(own.vocabulary, key=own.vocabulary.get)[:256], "Ġthe"))
-    assert join.share == 1.0 and join.surrogate_of_base[ord("\n")] == 1 + ord("\n")
+    assert join.matched == join.size and join.surrogate_of_base[ord("\n")] == 1 + ord("\n")

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ml_factory.recipes.language.ngram import NgramModel
+from ml_factory.recipes.sdce_run import ngram_losses
 
 
 def slow_losses(train, held_out, vocabulary: int, order: int) -> list[float]:
@@ -39,11 +39,16 @@ def slow_losses(train, held_out, vocabulary: int, order: int) -> list[float]:
 def test_ngram_model_equals_count_by_hand():
     drawn = np.random.default_rng(0)
     train, held_out = drawn.integers(0, 6, (12, 15)), drawn.integers(0, 8, (5, 15))
-    found = NgramModel(train, 9, 4).mean_losses(held_out)
+    found = ngram_losses(train, held_out, 9, 4)
     assert found == pytest.approx(slow_losses(train, held_out, 9, 4), rel=1e-12)
 
 
 def test_ngram_model_learns_a_cycle():
     rows = np.tile(np.arange(5), (20, 8))
-    losses = NgramModel(rows, 5, 2).mean_losses(rows)
+    losses = ngram_losses(rows, rows, 5, 2)
     assert losses[0] == pytest.approx(math.log(5), abs=0.01) and losses[1] < 0.05
+
+
+def test_ngrams_of_a_large_vocabulary_go_as_far_as_their_numbers_do():
+    rows = np.random.default_rng(0).integers(49_000, 50_257, (3, 9))
+    assert len(ngram_losses(rows, rows, 50_257)) == 4 and len(ngram_losses(rows, rows, 60_000)) == 3

@@ -3,7 +3,7 @@
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.recipes.language.labelled_text import (
+from ml_factory.recipes.labelled_text import (
     check_parts,
     made_up_texts,
     overview,
@@ -23,18 +23,18 @@ def test_read_labelled_texts_takes_columns_by_name_and_keeps_quotes(tmp_path):
     rows = read_labelled_texts(
         written(tmp_path, b'\xef\xbb\xbflabel\tID\tmore\tText\r\nINFORMATIVE\t7\tx\t"A "b" c\r\n\r\n')
     )
-    assert (rows.ids, rows.texts, rows.labels) == (("7",), ('"A "b" c',), ("INFORMATIVE",))
+    assert rows.to_numpy().tolist() == [["7", '"A "b" c', "INFORMATIVE"]]
 
 
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        ("Id\tText\n1\ta", 1, "name Label once"),
-        ("", 1, "name Id once"),
+        ("Id\tText\n1\ta", 1, "names Label once"),
+        ("", 1, "names Id once"),
         ("Id\tText\tLabel\n1\ta\tb\n2\tc\td\te", 3, "got 4 fields"),
         ("Id\tText\tLabel\n\n1\ta\t ", 3, "an empty Label"),
         ("Id\tText\tLabel\n1\ta\tb\n1\tc\td", 3, "Id '1' as in line 2"),
-        (b"Id\tText\tLabel\n1\ta\xff\tb", 2, "byte 0xff at place 4"),
+        (b"Id\tText\tLabel\n1\ta\xff\tb", 2, "byte 0xff"),
     ],
 )
 def test_wrong_line_is_refused_with_its_number(content, line, message, tmp_path):
@@ -52,22 +52,20 @@ def test_split_by_blocks_takes_contiguous_rows_of_every_label():
     rows = made_up_texts(200, 0)
     parts = split_by_blocks(rows, 0.1, 0.2)
     assert [len(part) for part in parts.values()] == [140, 20, 40]
-    for label in set(rows.labels):
-        ids = [[int(number) for number, own in zip(part.ids, part.labels, strict=True) if own == label]
-               for part in parts.values()]  # fmt: skip
+    for label in set(rows["Label"]):
+        ids = [part.loc[part["Label"] == label, "Id"].astype(int) for part in parts.values()]
         assert max(ids[0]) < min(ids[1]) and max(ids[1]) < min(ids[2])
     with pytest.raises(FactoryError, match="too few rows"):
-        split_by_blocks(rows.select(range(4)), 0.1, 0.1)
+        split_by_blocks(rows.iloc[:4], 0.1, 0.1)
 
 
 def test_overview_counts_labels_lengths_and_texts_seen_in_training():
     rows = made_up_texts(8, 0)
-    test = rows.select([0, 1])
-    test = type(test)(test.ids, (rows.texts[0].upper() + "  ", "another text"), test.labels)
-    parts = {"train": rows, "validation": rows.select([2, 3]), "test": test}
+    test = rows.iloc[:2].assign(Text=[rows["Text"][0].upper() + "  ", "another text"])
+    parts = {"train": rows, "validation": rows.iloc[2:4], "test": test}
     found = overview(parts)
     assert found["train"]["labels"] == {"harbour": 4, "kitchen": 4}
     assert found["test"]["seen_in_training"] == 1 and unseen_rows(parts, "test").tolist() == [False, True]
-    assert found["train"]["characters"]["most"] == max(map(len, rows.texts))
+    assert found["train"]["characters"]["most"] == rows["Text"].str.len().max()
     with pytest.raises(FactoryError, match="A label that no training row has"):
-        check_parts(parts | {"test": type(test)(test.ids, test.texts, ("harbour", "cellar"))})
+        check_parts(parts | {"test": test.assign(Label=["harbour", "cellar"])})

@@ -20,9 +20,9 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import derive_seed
 
 transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
+slow_tokenizers = LazyModule("transformers.convert_slow_tokenizer")
 
-BUILTIN = "builtin:"
-END_OF_TEXT = "<|endoftext|>"
+BUILTIN, END_OF_TEXT = "builtin:", "<|endoftext|>"
 SIZES = {"tiny": (64, 2, 2), "small": (128, 4, 4), "medium": (256, 6, 8)}  # width, layers, heads of a GPT-2
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,21 +57,13 @@ class Tokenizer:
         self._inner.save_pretrained(str(folder))
 
 
-def byte_characters() -> list[str]:
-    """Return the printable character that stands for each byte 0 .. 255 in byte-level vocabularies (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    table, extra = [], 0
-    for byte in range(256):
-        table.append(chr(byte if byte in printable else 256 + extra))
-        extra += byte not in printable
-    return table
-
-
 def byte_tokenizer() -> Tokenizer:
     """Return the built-in tokenizer: a token for each byte of UTF-8, spelt as in GPT-2, and the end of a text."""
-    byte_level, tokens = tokenizers.pre_tokenizers.ByteLevel, [*byte_characters(), END_OF_TEXT]
+    spelt = slow_tokenizers.bytes_to_unicode()
+    tokens = [*(spelt[byte] for byte in range(256)), END_OF_TEXT]
     inner = tokenizers.Tokenizer(tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, []))
-    inner.pre_tokenizer, inner.decoder = byte_level(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
     return Tokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END_OF_TEXT), "bytes")
 
 
@@ -111,11 +103,10 @@ class LanguageModel:
         if self.positions and length > self.positions:
             raise SettingsError("The model reads shorter sequences", where=self.name, got=f"max_seq_length {length}",
                                 wanted=f"at most {self.positions}")  # fmt: skip
-        if 1 + max(self.tokenizer.vocabulary.values()) > self.vocabulary:
-            raise SettingsError(
-                "The tokenizer has tokens that the model lacks", where=self.name,
-                got=f"{1 + max(self.tokenizer.vocabulary.values()):,} tokens", wanted=f"at most {self.vocabulary:,}",
-            )  # fmt: skip
+        tokens = 1 + max(self.tokenizer.vocabulary.values())
+        if tokens > self.vocabulary:
+            raise SettingsError("The tokenizer has tokens that the model lacks", where=self.name,
+                                got=f"{tokens:,} tokens", wanted=f"at most {self.vocabulary:,}")  # fmt: skip
         tokens_BT = torch.full((1, min(length, 8)), self.tokenizer.end)
         with torch.no_grad():
             logits_BTV = self.network.eval()(tokens_BT)
@@ -131,21 +122,19 @@ def load_causal_model(
 ) -> LanguageModel:
     """Load a causal model: builtin:tiny, small or medium; else a folder or a name at the Hugging Face hub.
 
-    length : longest sequence of a built-in model.
+    length : positions of a built-in model.
     seed : of the first weights, where they are random: always for a built-in one, else with `from_scratch`.
     dtype : of the weights.
     """
     transformers.logging.disable_progress_bar()  # one for each loaded file
     kind, given = transformers.AutoModelForCausalLM, {"dtype": DTYPES[dtype]}
-    if name.startswith(BUILTIN):
-        tokenizer, config = byte_tokenizer(), _built_in_config(name, length)
-    else:
-        with hub_errors("The model", name):
+    with hub_errors("The model", name):
+        if name.startswith(BUILTIN):
+            tokenizer, config = byte_tokenizer(), _built_in_config(name, length)
+        else:
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-        with hub_errors("The tokenizer", name):
             inner = transformers.AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
             tokenizer = Tokenizer(inner, name)
-    with hub_errors("The model", name):
         if from_scratch or name.startswith(BUILTIN):
             with drawn_from(seed, name):
                 model = kind.from_config(config, **given)
@@ -173,9 +162,9 @@ def hub_errors(what: str, name: str) -> Iterator[None]:
     """Inside the block, errors of transformers become one line that names the model. what : what is loaded."""
     try:
         yield
+    except FactoryError:
+        raise
     except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, FactoryError):
-            raise
         raise SettingsError(
             f"{what} cannot be loaded", where=name, got=" ".join(str(error).split())[:200],
             wanted="a name at the Hugging Face hub that this machine reaches or has cached, or a folder with "

@@ -1,0 +1,387 @@
+"""recipe compress: smaller variants of a T5 of recipe t5, each trained on, stored and loaded again; one table.
+
+O rows of a weight, each with a scale of its own; N test rows.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean, refuse_damaged_content
+from ml_factory.evaluation.class_scores import wilson_interval
+from ml_factory.evaluation.compression_plots import draw_compression
+from ml_factory.lazy_module import LazyModule
+from ml_factory.recipes.run import RESULT, open_recipe_run
+from ml_factory.recipes.t5 import T5Data, T5Network, T5Settings, label_loss, load_t5, new_t5, prepare_texts
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.workspace import Workspace
+from ml_factory.training.device import Device, pick_device
+from ml_factory.training.loop import Validation
+from ml_factory.training.spec import TrainSpec
+
+quantization, transformers = LazyModule("torchao.quantization"), LazyModule("transformers")
+
+NAME, FILE, ORIGINAL = "compress", "variant.state", "original"
+INT8 = {"int8_dynamic": "Int8DynamicActivationInt8WeightConfig", "int8_weights": "Int8WeightOnlyConfig"}  # of torchao
+METHODS = ("magnitude", "structured", *INT8)
+DEFAULT = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights"
+TOLERANCE = 1e-5  # between the reported quality and that of the file
+QUALITY = "accuracy"
+_SMALL = 1024  # numbers of a weight that stays float32
+_COLUMNS = (
+    "method",
+    "bytes",
+    "parameters",
+    "zeros",
+    "p50_ms",
+    "quality",
+    "low",
+    "high",
+    "difference",
+    "pareto",
+    "note",
+)
+Status = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class CompressionSettings:
+    """Settings of a compression.
+
+    model : folder of a finished run of recipe t5.
+    methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, separated by commas.
+    recovery_epochs : of training after pruning, at recovery_rate of the first learning rate.
+    rounds : predictions that are timed.
+    """
+
+    model: str = ""
+    methods: str = DEFAULT
+    recovery_epochs: int = 1
+    recovery_rate: float = 0.3
+    rounds: int = 60
+    device: str = "auto"
+    threads: int = 0
+
+    @cached_property
+    def shares(self) -> dict[str, tuple[str, float]]:
+        """Method as it is written -> its name and the share that it removes, 0 for a number format."""
+        return {text.strip(): parse_method(text) for text in (ORIGINAL, *self.methods.split(","))}
+
+
+def parse_method(text: str) -> tuple[str, float]:
+    """Return a method's name and the share that it removes, 0 for a number format. Raises SettingsError."""
+    name, _, share = text.strip().partition(":")
+    if name not in (ORIGINAL, *METHODS):
+        raise SettingsError("There is no such method", where="methods", got=repr(name), wanted=", ".join(METHODS),
+                            next_step=did_you_mean(name, METHODS))  # fmt: skip
+    if name not in ("magnitude", "structured") and not share:
+        return name, 0.0
+    try:
+        removed = float(share or "0.5")
+    except ValueError:
+        removed = 0.0
+    if name not in ("magnitude", "structured") or not 0 < removed < 1:
+        raise SettingsError("A method removes a share", where="methods", got=repr(text),
+                            wanted="magnitude:0.5, structured:0.5, int8_dynamic or int8_weights")  # fmt: skip
+    return name, removed
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The finished run. fingerprint : of its weights and data."""
+
+    settings: T5Settings
+    data: T5Data
+    network: T5Network
+    device: Device
+    fingerprint: str
+
+    def build(self, sizes: Mapping[str, int]) -> T5Network:
+        """Return a new network with other sizes than the trained one."""
+        config = {**self.network.model.config.to_dict(), **sizes}
+        return new_t5(transformers.T5Config(**config), self.settings.training.seed)
+
+    def outcomes(self, network: nn.Module) -> np.ndarray:
+        """Return which test rows get their label, float64 (N,)."""
+        predicted, _ = self.data.predict(network, self.device, self.settings.training.eval_batch)
+        return (self.data.parts["test"]["Label"].to_numpy() == np.array(predicted, object)).astype(np.float64)
+
+
+def _open_trained(settings: CompressionSettings) -> _Trained:
+    folder = Path(settings.model).expanduser()
+    if not settings.model or not files.is_file(folder / RESULT):
+        raise SettingsError("There is no finished run here", where="--model", got=settings.model or "none",
+                            wanted="the folder of a run of recipe t5")  # fmt: skip
+    facts = files.read_json(folder / RESULT)
+    if not isinstance(facts, dict) or facts.get("recipe") != "t5":
+        raise SettingsError("This run cannot be compressed", where=folder / RESULT,
+                            got=facts.get("recipe") if isinstance(facts, dict) else facts, wanted="t5")  # fmt: skip
+    with refuse_damaged_content(
+        SettingsError, "This result is damaged", where=folder / RESULT, next_step="train again"
+    ):
+        given = facts["settings"]
+        trained = T5Settings(**{**given, "training": TrainSpec(**given["training"])})
+        known = facts["data"]
+    device = pick_device(TrainSpec(device=settings.device, threads=settings.threads, precision="fp32"))
+    data = prepare_texts(trained, device)
+    if data.fingerprint != known:
+        raise SettingsError("The texts are no longer those of the training", where=folder, got=data.fingerprint,
+                            wanted=known, next_step="train again")  # fmt: skip
+    fingerprint = fingerprint_json([files.sha256(folder / "model" / "model.safetensors"), data.fingerprint])[:16]
+    return _Trained(trained, data, load_t5(str(folder / "model")), device, fingerprint)
+
+
+def run_compress(
+    workspace: Workspace, settings: CompressionSettings, *, fresh: bool = False, on_status: Status = print
+) -> dict[str, Any]:
+    """Make every variant, or load those that are finished; measure all of them; return the table.
+
+    Raises SettingsError, and FactoryError where a file predicts otherwise than was reported.
+    """
+    methods, trained = settings.shares, _open_trained(settings)
+    rows, networks, outcomes = [], [], []
+    for text, (name, share) in methods.items():
+        row = _make_variant(workspace, trained, settings, text, name, share, fresh, on_status)
+        networks.append(load_variant(Path(row["file"]), trained.build))
+        outcomes.append(trained.outcomes(networks[-1]))
+        if abs(float(outcomes[-1].mean()) - row["quality"]) > TOLERANCE:
+            raise FactoryError("A file predicts otherwise than was reported", where=row["file"],
+                               got=float(outcomes[-1].mean()), wanted=row["quality"],
+                               next_step="delete its run and compress again")  # fmt: skip
+        on_status(f"{text}: {QUALITY} {row['quality']:.4f}, {row['bytes'] / 1e6:.2f} MB")
+        rows.append(row)
+    tokens_BT = torch.from_numpy(trained.data.rows["test"].parts[0][:1]).long()
+    labels_CL = torch.from_numpy(trained.data.labels_CL).long()
+    seconds = measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), settings.rounds)
+    for row, one, found in zip(rows, seconds, outcomes, strict=True):
+        row |= {"p50_ms": 1000 * one, "difference": float((found - outcomes[0]).mean())}
+    for row in rows:
+        row["pareto"] = not any(_dominates(other, row) for other in rows)
+        row["note"] = _note(row, rows[0])
+    folder = workspace.results / NAME / f"table-{fingerprint_json([trained.fingerprint, settings.methods])[:12]}"
+    facts = {"recipe": NAME, "quality": QUALITY, "rows": rows, "test_rows": len(outcomes[0]), "folder": str(folder),
+             "settings": asdict(settings)}  # fmt: skip
+    table = pd.DataFrame(rows)[list(_COLUMNS)]
+    files.write(folder / "table.tsv", table.to_csv(sep="\t", index=False, float_format="%.6f").encode())
+    files.write_json(folder / "table.json", facts)
+    figure = draw_compression(rows, QUALITY, "T5: compressed")
+    files.replace(folder / "table.png", lambda target: figure.savefig(target, format="png", dpi=110))
+    workspace.push()
+    return facts
+
+
+def _make_variant(
+    workspace: Workspace, trained: _Trained, settings: CompressionSettings, text: str, name: str, share: float,
+    fresh: bool, say: Status,
+) -> dict[str, Any]:  # fmt: skip
+    """Change the network, train it on, store it, and return what its file predicts; stored facts where it is finished.
+
+    text : the method as it is written.
+    """
+    training = trained.settings.training
+    spec = replace(training, device=settings.device, threads=settings.threads, patience=0,
+                   epochs=settings.recovery_epochs, lr=training.lr * settings.recovery_rate)  # fmt: skip
+    identity = {"trained": trained.fingerprint, "method": text, "training": spec.identity()}
+    with open_recipe_run(
+        workspace, NAME, identity, {"method": text}, trained.device, fresh=fresh, mirror="off", say=lambda line: None
+    ) as run:
+        if run.done is not None:
+            return run.done
+        say(f"{text}: {run.folder}")
+        network, sizes, fit = trained.build({}), dict[str, int](), None
+        network.load_state_dict(trained.network.state_dict())
+        if name == "structured":
+            sizes, state = prune_t5_state(trained.network.model, share)
+            network = trained.build(sizes)
+            network.model.load_state_dict(state)
+        pruned = prune_by_magnitude(network, share) if name == "magnitude" else []
+        if share:
+            validation = Validation(lambda: trained.data.loss(network, "validation", trained.device, spec.eval_batch))
+            fit = run.train(network, trained.data.rows["train"], label_loss, spec, validation,
+                            settings={"method": text}, data=trained.fingerprint)  # fmt: skip
+        for module in pruned:
+            prune.remove(module, "weight")
+        numbers, path = [one.detach() for one in network.parameters()], run.folder / FILE
+        count = sum(one.numel() for one in numbers)
+        save_variant(path, network, sizes, name)
+        outcomes_N = trained.outcomes(load_variant(path, trained.build))  # what is reported is what the file predicts
+        low, high = wilson_interval(round(outcomes_N.sum()), len(outcomes_N))
+        facts = {
+            "recipe": NAME, "method": text, "file": str(path), "bytes": path.stat().st_size, "parameters": count,
+            "zeros": sum(int((one == 0).sum()) for one in numbers) / count, "quality": float(outcomes_N.mean()),
+            "low": low, "high": high,
+        }  # fmt: skip
+        return run.finish(facts, fit, ("quality", "bytes"))
+
+
+# ---------------------------------------------------------------------- methods
+
+
+def prune_by_magnitude(network: nn.Module, share: float) -> list[nn.Module]:
+    """Set the smallest of all weights of linear maps to zero, this share of them; in training they stay zero.
+
+    Returns the modules, whose `prune.remove` makes it final. An output that is tied to the embedding is left alone.
+    """
+    modules = _linear_maps(network)
+    pairs = [(module, "weight") for module in modules]
+    prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=share)
+    return modules
+
+
+def _linear_maps(network: nn.Module) -> list[nn.Module]:
+    tied = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
+    return [module for module in network.modules() if isinstance(module, nn.Linear) and id(module.weight) not in tied]
+
+
+def prune_t5_state(model: Any, share: float) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """Return sizes and weights of a T5 without this share of its heads and inner units, the least important of each.
+
+    A head counts as the norms of what it reads and writes. Layers of a stack share their table of relative positions,
+    which has a column a head: their self-attention loses the same heads.
+    """
+    state, config, width = model.state_dict(), model.config, model.config.d_kv
+    keep_heads, keep_inner = (max(round(size * (1 - share)), 1) for size in (config.num_heads, config.d_ff))
+    kept = {name: value.clone() for name, value in state.items()}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in state:
+        if name.endswith("Attention.o.weight"):
+            layer = name.removesuffix("o.weight")
+            # Attention to the encoder's text has no such table: each layer chooses for itself.
+            groups.setdefault((name.partition(".block.")[0], layer if "EncDec" in layer else ""), []).append(layer)
+    for layers in groups.values():
+        chosen = _largest(sum(_head_importance(state, layer, width) for layer in layers), keep_heads)
+        rows = (chosen[:, None] * width + torch.arange(width)).flatten()
+        for layer in layers:
+            for own in "qkv":
+                kept[f"{layer}{own}.weight"] = state[f"{layer}{own}.weight"][rows]
+            kept[f"{layer}o.weight"] = state[f"{layer}o.weight"][:, rows]
+            table = f"{layer}relative_attention_bias.weight"
+            if table in state:
+                kept[table] = state[table][:, chosen]
+    for name in state:
+        if name.endswith("wo.weight"):
+            layer, scores = name.removesuffix("wo.weight"), state[name].norm(dim=0)
+            readers = [f"{layer}{one}.weight" for one in ("wi", "wi_0", "wi_1") if f"{layer}{one}.weight" in state]
+            for one in readers:
+                scores = scores * state[one].norm(dim=1)
+            chosen = _largest(scores, keep_inner)
+            kept[name] = state[name][:, chosen]
+            kept |= {one: state[one][chosen] for one in readers}
+    return {"num_heads": keep_heads, "d_ff": keep_inner}, kept
+
+
+def _head_importance(state: Mapping[str, Tensor], layer: str, width: int) -> Tensor:
+    value, out = state[f"{layer}v.weight"], state[f"{layer}o.weight"]
+    return value.unflatten(0, (-1, width)).flatten(1).norm(dim=1) * out.unflatten(1, (-1, width)).norm(dim=(0, 2))
+
+
+def _largest(importance: Tensor, count: int) -> Tensor:
+    """Return the positions of the `count` largest, ascending."""
+    return importance.topk(count).indices.sort().values
+
+
+# ---------------------------------------------------------------------- the file of a variant
+
+
+def save_variant(path: Path, network: nn.Module, sizes: Mapping[str, int], method: str) -> None:
+    """Write the weights of a variant, each once; with an int8 method the larger ones as int8 and a scale a row.
+
+    sizes : other ones than the trained network has.
+    """
+    stored = {}
+    for name, weight in network.named_parameters():
+        value = weight.detach().cpu()
+        if method in INT8 and value.ndim > 1 and value.numel() >= _SMALL:
+            scale_O = value.flatten(1).abs().amax(1).clamp_min(1e-12) / 127
+            stored[f"{name}#rows"] = scale_O
+            stored[f"{name}#int8"] = (value / scale_O[:, None]).round().clamp(-127, 127).to(torch.int8)
+        else:
+            stored[name] = value.clone()
+    write_state_file(path, {"method": method, "sizes": dict(sizes), "weights": stored})
+
+
+def load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) -> nn.Module:
+    """Read a variant into the network that `build` makes of its sizes; int8 is computed by torchao.
+
+    Raises CheckpointError for a damaged file.
+    """
+    state = read_state_file(path)
+    network, stored = build(state["sizes"]).eval(), state["weights"]
+    names = dict(network.named_parameters())
+    weights = {
+        name: stored[name] if name in stored else stored[f"{name}#int8"].float() * stored[f"{name}#rows"][:, None]
+        for name in names
+    }
+    network.load_state_dict(weights, strict=False)  # a tied weight stands there once
+    if state["method"] in INT8:
+        logging.getLogger("torchao").setLevel(logging.ERROR)  # it names each CUDA file that it does not load
+        chosen = set(map(id, _linear_maps(network)))
+        config = getattr(quantization, INT8[state["method"]])()
+        quantization.quantize_(network, config, lambda module, name: id(module) in chosen)
+    return network
+
+
+# ---------------------------------------------------------------------- the table
+
+
+@torch.no_grad()
+def measure_latencies(networks: Sequence[Any], predict: Callable[[Any], object], rounds: int) -> list[float]:
+    """Return the median seconds of one prediction of each network, on one thread of the CPU; they take turns."""
+    networks, threads = [network.cpu().eval() for network in networks], torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds = np.zeros((rounds, len(networks)))
+    try:
+        for turn in range(-5, rounds):
+            for at, network in enumerate(networks):
+                began = time.perf_counter()
+                predict(network)
+                if turn >= 0:
+                    seconds[turn, at] = time.perf_counter() - began
+    finally:
+        torch.set_num_threads(threads)
+    return np.median(seconds, 0).tolist()
+
+
+def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return True where `one` is nowhere worse than `other` in size, latency and quality, and somewhere better."""
+    ours, theirs = ((row["bytes"], row["p50_ms"], -row["quality"]) for row in (one, other))
+    return all(a <= b for a, b in zip(ours, theirs, strict=True)) and ours != theirs
+
+
+def _note(row: Mapping[str, Any], original: Mapping[str, Any]) -> str:
+    """Return what a reader must know of a row."""
+    if row is original:
+        return ""
+    notes, by_magnitude = [], row["method"].startswith("magnitude")
+    if by_magnitude:
+        notes.append(f"{row['zeros']:.0%} zeros, stored and multiplied like other numbers: sparse without speed")
+    elif original["p50_ms"] / row["p50_ms"] < 1.05:
+        notes.append("not faster here")
+    if row["bytes"] >= original["bytes"] and not by_magnitude:
+        notes.append("not smaller")
+    if row["high"] < original["low"]:
+        notes.append("clearly worse")
+    return "; ".join(notes)
+
+
+def summary(facts: Mapping[str, Any]) -> str:
+    """Return the table as text."""
+    lines = [f"T5, {facts['test_rows']:,} test rows; * on the Pareto front of size, latency, {facts['quality']}",
+             f"  {'method':28} {'MB':>8} {'p50 ms':>8} {'quality (95 %)':>26}"]  # fmt: skip
+    for row in facts["rows"]:
+        quality = f"{row['quality']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+        lines.append(f"{'*' if row['pareto'] else ' '} {row['method']:28} {row['bytes'] / 1e6:8.3f}"
+                     f" {row['p50_ms']:8.2f} {quality:>26}  {row['note']}")  # fmt: skip
+    return "\n".join([*lines, f"table: {facts['folder']}"])

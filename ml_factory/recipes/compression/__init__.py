@@ -1,1 +1,0 @@
-"""Smaller networks from trained ones: pruned, quantized, distilled."""

@@ -1,1 +1,0 @@
-"""Text, tokenizers, packed sequences and causal models, shared by the recipes of language models."""

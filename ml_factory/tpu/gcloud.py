@@ -1,0 +1,131 @@
+"""Calls of gcloud as child processes: argument lists without a shell, deadlines, kinds of failures, dry runs.
+
+Grammar: cloud.google.com/sdk/gcloud/reference (compute tpus, storage, secrets, services), SDK 528.0.0.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ml_factory.errors import FactoryError
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.json_values import parse_json
+
+# kind -> (pattern of gcloud's message in small letters, next step)
+_KINDS = {
+    "quota": (
+        r"quota|exhausted",
+        "request TPU quota for this type and zone at console.cloud.google.com/iam-admin/quotas, or another ZONE",
+    ),
+    "missing": (r"not_found|not found|\b404\b", "check PROJECT_ID, ZONE and the names"),
+    "permission": (
+        r"permission_denied|permission denied \(|permission '|forbidden|\b403\b|does not have permission",
+        "give this account roles/tpu.admin, roles/storage.admin and roles/iam.serviceAccountUser",
+    ),
+    "login": (
+        r"gcloud auth login|reauthentication|no active account|do not currently have an active account",
+        "run: gcloud auth login",
+    ),
+    "connection": (
+        r"timed out|connection refused|connection reset|port 22\b|exit code 255|unable to connect",
+        "run: python -m ml_factory tpu resume; where ssh is closed set ALLOW_SSH_FROM to your address range",
+    ),
+    "other": ("", "read the message of gcloud, then run: python -m ml_factory tpu resume"),
+}
+
+
+class GcloudError(FactoryError):
+    """A call of gcloud that failed; kind : quota, missing, permission, login, connection or other."""
+
+    def __init__(self, words: tuple[str, ...], message: str, kind: str = ""):
+        reason = message[
+            max(message.find("ERROR:"), 0) :
+        ]  # warnings before it, such as of quota projects, are no reason
+        self.kind = kind or next(kind for kind, (pattern, _) in _KINDS.items() if re.search(pattern, reason.lower()))
+        super().__init__(
+            f"gcloud refused ({self.kind})", where=" ".join(words[:4]),
+            got=" ".join(reason.split())[:400] or "no message", next_step=_KINDS[self.kind][1],
+        )  # fmt: skip
+
+
+class Gcloud:
+    """The gcloud of the PATH.
+
+    common : words at the end of each command.
+    dry_run : print each command and call nothing.
+    seconds : longest time of one call; ssh_seconds : of one that copies to or runs on workers.
+    tries, pause : calls over ssh, and seconds between two of them.
+    """
+
+    def __init__(
+        self, *common: str, dry_run: bool = False, seconds: float = 300.0, ssh_seconds: float = 1800.0, tries: int = 3,
+        pause: float = 20.0, say: Callable[[str], None] = print,
+    ):  # fmt: skip
+        self.common, self.dry_run, self.seconds, self.ssh_seconds = common, dry_run, seconds, ssh_seconds
+        self.tries, self.pause, self.say = tries, pause, say
+        self.program = shutil.which("gcloud") or ""
+        if not self.program and not dry_run:
+            raise FactoryError(
+                "gcloud is not installed", where="PATH", wanted="Google Cloud SDK",
+                next_step="see cloud.google.com/sdk/docs/install, or print the commands with --dry-run",
+            )  # fmt: skip
+
+    def call(self, *words: str, content: str = "", seconds: float = 0.0) -> str:
+        """Run a command and return its output; content : for standard input. Raises GcloudError."""
+        words = (*words, *self.common)
+        if self.dry_run:
+            self.say(f"gcloud {shlex.join(words)}" + ("  # the key on standard input" if content else ""))
+            return ""
+        try:
+            done = subprocess.run([self.program, *words], input=content, capture_output=True, text=True,
+                                  errors="replace", timeout=seconds or self.seconds)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise GcloudError(words, f"timed out after {error.timeout:g} s", "connection") from None
+        except OSError as error:
+            raise GcloudError(words, str(error), "other") from None
+        if done.returncode:
+            failed = GcloudError(words, redact_secrets(done.stderr or done.stdout))
+            lost = failed.kind == "other" and done.returncode == 255
+            raise GcloudError(words, redact_secrets(done.stderr), "connection") if lost else failed
+        return done.stdout
+
+    def describe(self, *words: str) -> dict[str, Any] | None:
+        """Return what a describing command prints; None where there is no such thing, {} in a dry run.
+
+        Raises GcloudError for another failure.
+        """
+        try:
+            text = self.call(*words, "--format=json")
+            value = {} if self.dry_run else parse_json(text)
+        except GcloudError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise GcloudError(words, f"the answer is no JSON object: {text[:100]!r}", "other")
+        return value
+
+    def call_workers(self, *words: str) -> str:
+        """Run a command over ssh, again after a lost connection. Raises GcloudError."""
+        for left in reversed(range(self.tries)):
+            try:
+                return self.call(*words, seconds=self.ssh_seconds)
+            except GcloudError as error:
+                if error.kind != "connection" or not left:
+                    raise
+                self.say(f"connection lost, {left} more tries: {' '.join(words[:4])}")
+                time.sleep(self.pause)
+        raise AssertionError("unreachable")
+
+    def open_terminal(self, *words: str) -> int:
+        """Run a command on this terminal and return its exit code."""
+        if self.dry_run:
+            self.call(*words)
+            return 0
+        return subprocess.run([self.program, *words, *self.common]).returncode
