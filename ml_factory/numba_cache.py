@@ -20,32 +20,13 @@ _LIVELY_SECONDS = 24 * 3600
 _PACKAGE = Path(__file__).parent
 
 
-def numba_source_files(package: Path = _PACKAGE) -> dict[Path, bytes]:
-    """Return paths and contents of the files below `package` that compile something, sorted by path."""
-    contents = {path: path.read_bytes() for path in sorted(package.rglob("*.py"))}
-    return {path: content for path, content in contents.items() if b"njit" in content}
-
-
 def numba_sources_hash(package: Path = _PACKAGE) -> str:
     """Return the hash of names and contents of the files below `package` that compile something."""
     digest = hashlib.sha256()
-    for path, content in numba_source_files(package).items():
-        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    for path in sorted(package.rglob("*.py")):
+        if b"njit" in (content := path.read_bytes()):
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
-
-
-def list_unused_kernel_folders(keep: int = 0) -> list[Path]:
-    """List the folders of kernels of other sources, without the `keep` newest, that no process used for a day."""
-    if "NUMBA_CACHE_DIR" in os.environ and not _is_own_cache(Path(os.environ["NUMBA_CACHE_DIR"])):
-        return []
-    folder = private_folder("kernels")
-    found = sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)[keep:]
-    old = [one for one in found if time.time() - one.lstat().st_mtime > _LIVELY_SECONDS]
-    return [one for one in old if one.name != numba_sources_hash()]
-
-
-def _is_own_cache(folder: Path) -> bool:
-    return folder.parent == private_folder("kernels")
 
 
 def set_numba_cache_folder() -> None:
@@ -55,10 +36,11 @@ def set_numba_cache_folder() -> None:
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     folder = private_folder("kernels") / numba_sources_hash()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     os.utime(folder)
-    for old in list_unused_kernel_folders(KEEP):
-        shutil.rmtree(old, ignore_errors=True)
+    for old in sorted(folder.parent.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)[KEEP:]:
+        if time.time() - old.lstat().st_mtime > _LIVELY_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:  # its settings are read already
         sys.modules["numba"].config.CACHE_DIR = str(folder)

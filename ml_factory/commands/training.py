@@ -144,7 +144,7 @@ def backtest(
     """Trade the stored test predictions after costs. Example: `python -m ml_factory backtest --symbol MES`
 
     Args:
-        contracts: YAML or JSON file: money facts by symbol.
+        contracts: JSON file: money facts by symbol.
         spread: Spread in ticks.
         slippage: Slippage of a fill in ticks.
         least_edge: Least |p_long - p_short| that opens a position; empty: chosen on validation rows.

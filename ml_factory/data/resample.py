@@ -322,7 +322,7 @@ def segments_of_bars(
     wrong = np.flatnonzero(start < np.append(position["clock"], start[:-1] + bar_ns))
     if len(wrong):
         wanted = f"bars of {bar_ns // MINUTE_NS} min in time order, none twice"
-        step = "pass the bars through check_bars, or give their own bar_minutes"
+        step = "pass the bars through validate_bars, or give their own bar_minutes"
         got = f"a bar at {pd.Timestamp(start[wrong[0]], tz='UTC')}, before the bar before it ends"
         raise BarsError("Bars overlap", where=f"row {wrong[0]}", got=got, wanted=wanted, next_step=step)
     interval = np.searchsorted(intervals[1], start, side="right") - 1

@@ -172,9 +172,7 @@ class QuantileScaler:
         if not isinstance(knots, int) or knots < 3:
             raise SettingsError("Too few knots", where="knots", got=repr(knots), wanted="a whole number, 3 or more")
         shares = tuple(np.linspace(0, 1, knots).tolist())
-        columns = (x_NF[:, f] if rows is None else x_NF[rows, f] for f in range(x_NF.shape[1]))
-        found = [_quantiles_of(np.asarray(column, np.float32), shares) for column in columns]
-        return cls(np.array(found).reshape(-1, knots), shape)
+        return cls(np.nan_to_num(column_quantiles(np.asarray(x_NF, np.float32), shares, rows), nan=0.0), shape)
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return ranks as float32 (N, F), 0 for a missing value, written into `out` where given.
@@ -258,8 +256,3 @@ def _by_blocks(scaled, x_NF: np.ndarray, features: int, out: np.ndarray | None, 
         block = scaled(x_NF[first : first + BLOCK_ROWS])
         out[first : first + BLOCK_ROWS] = np.nan_to_num(block, copy=False, nan=0.0)
     return out
-
-
-def _quantiles_of(column: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
-    values = column[np.isfinite(column)].astype(np.float64)
-    return np.quantile(values, shares) if len(values) else np.zeros(len(shares))

@@ -17,7 +17,7 @@ class Windows:
     Parameters
     ----------
     x_NF : float32 C-contiguous array or tensor (on any device); not copied
-    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.mask_rows_with_full_window`)
+    rows : int64 positions of the windows' last rows, each >= lookback - 1 (`row_selection.mask_rows_with_full_window`)
     lookback : T >= 1
     """
 
@@ -33,7 +33,7 @@ class Windows:
                 where=f"lookback={lookback}, {n} rows",
                 got=f"last rows from {self.rows.min()} to {self.rows.max()}" if self.rows.size else "no rows",
                 wanted=f"last rows from {least} to {most}",
-                next_step="keep only rows whose whole window exists (datasets.rows.rows_with_window)",
+                next_step="keep rows with a whole window (datasets.row_selection.mask_rows_with_full_window)",
             )
         # One entry per possible window, all overlapping in the same memory.
         self._all_STF = self.x_NF.as_strided((max(n - least, 0), self.lookback, features), (features, features, 1))

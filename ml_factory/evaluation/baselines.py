@@ -42,12 +42,12 @@ def prior_baseline_probabilities(y_train, w, n: int) -> np.ndarray:
     return np.tile(baseline_class_shares(y_train, w), (n, 1))
 
 
-def last_move_baseline_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
+def last_move_baseline_probabilities(last_move_train, y_train, last_move) -> np.ndarray:
     """Return the baseline `last_move`: class shares given the sign of the last base bar's return, from training rows.
 
     Parameters
     ----------
-    last_move_train, y_train, w : (M,) the training rows' last returns, labels and weights.
+    last_move_train, y_train : (M,) the training rows' last returns and labels.
     last_move : (N,) last returns of the rows to predict; NaN where there is none.
 
     Returns
@@ -56,14 +56,10 @@ def last_move_baseline_probabilities(last_move_train, y_train, last_move, w=None
     prior, and an unseen one (or NaN) gets the prior itself.
     """
     moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
-    y_train = np.asarray(y_train)
-    w = np.ones(len(y_train)) if w is None else np.asarray(w, dtype=np.float64)
-    prior = baseline_class_shares(y_train, w)
-    w = w * (np.count_nonzero(w) / w.sum())
+    code, prior = np.asarray(y_train).astype(np.int64) + 1, baseline_class_shares(y_train)
     p_N3 = np.tile(prior, (len(last_move), 1))
     for sign in (-1.0, 0.0, 1.0):
-        seen = moves == sign
-        counts = np.bincount(y_train[seen].astype(np.int64) + 1, weights=w[seen], minlength=3) + prior
+        counts = np.bincount(code[moves == sign], minlength=3) + prior
         p_N3[last_move == sign] = counts / counts.sum()
     return p_N3
 

@@ -12,7 +12,7 @@ from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_row
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
 
-optimize = LazyModule("scipy.optimize")  # only a fit reads it
+optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")  # only a fit reads them
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
 
@@ -35,21 +35,17 @@ class Calibration:
     temperature: float = 1.0
     bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    LOWEST, HIGHEST = (
-        0.2,
-        20.0,
-    )  # sharper is a broken model, and not invertible above the floor of 1e-12
+    LOWEST, HIGHEST = 0.2, 20.0  # sharper is a broken model, and not invertible above the floor of 1e-12
     # Standard deviations of the priors of each bias and of log T, both centred at no change. Chosen on validation rows
     # of eight files: fitted on one part of them, evaluated on the part after it (docs/log.md).
     BIAS_SPREAD, LOG_TEMPERATURE_SPREAD = 0.2, 0.5
 
     def __post_init__(self):
-        if not (np.isfinite(self.temperature) and self.temperature > 0):
-            raise SettingsError("A temperature must be positive", got=self.temperature, wanted="a number above 0")
         object.__setattr__(self, "bias", tuple(float(value) for value in self.bias))
-        if len(self.bias) != len(CLASSES) or not np.isfinite(self.bias).all():
+        numbers = [self.temperature, *self.bias]
+        if not (np.isfinite(numbers).all() and self.temperature > 0 and len(self.bias) == len(CLASSES)):
             raise SettingsError(
-                "A class bias must be three finite numbers", got=self.bias, wanted="short, neutral, long"
+                "No such calibration", got=numbers, wanted="a temperature above 0, and biases of short, neutral, long"
             )
 
     @classmethod
@@ -77,7 +73,7 @@ class Calibration:
 
         def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
             scaled = np.exp(-theta[0]) * logp_N3
-            q_N3 = _log_softmax(scaled + theta[1:])
+            q_N3 = special.log_softmax(scaled + theta[1:], axis=1)
             residual = (np.exp(q_N3) - hit) * weight[:, None]
             slope = np.r_[-(residual * scaled).sum(), residual.sum(axis=0)]
             loss = -float(weight @ q_N3[np.arange(len(code)), code])
@@ -105,15 +101,10 @@ class Calibration:
         return {"temperature": self.temperature, "bias": list(self.bias)}
 
     @classmethod
-    def from_model_state(cls, state: Mapping) -> "Calibration":
-        """Return the calibration of a registered model's or stack's state."""
-        return cls.from_dict(state["calibration"] if "calibration" in state else state["temperature"])
-
-    @classmethod
     def from_dict(cls, facts: Mapping) -> "Calibration":
-        """Read the values of `to_dict`; bundles of before 2026-11-22 have a temperature alone."""
+        """Read the values of `to_dict`."""
         with refuse_damaged_content(CheckpointError, "This calibration is damaged", next_step="train the model again"):
-            return cls(float(facts["temperature"]), tuple(map(float, facts.get("bias", (0.0, 0.0, 0.0)))))
+            return cls(float(facts["temperature"]), tuple(map(float, facts["bias"])))
 
 
 def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
@@ -150,12 +141,6 @@ def _calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int =
     return gain_interval(difference, w, horizon=horizon, times_N=times_N, by_outcome_NK=by_outcome_N3)
 
 
-def _log_softmax(z_N3: np.ndarray) -> np.ndarray:
-    """Return the log of `softmax`, without underflow."""
-    z_N3 = z_N3 - z_N3.max(axis=1, keepdims=True)
-    return z_N3 - np.log(np.exp(z_N3).sum(axis=1, keepdims=True))
-
-
 def calibration_by_class(
     y, p_N3, w=None, *, horizon: int = 1, times_N=None, classes: Mapping[str, int] | None = None
 ) -> pd.DataFrame:
@@ -184,13 +169,12 @@ def calibration_by_class(
     return pd.DataFrame(table)
 
 
-def reliability_table(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", horizon: int = 1) -> pd.DataFrame:
-    """Return the observed frequency by predicted probability, per class and bin.
+def reliability_table(y, p_N3, bins: int = 10, w=None, *, horizon: int = 1) -> pd.DataFrame:
+    """Return the observed frequency by predicted probability, per class and bin of equally many rows.
 
     Parameters
     ----------
     bins : number of bins.
-    strategy : "quantile" (equal numbers of rows) or "uniform" (equal widths of [0, 1]).
     horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard error counts
         (Σw)²/Σw²/horizon of them, which is cautious.
 
@@ -200,14 +184,10 @@ def reliability_table(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quant
     predicted), frequency (weighted share observed), error (binomial standard error), rows.
     """
     code, p_N3, w = check_metric_rows(y, p_N3, w)
-    if bins < 1 or strategy not in ("quantile", "uniform"):
-        raise SettingsError("No such bins", got=f"{bins} {strategy}", wanted="1 or more, quantile or uniform")
     pieces = []
     for k, name in enumerate(CLASSES):
         predicted_N, happened = p_N3[w > 0, k], (code == k)[w > 0].astype(np.float64)
-        weight = w[w > 0]
-        grid = np.linspace(0, 1, bins + 1)
-        edges = np.unique(np.quantile(predicted_N, grid)) if strategy == "quantile" else grid
+        weight, edges = w[w > 0], np.unique(np.quantile(predicted_N, np.linspace(0, 1, bins + 1)))
         which = np.searchsorted(edges[1:-1], predicted_N)
         inside = np.unique(which)
         total = np.bincount(which, weights=weight)[inside]

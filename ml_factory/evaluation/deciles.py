@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
+from ml_factory.lazy_module import LazyModule
 
+stats = LazyModule("scipy.stats")
 DECILES = 10
 FEWEST = 100  # rows: ten a decile
 
@@ -42,8 +44,7 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
     forecast, ret = forecast[known], ret[known]
     if len(ret) < FEWEST or np.ptp(forecast) == 0 or np.ptp(ret) == 0:
         return None
-    place = np.empty(len(forecast), dtype=np.int64)
-    place[np.argsort(forecast, kind="stable")] = np.arange(len(forecast)) * DECILES // len(forecast)
+    place = (stats.rankdata(forecast, "ordinal").astype(np.int64) - 1) * DECILES // len(forecast)
     rows = {}
     for decile in range(DECILES):
         in_decile = place == decile
@@ -59,29 +60,13 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
 def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return Spearman's rank correlation of forecast and realised return, with a 95 % interval for dependent rows.
 
-    The interval is that of the mean of the influence function of Spearman's correlation (Borkowf 2002, Computational
-    Statistics & Data Analysis 39, section 2), so that overlapping labels count as in every other interval here. Its
-    value by outcome is that for the lowest and for the highest return: the memory of slow forecasts counts.
+    It is the mean of the products of standardised ranks, whose interval is that of every other mean here, so that
+    overlapping labels count. The value by outcome is that for the lowest and for the highest return: the memory of slow
+    forecasts counts. That ranks are of a sample is left out, as no correlation makes it matter.
     """
-    f, g = _mid_ranks(forecast_N), _mid_ranks(ret_N)
+    f, g = (
+        stats.rankdata(values) / len(values) - (len(values) + 1) / (2 * len(values)) for values in (forecast_N, ret_N)
+    )
     scale = f.std() * g.std()
-    rho = float(np.mean((f - 0.5) * (g - 0.5)) / scale)
-    below = _mean_above(f, g)
-    influence = (f * g + below + _mean_above(g, f)) / scale
-    # At ranks 0 and 1 of the return, without the last summand, which is the same in all rows.
-    lowest_highest_N2 = np.column_stack([below, f + below]) / scale
-    values = rho + influence - influence.mean()
-    return gain_interval(values, horizon=horizon, times_N=times_N, by_outcome_NK=lowest_highest_N2)
-
-
-def _mid_ranks(values) -> np.ndarray:
-    """Return the share of rows below each value, ties counting half: float64 (N,) in (0, 1)."""
-    _, level, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
-    return ((np.cumsum(counts) - counts / 2) / len(level))[level]
-
-
-def _mean_above(x: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return 1/N times the sum of `other` over the rows whose x is above each row's, ties counting half, (N,)."""
-    _, level = np.unique(x, return_inverse=True)
-    sums = np.bincount(level, weights=other)
-    return ((sums.sum() - np.cumsum(sums) + sums / 2) / len(x))[level]
+    lowest_highest_N2 = np.outer(f, [-0.5, 0.5]) / scale
+    return gain_interval(f * g / scale, horizon=horizon, times_N=times_N, by_outcome_NK=lowest_highest_N2)

@@ -1,12 +1,11 @@
 """Findings on a model: what a reader of its report should know before acting on it, each with advice.
 
-Letters: N rows in time order, F features. Thresholds are those of the messages; docs/guide.md lists them.
+Thresholds are those of the messages; docs/guide.md lists them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.html_report import HtmlSection
@@ -19,9 +18,7 @@ LARGEST_GAIN = 0.10  # nats over the best baseline; real bars have shown at most
 OVERFIT_GAP = 0.05  # nats
 VISIBLE_GAIN = 0.05  # nats; an edge on real bars is rarely larger
 CALIBRATION_ERROR = 0.03
-DRIFTED_PSI, DRIFTED_SHARE = 0.25, 0.1  # of a feature; of the features
-MONTHS = 3  # least months of test rows for a finding on one of them
-_DRIFT_ROWS, _DRIFT_BINS = 20_000, 10
+PARTS = 3  # least months or folds for a finding on one of them
 
 
 @dataclass(frozen=True)
@@ -81,20 +78,19 @@ def too_good_finding(verdict: ModelVerdict) -> Finding | None:
 def few_rows_finding(verdict: ModelVerdict) -> Finding | None:
     """Find test rows that are too few for a verdict, or for gains of a realistic size."""
     half = (verdict.gain_best_high - verdict.gain_best_low) / 2
+    sentence = (
+        f"{verdict.effective_rows:,.0f} effective test rows are few: only gains above {half:.3f} nats would show."
+    )
+    advice = "Add bars, or use a shorter horizon: labels that overlap count once."
     if verdict.status == NOT_ENOUGH:
-        advice = "Add bars, or use a shorter horizon: labels that overlap count once."
+        sentence = f"There is no verdict: {verdict.reason}."
         if "weeks" in verdict.reason:
             advice = "Add bars of more weeks; nothing else makes the test rows span longer."
         elif verdict.reason.startswith("no "):
             advice = "Prepare with nearer barriers or more bars, so that each part has each class."
-        return Finding("few_rows", "warning", f"There is no verdict: {verdict.reason}.", advice)
-    if not half > VISIBLE_GAIN:
+    elif not half > VISIBLE_GAIN:
         return None
-    return Finding(
-        "few_rows", "warning",
-        f"{verdict.effective_rows:,.0f} effective test rows are few: only gains above {half:.3f} nats would show.",
-        "Add bars, or use a shorter horizon: labels that overlap count once.",
-    )  # fmt: skip
+    return Finding("few_rows", "warning", sentence, advice)
 
 
 def overfit_finding(train_gain: float, validation_gain: float) -> Finding | None:
@@ -110,80 +106,33 @@ def overfit_finding(train_gain: float, validation_gain: float) -> Finding | None
     )  # fmt: skip
 
 
-def month_finding(months: pd.DataFrame) -> Finding | None:
-    """Find a gain over the best baseline that one calendar month carries; months : index month, column gain (sum)."""
-    gain = months["gain"]
-    if len(gain) < MONTHS or not gain.sum() > 0 or gain.sum() - gain.max() > 0:
-        return None
-    return Finding(
-        "one_month", "warning",
-        f"One month carries the gain: without {gain.idxmax()} nothing is left of it in the other {len(gain) - 1}.",
-        "Look at what happened then; cross-validate, or wait for more months.",
-    )  # fmt: skip
+def concentration_finding(unit: str, gains: pd.Series) -> Finding | None:
+    """Find a gain that one month of the test rows, or one block of a cross-validation, carries.
 
-
-def fold_finding(gain_B: np.ndarray) -> Finding | None:
-    """Find a gain that one block of a cross-validation carries.
-
-    gain_B : gain of each block, nats per row.
+    unit : "month" or "fold". gains : of each over the best baseline or the class prior; NaN for none.
     """
-    gain_B = np.asarray(gain_B, dtype=float)[np.isfinite(gain_B)]
-    if len(gain_B) < MONTHS or not gain_B.sum() > 0 or gain_B.sum() - gain_B.max() > 0:
+    gains = gains.dropna()
+    if len(gains) < PARTS or not gains.sum() > 0 or gains.sum() - gains.max() > 0:
         return None
     return Finding(
-        "one_fold", "warning",
-        f"One fold carries the gain: without block {int(gain_B.argmax())} the others have none on the mean.",
-        "Look at what happened in that period; a gain that lasts shows in most folds.",
+        f"one_{unit}", "warning",
+        f"One {unit} carries the gain: without {gains.idxmax()} nothing is left of it in the other {len(gains) - 1}.",
+        f"Look at what happened in that {unit}; a gain that lasts shows in most.",
     )  # fmt: skip
 
 
 def calibration_finding(by_class: pd.DataFrame) -> Finding | None:
     """Find a class whose mean probability is not its frequency; by_class : `calibration_by_class` of the test rows."""
-    off = by_class[
-        ((by_class["low"] > 0) | (by_class["high"] < 0)) & (by_class["difference"].abs() > CALIBRATION_ERROR)
-    ]
-    if not len(off):
+    significant = (by_class["low"] > 0) | (by_class["high"] < 0)
+    size = by_class["difference"].abs().where(significant, 0.0)
+    if not size.max() > CALIBRATION_ERROR:
         return None
-    worst = off.loc[off["difference"].abs().idxmax()]
+    worst = by_class.loc[size.idxmax()]
     return Finding(
         "miscalibrated", "warning",
         f"The probabilities of {worst['class']} are miscalibrated on test rows: {worst['predicted']:.3f} predicted, "
         f"{worst['observed']:.3f} observed (difference 95 % from {worst['low']:+.3f} to {worst['high']:+.3f}).",
         "Do not size positions by them; calibrate on newer rows, or retrain.",
-    )  # fmt: skip
-
-
-def population_stability_index(train_MF: np.ndarray, test_NF: np.ndarray, bins: int = _DRIFT_BINS) -> np.ndarray:
-    """Return the population stability index of each feature, float64 (F,), over quantile bins of the training rows.
-
-    Missing values are a bin of their own. Half a row is added to each bin.
-    """
-    found = np.zeros(train_MF.shape[1])
-    for column, (train, test) in enumerate(zip(train_MF.T, test_NF.T, strict=True)):
-        known = train[np.isfinite(train)]
-        edges = np.unique(np.quantile(known, np.linspace(0, 1, bins + 1)[1:-1])) if len(known) else np.empty(0)
-        shares = []
-        for values in (train, test):
-            codes = np.where(np.isfinite(values), np.searchsorted(edges, values, side="left"), len(edges) + 1)
-            counts = np.bincount(codes, minlength=len(edges) + 2) + 0.5
-            shares.append(counts / counts.sum())
-        found[column] = ((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum()
-    return found
-
-
-def drift_finding(train_MF: np.ndarray, test_NF: np.ndarray, names: Sequence[str]) -> Finding | None:
-    """Find features whose distribution on test rows is not that of the training rows."""
-    evenly = [np.linspace(0, len(rows) - 1, min(len(rows), _DRIFT_ROWS)).astype(int) for rows in (train_MF, test_NF)]
-    index = population_stability_index(train_MF[evenly[0]], test_NF[evenly[1]])
-    drifted = np.flatnonzero(index > DRIFTED_PSI)
-    if len(drifted) <= DRIFTED_SHARE * len(names):
-        return None
-    worst = ", ".join(f"{names[column]} {index[column]:.2f}" for column in np.argsort(-index)[:3])
-    return Finding(
-        "drift", "warning",
-        f"Test rows have drifted from training rows: {len(drifted)} of {len(names)} features have a population "
-        f"stability index above {DRIFTED_PSI:g} (most {worst}).",
-        "Train on newer rows; leave out features that follow the level of prices.",
     )  # fmt: skip
 
 
@@ -212,15 +161,16 @@ def cost_finding(net: float, break_even_ticks: float, cost_ticks: float) -> Find
     """
     if not break_even_ticks < 2 * cost_ticks:
         return None
+    ticks = f"a round trip earns {break_even_ticks:.2f} ticks and costs {cost_ticks:.2f}."
     if not net > 0:
-        sentence = (
-            f"Nothing is left after costs: a round trip earns {break_even_ticks:.2f} ticks and costs {cost_ticks:.2f}."
-        )
-        return Finding("dies_of_costs", "serious", sentence, "Do not trade it; try a longer horizon or fewer trades.")
-    sentence = f"The result dies at twice the costs: break-even at {break_even_ticks:.2f} ticks, paid {cost_ticks:.2f}."
+        return Finding(
+            "dies_of_costs", "serious", f"Nothing is left after costs: {ticks}",
+            "Do not trade it; try a longer horizon or fewer trades.",
+        )  # fmt: skip
     return Finding(
-        "dies_of_costs", "warning", sentence, "Check spread and slippage of your broker, in the hours traded."
-    )
+        "dies_of_costs", "warning", f"The result dies at twice the costs: {ticks}",
+        "Check spread and slippage of your broker, in the hours traded.",
+    )  # fmt: skip
 
 
 # ---- in words ----------------------------------------------------------------------------------------------------

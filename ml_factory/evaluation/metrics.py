@@ -4,17 +4,15 @@ Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 
 row (None: all ones); rows of weight 0 count for nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.evaluation.intervals import gain_interval_by_class
-from ml_factory.lazy_module import LazyModule
+from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval_by_class
 from ml_factory.models.base import CLASSES
 
-sklearn = LazyModule("sklearn.metrics")  # importing it takes longer than a command may before its first word
 CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
@@ -36,11 +34,10 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
             got=f"shapes {y.shape}, {p_N3.shape}, {w.shape}",
             wanted="(N,), (N, 3), (N,)",
         )
-    if not np.isin(y, CLASSES).all():
-        strange = y[~np.isin(y, CLASSES)][0]
-        raise FactoryError("A label is none of the three classes", got=strange, wanted="-1, 0 or 1")
-    if not np.isfinite(p_N3).all() or (p_N3 < 0).any() or (np.abs(p_N3.sum(axis=1) - 1) > 1e-4).any():
-        bad = ~np.isfinite(p_N3).all(axis=1) | (p_N3 < 0).any(axis=1) | ~(np.abs(p_N3.sum(axis=1) - 1) <= 1e-4)
+    if (strange := ~np.isin(y, CLASSES)).any():
+        raise FactoryError("A label is none of the three classes", got=y[strange][0], wanted="-1, 0 or 1")
+    bad = (p_N3 < 0).any(axis=1) | ~(np.abs(p_N3.sum(axis=1) - 1) <= 1e-4)  # also where one is NaN or infinite
+    if bad.any():
         row = int(np.argmax(bad))
         raise FactoryError(
             f"{int(bad.sum())} of {len(bad)} rows hold no probabilities",
@@ -79,27 +76,16 @@ def direction_loss_by_class(p_N3) -> np.ndarray:
 
 
 def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
-    """Yield (name, value): log_loss, brier, accuracy, balanced_accuracy, mcc, auc_ovr, ece.
+    """Yield (name, value): log_loss, brier, accuracy, ece.
 
-    Equal to scikit-learn's where it has them; a class absent from `y` is left out of the averages over classes
-    (balanced_accuracy, auc_ovr), and a mean over no class is NaN. log_loss in nats; brier is the sum of squares over
-    the three classes (Brier 1950), from 0 to 2; ece as in `expected_calibration_error`.
+    log_loss in nats; brier is the sum of squares over the three classes (Brier 1950), from 0 to 2; ece as in
+    `expected_calibration_error`.
     """
     code, p_N3, w = check_metric_rows(y, p_N3, w)
-    total, hit = w.sum(), np.eye(3)[code]
-    guess = p_N3.argmax(axis=1)
+    total = w.sum()
     yield "log_loss", float(w @ row_log_loss(y, p_N3) / total)
-    yield "brier", float(w @ ((p_N3 - hit) ** 2).sum(axis=1) / total)
-    yield "accuracy", float(w @ (guess == code) / total)
-    confusion = np.bincount(3 * code + guess, weights=w, minlength=9).reshape(3, 3)  # rows: what happened
-    happened = confusion.sum(axis=1)
-    there = happened > 0
-    yield "balanced_accuracy", float(np.mean(np.diag(confusion)[there] / happened[there]))
-    known = np.count_nonzero(happened + confusion.sum(axis=0)) > 1  # no correlation of a single class
-    yield "mcc", float(sklearn.matthews_corrcoef(code, guess, sample_weight=w)) if known else 0.0
-    both = np.flatnonzero(there) if np.count_nonzero(there) > 1 else ()  # an area needs rows of another class
-    areas = [sklearn.roc_auc_score(code == k, p_N3[:, k], sample_weight=w) for k in both]
-    yield "auc_ovr", float(np.mean(areas)) if areas else float("nan")
+    yield "brier", float(w @ ((p_N3 - np.eye(3)[code]) ** 2).sum(axis=1) / total)
+    yield "accuracy", float(w @ (p_N3.argmax(axis=1) == code) / total)
     yield "ece", expected_calibration_error(y, p_N3, w)
 
 
@@ -147,26 +133,65 @@ def compute_forecast_metrics(
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
     if effective_rows is None:
         effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
-    base, base_side = (
-        negative_log_probabilities(probabilities[reference]),
-        direction_loss_by_class(probabilities[reference]),
-    )
-    best_loss, table, options = (
-        negative_log_probabilities(probabilities[best]),
-        {},
-        {"horizon": horizon, "times_N": times},
-    )
+    table = {}
+
+    def gain_over(other: str, loss: Callable, p_N3: np.ndarray) -> ConfidenceInterval:
+        gain_N3 = loss(probabilities[other]) - loss(p_N3)
+        return gain_interval_by_class(gain_N3, y, weights, horizon=horizon, times_N=times)
+
     for name, p_N3 in probabilities.items():
-        row = dict(classification_metrics(y, p_N3, weights))
-        loss, side_loss = negative_log_probabilities(p_N3), direction_loss_by_class(p_N3)
-        gain = gain_interval_by_class(base - loss, y, weights, **options)
-        row |= {"log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low}
-        row["gain_high"] = gain.high
-        over = gain if best == reference else gain_interval_by_class(best_loss - loss, y, weights, **options)
-        row |= {"best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high}
-        side = gain_interval_by_class(base_side - side_loss, y, weights, **options)
-        row |= {"direction_gain": side.mean, "direction_low": side.low, "direction_high": side.high}
-        row["rows"] = int((weights > 0).sum())
-        row["effective_rows"] = effective_rows
-        table[name] = row
+        gain = gain_over(reference, negative_log_probabilities, p_N3)
+        over = gain if best == reference else gain_over(best, negative_log_probabilities, p_N3)
+        side = gain_over(reference, direction_loss_by_class, p_N3)
+        table[name] = dict(classification_metrics(y, p_N3, weights)) | {
+            "log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low, "gain_high": gain.high,
+            "best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high,
+            "direction_gain": side.mean, "direction_low": side.low, "direction_high": side.high,
+            "rows": int((weights > 0).sum()), "effective_rows": effective_rows,
+        }  # fmt: skip
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")
+
+
+NAME = 18  # characters of a forecast's name; longer ones are cut
+HEADS = {  # column -> its heading
+    "log_loss": "log loss",
+    "gain_best": "gain",
+    "gain_best_low": "low",
+    "gain_best_high": "high",
+    "direction_gain": "direction",
+    "direction_low": "low",
+}
+
+
+class MetricsTable(pd.DataFrame):
+    """A metrics table with a readable `print`; every column stays, and slices are plain DataFrames."""
+
+    @property
+    def _constructor(self):
+        return pd.DataFrame
+
+    def __repr__(self) -> str:
+        return format_metrics_table(self) if {"name", "log_loss", "rows"} <= set(self.columns) else super().__repr__()
+
+
+def format_metrics_table(table: pd.DataFrame) -> str:
+    """Format the table in at most 80 columns: a block for each split, gains over the best baseline."""
+    shown = [name for name in HEADS if name in table.columns]
+    lines = []
+    for split, rows in table.groupby("split", sort=False) if "split" in table.columns else [("test", table)]:
+        used = ", used for choosing" if split == "validation" else ""
+        effective = f", {rows['effective_rows'].iloc[0]:,.0f} effective" if "effective_rows" in rows.columns else ""
+        lines.append(f"{split} rows{used}: {int(rows['rows'].iloc[0]):,}{effective}")
+        lines.append(f"  {'':{NAME}} " + " ".join(f"{HEADS[name]:>9}" for name in shown))
+        for row in rows.to_dict("records"):
+            name = row["name"] if len(row["name"]) <= NAME else f"{row['name'][: NAME - 1]}…"
+            lines.append(f"  {name:{NAME}} " + " ".join(_cell(column, row[column]) for column in shown))
+    if "gain_best" in shown:
+        lines.append(f"gain: over the best baseline, {table['best_baseline'].iloc[0]}; nats per row, low and high 95 %")
+    if "direction_gain" in shown:
+        lines.append("direction: gain on the side alone, over the class prior")
+    return "\n".join([*lines, f"{len(table.columns)} columns in all: .columns"])
+
+
+def _cell(column: str, value: float) -> str:
+    return f"{'-' if pd.isna(value) else format(value, '.4f' if column == 'log_loss' else '+.4f'):>9}"

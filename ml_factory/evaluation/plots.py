@@ -4,12 +4,13 @@ No pyplot and no global state: a figure is freed with its last reference. `plot_
 page.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
@@ -20,18 +21,18 @@ from ml_factory.evaluation.plot_style import (
     LABEL_INK,
     NORMAL,
     SERIES,
+    SIGNED,
     SMALL,
     add_legend_row,
-    format_signed_tick,
     new_styled_figure,
     set_axis_labels,
     set_horizontal_bar_rows,
-    set_price_ticks,
     set_time_axis,
     to_matplotlib_dates,
 )
 
 REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
+SPREAD = "middle 80 % of rows"
 
 
 # ---- training --------------------------------------------------------------------------------------------------
@@ -46,28 +47,23 @@ def plot_learning_curves(
     prior : weighted loss of the class prior on validation rows; a curve that stays above it has learnt nothing.
     """
     figure, (ax,) = new_styled_figure(title, 3.1)
-    epoch = history["epoch"].to_numpy(dtype=np.float64)
-    style = {"linewidth": 1.8, "marker": "o" if len(epoch) < 3 else None, "markersize": 4}
-    ax.plot(epoch, history["train_loss"], color=INK["neutral"], label="train", **style)
+    style = {"linewidth": 1.8, "marker": "o" if len(history) < 3 else None, "markersize": 4}
+    ax.plot(history["epoch"], history["train_loss"], color=INK["neutral"], label="train", **style)
     if history["val_loss"].notna().any():
-        ax.plot(epoch, history["val_loss"], color=INK["accent"], label="validation", **style)
+        ax.plot(history["epoch"], history["val_loss"], color=INK["accent"], label="validation", **style)
     if prior is not None:  # named in the legend: the best loss may be annotated at the line
         ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label=f"class prior {prior:.4f}")
-    if best_epoch is not None and (history["epoch"] == best_epoch).any():
-        best = float(history.loc[history["epoch"] == best_epoch, "val_loss"].iloc[0])
+    for best in history.loc[history["epoch"] == best_epoch, "val_loss"].dropna():
         ax.plot([best_epoch], [best], "o", color=INK["accent"], markeredgecolor=INK["card"], markersize=8, zorder=5)
         # Below: it is the lowest point of its curve.
         ax.annotate(f"best {best:.4f}", (best_epoch, best), xytext=(0, -8), textcoords="offset points", ha="center",
                     va="top", fontsize=SMALL, color=INK["accent"], zorder=6, bbox=BEHIND)  # fmt: skip
     if resumed_from is not None:
-        ax.axvline(resumed_from, color=INK["third"], linewidth=1.1, linestyle=(0, (1, 2)))
-        ax.annotate("resumed", (resumed_from, 0), xycoords=("data", "axes fraction"), xytext=(4, 4), fontsize=SMALL,
-                    textcoords="offset points", color=INK["third"])  # fmt: skip
-    ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    ax.yaxis.set_major_locator(MaxNLocator(5))
+        ax.axvline(resumed_from, color=INK["third"], linewidth=1.1, linestyle=":", label="resumed")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.margins(y=0.14)
     set_axis_labels(ax, "epoch or booster block", "weighted log loss (nats)")
-    add_legend_row(ax, 3)
+    add_legend_row(ax, 2)
     return figure
 
 
@@ -79,26 +75,23 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
     """
     unit = "fold" if paths is None else "path"
     folds = folds if paths is None else paths.rename(columns={"path": "fold"})
-    title = f"Gain over the class prior, {unit} by {unit}"
-    figure, (ax,) = new_styled_figure(title, 3.1)
-    names = list(dict.fromkeys(folds["name"])) if "name" in folds.columns else [""]
+    folds = folds if "name" in folds.columns else folds.assign(name="")
+    figure, (ax,) = new_styled_figure(f"Gain over the class prior, {unit} by {unit}", 3.1)
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
-    for number, name in enumerate(names):
-        rows = folds[folds["name"] == name] if "name" in folds.columns else folds
-        colour = _baseline_color(name) if name in REFERENCES else SERIES[number % len(SERIES)]
-        gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
-        label = name if name in REFERENCES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
-        x = rows["fold"].to_numpy(dtype=np.float64) + 0.16 * (number - (len(names) - 1) / 2)
-        ax.errorbar(x, gain, 1.96 * np.nan_to_num(error), fmt="D" if name in REFERENCES else "o", color=colour,
-                    markersize=5 if name in REFERENCES else 6, elinewidth=1.6,
-                    markeredgecolor=INK["card"], label=label or None)  # fmt: skip
+    groups = list(folds.groupby("name", sort=False))
+    for number, (name, rows) in enumerate(groups):
+        colour = _reference_color(name, SERIES[number % len(SERIES)])
+        mean = rows["log_loss_gain"].mean()
+        shift = 0.16 * (number - (len(groups) - 1) / 2)
+        ax.errorbar(rows["fold"] + shift, rows["log_loss_gain"], 1.96 * rows["gain_se"].fillna(0), fmt=_marker(name),
+                    color=colour, markersize=6, elinewidth=1.6, markeredgecolor=INK["card"],
+                    label=name if name in REFERENCES else f"{name} mean {mean:+.4f}".strip())  # fmt: skip
         if name not in REFERENCES:
-            ax.axhline(gain.mean(), color=colour, linewidth=1.1, linestyle=DASHED, alpha=0.8)
+            ax.axhline(mean, color=colour, linewidth=1.1, linestyle=DASHED, alpha=0.8)
     ax.set_xticks(sorted(folds["fold"].unique()))
-    ax.margins(x=0.08, y=0.12)
-    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    ax.yaxis.set_major_formatter(SIGNED)
     set_axis_labels(ax, "fold (in time order)" if paths is None else unit, "nats per row")
-    add_legend_row(ax, len(names))
+    add_legend_row(ax, len(groups))
     return figure
 
 
@@ -112,31 +105,27 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
     Models are circles; each baseline is a diamond in a colour of its own.
     """
     reference = str(table["best_baseline"].iloc[0])
-    rows = table[[str(name) != reference for name in table.index]]
-    figure, (ax,) = new_styled_figure(
-        title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows))
-    )
-    gain, low, high = (rows[key].to_numpy(float) for key in ("gain_best", "gain_best_low", "gain_best_high"))
-    ax.axvline(0, color=_baseline_color(reference), linewidth=1.4)
-    names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
-    for place, (name, value) in enumerate(zip(names, gain, strict=True)):
-        mark = {"marker": "D", "s": 40} if name in REFERENCES else {"marker": "o", "s": 60}
-        colour = _baseline_color(name) if name in REFERENCES else INK["accent"]
-        if np.isfinite([low[place], high[place]]).all():
-            ax.hlines(place, low[place], high[place], colors=colour, linewidth=3, alpha=0.45)
-        ax.scatter(value, place, color=colour, edgecolors=INK["card"], zorder=3, **mark)
-    set_horizontal_bar_rows(
-        ax, [f"{name}\n{value:+.4f}".replace("-", "−") for name, value in zip(names, gain, strict=True)]
-    )
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    rows = table[table.index.map(str) != reference]
+    figure, (ax,) = new_styled_figure(title or f"Gain over the best baseline ({reference})", 1.2 + 0.52 * len(rows))
+    ax.axvline(0, color=_reference_color(reference), linewidth=1.4)
+    for place, (name, row) in enumerate(rows.iterrows()):
+        colour = _reference_color(name, INK["accent"])
+        ax.hlines(place, row["gain_best_low"], row["gain_best_high"], colors=colour, linewidth=3, alpha=0.45)
+        ax.plot(row["gain_best"], place, _marker(name), color=colour, markeredgecolor=INK["card"], markersize=7.5)
+    set_horizontal_bar_rows(ax, [f"{name}\n{gain:+.4f}" for name, gain in rows["gain_best"].items()])
+    ax.xaxis.get_major_locator().set_params(nbins=5)
+    ax.xaxis.set_major_formatter(SIGNED)
     set_axis_labels(ax, f"nats per row; 0 is {reference}. Bars: 95 %")
     return figure
 
 
-def _baseline_color(name: str) -> str:
-    """Return the colour of a baseline, the same in every figure."""
-    return INK.get(name, INK["neutral"])
+def _reference_color(name: str, other: str = INK["neutral"]) -> str:
+    """Return the colour of a reference forecast, the same in every figure; `other` for a model."""
+    return INK[name] if name in REFERENCES else other
+
+
+def _marker(name: str) -> str:
+    return "D" if name in REFERENCES else "o"
 
 
 def plot_calibration(
@@ -148,22 +137,12 @@ def plot_calibration(
     """
     classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
     figure, (ax,) = new_styled_figure(title, 3.6)
-    points = table[["probability", "frequency"]].to_numpy()
-    low, high = (float(points.min()), float(points.max())) if len(points) else (0.0, 1.0)
-    pad = max(0.02, 0.1 * (high - low))
-    limits = max(0.0, low - pad), min(1.0, high + pad)
-    ax.plot(limits, limits, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    ax.axline((0.5, 0.5), slope=1, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
     for name, label in classes.items():
-        part, colour = table[table["class"] == label], INK[LABEL_INK.get(name, name)]
-        _, _, bars = ax.errorbar(
-            part["probability"], part["frequency"], 1.96 * part["error"], fmt="o-", label=name, color=colour,
-            markersize=4.5, linewidth=1.4, elinewidth=1.2, markeredgecolor=INK["card"],
-        )  # fmt: skip
-        for bar in bars:
-            bar.set_alpha(0.4)
-    ax.set(xlim=limits, ylim=limits)
+        part = table[table["class"] == label]
+        ax.errorbar(part["probability"], part["frequency"], 1.96 * part["error"], fmt="o-", label=name, markersize=4.5,
+                    color=INK[LABEL_INK.get(name, name)], linewidth=1.4, elinewidth=0.6)  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(4))
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     set_axis_labels(ax, "predicted", "observed")
     add_legend_row(ax, len(classes))
@@ -183,10 +162,11 @@ def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after cos
     for name, colour in colours.items():
         top.plot(x, curves[name], color=colour, linewidth=2.0 if name == model else 1.2, label=names.get(name, name))
     top.axhline(0, color=INK["muted"], linewidth=0.8)
-    fall = curves[model] - np.maximum.accumulate(np.maximum(curves[model].to_numpy(), 0.0))
+    fall = curves[model] - curves[model].clip(lower=0).cummax()
     bottom.fill_between(x, fall, 0, color=INK["short"], alpha=0.6, linewidth=0)
     for ax, steps in ((top, 5), (bottom, 2)):
-        set_price_ticks(ax, steps)
+        ax.yaxis.get_major_locator().set_params(nbins=steps)
+        ax.yaxis.set_major_formatter("{x:,.10g}")
     set_time_axis(bottom)
     set_axis_labels(top, "", "currency")
     add_legend_row(top, 2)
@@ -195,16 +175,33 @@ def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after cos
 
 def plot_months(months: pd.DataFrame, title: str = "Gain by month") -> Figure:
     """Plot the gain in nats per row of each month; index month, columns rows and gain (sum)."""
-    figure, (ax,) = new_styled_figure(title, 2.9)
-    gain, place = (months["gain"] / months["rows"]).to_numpy(dtype=np.float64), np.arange(len(months))
-    ax.axhline(0, color=INK["muted"], linewidth=1.1)
-    ax.bar(place, gain, width=0.7, color=[INK["long"] if value >= 0 else INK["short"] for value in gain], alpha=0.75)
-    shown = place[:: -(-len(place) // 7)] if len(place) else place
+    gain = months["gain"] / months["rows"]
+    figure, ax = _signed_bars(title, np.arange(len(gain)), gain)
+    shown = range(0, len(gain), -(-len(gain) // 7) or 1)
     ax.set_xticks(shown, [str(months.index[at]) for at in shown])
-    ax.yaxis.set_major_locator(MaxNLocator(5))
-    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
     set_axis_labels(ax, "", "nats per row")
     return figure
+
+
+def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
+    """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
+
+    table : as of `deciles.DecileReturns`.
+    """
+    figure, ax = _signed_bars(title, table.index, table["ret_bp"])
+    ax.vlines(table.index, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)
+    ax.set_xticks(table.index)
+    set_axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
+    return figure
+
+
+def _signed_bars(title: str, places: Sequence[int], values: pd.Series) -> tuple[Figure, Axes]:
+    """Return a figure of bars from 0, in the colour of the side that each value speaks for."""
+    figure, (ax,) = new_styled_figure(title, 2.9)
+    ax.axhline(0, color=INK["muted"], linewidth=1.1)
+    ax.bar(places, values, width=0.7, color=np.where(values >= 0, INK["long"], INK["short"]), alpha=0.75)
+    ax.yaxis.set_major_formatter(SIGNED)
+    return figure, ax
 
 
 def plot_barrier_grid(grid: pd.DataFrame, title: str = "Grid of the barrier search") -> Figure:
@@ -213,12 +210,11 @@ def plot_barrier_grid(grid: pd.DataFrame, title: str = "Grid of the barrier sear
     grid : a row per point with k, value and kept (bool).
     """
     figure, (ax,) = new_styled_figure(title, 3.0)
-    k, value = grid["k"].to_numpy(), grid["value"].to_numpy(dtype=np.float64)
     for kept, name in ((True, "keeps the balance"), (False, "breaks the balance")):
-        at = grid["kept"].to_numpy() == kept
+        at = grid[grid["kept"] == kept]
         face = INK["accent"] if kept else "none"
-        ax.scatter(k[at], value[at], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
-    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK["muted"])
+        ax.scatter(at["k"], at["value"], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
+    add_legend_row(ax, 2)
     set_axis_labels(ax, "barrier, in sigma * sqrt(horizon)", "bits a training row")
     return figure
 
@@ -226,16 +222,14 @@ def plot_barrier_grid(grid: pd.DataFrame, title: str = "Grid of the barrier sear
 def plot_stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
     """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
     figure, (ax,) = new_styled_figure(title, 1.0 + 0.42 * len(weights))
-    values, place = weights["weight"].to_numpy(dtype=np.float64), np.arange(len(weights))
-    ax.barh(place, values, height=0.6, color=INK["accent"])
-    for row, value in enumerate(values):
-        ax.annotate(f"{value:.2f}", (value, row), xytext=(5, 0), textcoords="offset points", va="center",
-                    fontsize=NORMAL, color=INK["ink"])  # fmt: skip
-    ax.set_yticks(place, [str(name) for name in weights.index])
-    ax.set_ylim(len(weights) - 0.4, -0.6)
-    ax.set_xlim(0, max(1.0, values.max()) * 1.12)
-    ax.grid(False)
+    bars = ax.barh(range(len(weights)), weights["weight"], height=0.6, color=INK["accent"])
+    ax.bar_label(bars, fmt="%.2f", padding=5, fontsize=NORMAL, color=INK["ink"])
+    set_horizontal_bar_rows(ax, [str(name) for name in weights.index])
+    ax.set_xlim(0, max(1.0, weights["weight"].max()) * 1.12)
     return figure
+
+
+# ---- features and networks ---------------------------------------------------------------------------------------
 
 
 def plot_importances(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
@@ -245,33 +239,53 @@ def plot_importances(table: pd.DataFrame, title: str = "Feature importances") ->
     """
     table = table.sort_values("permuted", ascending=False, kind="stable")
     figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(table))
-    place, (rise, spread) = np.arange(len(table)), (table[key].to_numpy(dtype=float) for key in ("permuted", "spread"))
     ax.axvline(0, color=INK["muted"], linewidth=1.1)
-    ax.barh(place, rise, height=0.62, color=INK["accent"])
-    ax.hlines(place, rise - 2 * spread, rise + 2 * spread, color=INK["muted"], linewidth=1.4)
+    ax.barh(range(len(table)), table["permuted"], xerr=2 * table["spread"], height=0.62, color=INK["accent"],
+            ecolor=INK["muted"])  # fmt: skip
     set_horizontal_bar_rows(ax, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(format_signed_tick))
+    ax.xaxis.get_major_locator().set_params(nbins=4)
+    ax.xaxis.set_major_formatter(SIGNED)
     set_axis_labels(ax, "log loss added when permuted, nats per row\n(behind the names: share of gain)")
     return figure
 
 
-def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
-    """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
+def plot_variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
+    """Plot the largest shares of variables, with the middle 80 % of the rows; dashed: equal shares.
 
-    table : as of `deciles.DecileReturns`.
+    shares : index feature; share (mean over rows, 1 in sum), low and high (percentiles 10 and 90).
+    """
+    rows = shares.sort_values("share", ascending=False).head(top)
+    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(rows))
+    place = np.arange(len(rows))
+    ax.barh(place, rows["share"], height=0.62, color=INK["accent"], alpha=0.45, linewidth=0, label="mean over rows")
+    ax.hlines(place, rows["low"], rows["high"], color=INK["ink"], linewidth=1.4, label=SPREAD)
+    ax.axvline(1 / len(shares), color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="equal shares")
+    set_horizontal_bar_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    set_axis_labels(ax, f"share of the selection\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown")
+    add_legend_row(ax, 2)
+    return figure
+
+
+def plot_attention(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:
+    """Plot mean attention of each step of the window, with the middle 80 % of the rows; dashed: equal attention.
+
+    attention : index bars_back (0: the newest bar); attention (1 in sum), low and high.
     """
     figure, (ax,) = new_styled_figure(title, 2.9)
-    place, ret = table.index.to_numpy(), table["ret_bp"].to_numpy(dtype=np.float64)
-    colours = [INK["long"] if value >= 0 else INK["short"] for value in ret]
-    ax.axhline(0, color=INK["muted"], linewidth=1.1)
-    ax.bar(place, ret, width=0.7, color=colours, alpha=0.75)
-    ax.vlines(place, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)
-    ax.set_xticks(place)
-    ax.yaxis.set_major_locator(MaxNLocator(5))
-    ax.yaxis.set_major_formatter(FuncFormatter(format_signed_tick))
-    set_axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
+    x = -attention.index.to_numpy()
+    ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0, label=SPREAD)
+    ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8, label="mean over rows")
+    ax.axhline(1 / len(x), color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="equal attention")
+    ax.set_ylim(bottom=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    set_axis_labels(ax, "bars from the newest", "share of attention")
+    add_legend_row(ax, 2)
     return figure
+
+
+# ---- predictions -------------------------------------------------------------------------------------------------
 
 
 def plot_probabilities(
@@ -283,24 +297,18 @@ def plot_probabilities(
         classes.
     close : index known_at, at least the same rows.
     """
-    part = predictions.iloc[-last:]
-    price = close.reindex(part.index).to_numpy(dtype=np.float64)
-    answers = (
-        {"pass": "p_neutral", "act": "p_long"} if "side" in part else dict(zip(CLASS_NAMES, PROBABILITIES, strict=True))
-    )
-    p_NC = part[list(answers.values())].to_numpy(dtype=np.float64)
-    colours = [INK[LABEL_INK.get(name, name)] for name in answers]
+    part, answers = predictions.iloc[-last:], dict(zip(CLASS_NAMES, PROBABILITIES, strict=True))
+    if "side" in part:
+        answers = {"pass": "p_neutral", "act": "p_long"}
     figure, (top, bottom) = new_styled_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
     x = np.arange(len(part))
-    top.plot(x, price, color=INK["ink"], linewidth=1.1)
-    set_price_ticks(top, 4)
-    bottom.stackplot(x, p_NC.T, colors=colours, labels=list(answers), linewidth=0)
-    bottom.set_ylim(0, 1)
-    bottom.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
+    top.plot(x, close.reindex(part.index), color=INK["ink"], linewidth=1.1)
+    top.yaxis.set_major_formatter("{x:,.10g}")
+    colours = [INK[LABEL_INK.get(name, name)] for name in answers]
+    bottom.stackplot(x, part[list(answers.values())].T, colors=colours, labels=list(answers), linewidth=0)
+    bottom.set(ylim=(0, 1), xmargin=0)
     bottom.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    ticks = np.unique(np.linspace(0, len(part) - 1, 7).astype(np.int64))[1:-1:2] if len(part) > 6 else x
+    ticks = x[len(x) // 6 :: max(len(x) // 3, 1)]
     bottom.set_xticks(ticks, [part.index[i].strftime("%d %b %Y\n%H:%M") for i in ticks])
-    bottom.margins(x=0)
-    handles, names = bottom.get_legend_handles_labels()
-    add_legend_row(top, len(names), handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
+    add_legend_row(top, len(answers), handles=bottom.get_legend_handles_labels()[0])
     return figure

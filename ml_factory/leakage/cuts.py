@@ -170,7 +170,7 @@ def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.rand
     places: dict[str, list[list[int]]] = {}
     for table in labels.values():
         barrier = table.rows["barrier"] if "barrier" in table.rows else pd.Series("its end", table.rows.index)
-        ways, of_row = np.unique(barrier.astype(str).to_numpy(object), return_inverse=True)
+        of_row, ways = pd.factorize(barrier, sort=True)
         for k, way in enumerate(ways):
             rows = random.permutation(np.flatnonzero(of_row == k))[:50]
             found = np.searchsorted(start, table.proven[rows] - bar_ns) + 1

@@ -86,32 +86,11 @@ class Subject(Protocol):
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Result of a proof: the moments tested, and what was found and compared there."""
-
-    spec: ProofSpec
-    cuts: tuple[CutPoint, ...]
-    findings: Findings
-
-    @property
-    def leaks(self) -> tuple[Leak, ...]:
-        return self.findings.leaks
-
-    @property
-    def compared(self) -> dict[str, int]:
-        return self.findings.compared
-
-    @property
-    def passed(self) -> bool:
-        return not self.leaks
-
-
 def prove(
     subject: Subject, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
     features: Table | None = None, progress: Callable[[int, int], None] | None = None,
-) -> Proof:  # fmt: skip
-    """Test whether the subject's past depends on its future.
+) -> Findings:  # fmt: skip
+    """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
 
     facts, features : facts of the market and feature rows of all bars, where they are stored
     progress : called with (cuts done, cuts in all)
@@ -129,7 +108,7 @@ def prove(
             run.check_feed()
         with progress_phase("fitted", run.spec.fit_rows):
             run.check_fitted()
-    return Proof(run.spec, tuple(run.cuts), run.findings)
+    return run.findings
 
 
 class _ProofRun:
@@ -138,7 +117,7 @@ class _ProofRun:
 
     def __init__(self, subject: Subject, bars: pd.DataFrame, spec: ProofSpec):
         self.subject, self.bars, self.spec = subject, bars, spec
-        self.findings, self.cuts = Findings(spec.enough), []
+        self.findings = Findings(spec.enough)
 
     # ---- cuts ----
 
@@ -147,7 +126,7 @@ class _ProofRun:
         start, rows = self.bars.index.as_unit("ns").asi8, self.whole["features"].proven
         warm = int(np.searchsorted(start, rows[min(LEAST_ROWS, len(rows) - 1)])) + 1
         labels = {part: table for part, table in self.whole.items() if part.startswith("labels")}
-        self.cuts = choose_cut_points(
+        self.cuts = self.findings.cuts = choose_cut_points(
             self.bars, self.facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=warm, rows=rows,
             labels=labels, bar_minutes=self.bar_minutes,
         )  # fmt: skip

@@ -70,16 +70,21 @@ class Findings:
     """The leaks and counts of a proof.
 
     compared : part -> rows or values compared
+    cuts : the moments tested
     enough : number of leaks after which a proof stops looking
     """
 
     def __init__(self, enough: int = 1_000):
-        self.enough, self.compared = enough, {}
+        self.enough, self.compared, self.cuts = enough, {}, []
         self._leaks: dict[tuple[str, str], Leak] = {}
 
     @property
     def leaks(self) -> tuple[Leak, ...]:
         return tuple(self._leaks.values())
+
+    @property
+    def passed(self) -> bool:
+        return not self._leaks
 
     @property
     def full(self) -> bool:
@@ -130,10 +135,10 @@ class Difference:
     size: float | None = None
 
 
-def differences(got: object, wanted: pd.DataFrame, *, extra: bool = False, near: bool = False) -> list[Difference]:
+def differences(got: object, wanted: pd.DataFrame, *, extra: bool = False) -> list[Difference]:
     """Return the columns that are not the same bits at the same times; rows in one table alone are a difference too.
 
-    extra : `got` may have more columns. near : numbers within 1e-6 of their column's deviation are equal
+    extra : `got` may have more columns
     """
     if not isinstance(got, pd.DataFrame) or not isinstance(got.index, pd.DatetimeIndex):
         return [Difference(f"{COLUMNS} of a {type(got).__name__}", len(wanted), "the first")]
@@ -149,15 +154,14 @@ def differences(got: object, wanted: pd.DataFrame, *, extra: bool = False, near:
     found = []
     for name in _columns_to_compare(got, wanted):
         one, two = _plain(got[name]), _plain(wanted[name])
-        wrong = np.flatnonzero(~_close(one, two)) if near else unequal_rows(one, two)
-        if len(wrong):
+        if len(wrong := unequal_rows(one, two)):
             found.append(Difference(str(name), len(wrong), _moment(at[wrong[0]]), _size(one, two, wrong)))
     return found
 
 
-def compare(part: str, got: object, wanted: pd.DataFrame, reference: str, **how: bool) -> list[Leak]:
+def compare(part: str, got: object, wanted: pd.DataFrame, reference: str, *, extra: bool = False) -> list[Leak]:
     """Return the `differences` of a stored or used table from its reference, as leaks."""
-    return [mismatch(part, one.column, one.rows, one.first, reference) for one in differences(got, wanted, **how)]
+    return [mismatch(part, one.column, one.rows, one.first, reference) for one in differences(got, wanted, extra=extra)]
 
 
 def compare_arrays(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
@@ -244,16 +248,10 @@ def _columns_to_compare(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
 def _plain(column: pd.Series) -> np.ndarray:
     """Return the values as a plain array: categories as text, times as int64 ns."""
     if isinstance(column.dtype, pd.CategoricalDtype):
-        return column.astype(str).to_numpy(object)
+        return np.append(column.cat.categories.astype(object), "")[column.cat.codes]
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         return pd.DatetimeIndex(column).as_unit("ns").asi8
     return column.to_numpy()
-
-
-def _close(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    finite = two[np.isfinite(two)]
-    allowed = 1e-6 * ((float(finite.std()) if len(finite) else 0.0) or 1.0)
-    return np.isclose(one, two, rtol=0.0, atol=allowed, equal_nan=True)
 
 
 def _size(one: np.ndarray, two: np.ndarray, wrong: np.ndarray) -> float | None:

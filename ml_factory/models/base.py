@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import logging
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
@@ -160,8 +162,7 @@ class _WithModel:
 
     def __init__(self, callback, model: ModelBase):
         self._callback, self._model = callback, model
-        if hasattr(callback, "remember"):
-            self.remember = callback.remember
+        self.remember = getattr(callback, "remember", lambda history: None)
 
     def __call__(self, epoch: int, metrics: dict) -> None:
         self._callback(epoch, metrics, self._model)
@@ -170,11 +171,11 @@ class _WithModel:
 def _takes_model(callback) -> bool:
     """Return True where the callback has a third positional parameter without a default, or one named `model`."""
     try:
-        items = list(inspect.signature(callback).parameters.values())
+        items = inspect.signature(callback).parameters.values()
     except (TypeError, ValueError):  # builtins have no signature
         return False
     placed = [item for item in items if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
-    return len(placed) > 2 and (placed[2].default is inspect.Parameter.empty or placed[2].name == "model")
+    return any(item.default is item.empty or item.name == "model" for item in placed[2:3])
 
 
 def build_model_settings(kind: type, given: Mapping, *, where: str):
@@ -189,16 +190,24 @@ def build_model_settings(kind: type, given: Mapping, *, where: str):
     return kind(**given)
 
 
-def check_model_setting_ranges(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
-    """Raise SettingsError unless the `whole` settings are integers >= 1 and the `shares` lie in [0, 1)."""
-    for name in whole:
+def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
+    """Raise SettingsError for a setting that is not of its field's type, or not what is wanted of it.
+
+    wanted : setting -> an interval, such as "[0, 1)", or the words it may be.
+    """
+    check_field_types(spec)
+    for name, allowed in wanted.items():
         value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="an integer >= 1")
-    for name in shares:
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="a number in [0, 1)")
+        if value is None:  # its type allows it
+            continue
+        if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"
+            fits, allowed = value in allowed, ", ".join(allowed)
+        else:
+            low, high = map(float, allowed[1:-1].split(","))
+            fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
+            allowed = f"a number in {allowed}"
+        if not fits:
+            raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)
 
 
 def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
@@ -227,8 +236,8 @@ def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
 def restore_callback_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     """Pass the epochs before this session, as in `FitResult.history`, to callbacks that have `remember`."""
     past = [dict(epoch) for epoch in history]
-    for callback in callbacks if past else ():
-        if hasattr(callback, "remember"):
+    for callback in callbacks:
+        if past and hasattr(callback, "remember"):
             callback.remember(past)
 
 
@@ -252,12 +261,8 @@ def fit_environment(**facts: Any) -> dict:
 def describe_differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
     """Return one sentence for each fact in which this machine differs from the one that began."""
     saved = saved or {}
-    names = sorted({*saved, *now})
-    return tuple(
-        f"{name}: began with {saved.get(name)}, now {now.get(name)}"
-        for name in names
-        if saved.get(name) != now.get(name)
-    )
+    names = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+    return tuple(f"{name}: began with {saved.get(name)}, now {now.get(name)}" for name in names)
 
 
 def merge_inexact_reasons(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
@@ -266,11 +271,8 @@ def merge_inexact_reasons(reasons: Iterable[str], more: Iterable[str]) -> list[s
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.M) if info.exists() else []
     return names[0] if names else platform.processor() or platform.machine()
 
 

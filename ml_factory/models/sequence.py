@@ -1,18 +1,113 @@
 """Networks that read a window step by step: LSTM, GRU, TCN.
 
-B batch, T time steps, F features, H hidden units, X channels, C classes.
+Recurrent layers are torch's kernels on CPU and CUDA, and one compiled step scanned over time on XLA: unrolled, they are
+thousands of nodes to its compiler, minutes of work; a scan is one step, whatever T. B batch, T time steps, F features,
+H hidden units, L layers, G = 4 H (LSTM) or 3 H (GRU) gates, X channels, C classes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
 
-from ml_factory.models import recurrent_layers
-from ml_factory.models.base import check_model_setting_ranges
+from ml_factory.models.base import check_settings
+
+
+class LSTMLayer(kernels.LSTM):
+    """`nn.LSTM`, batch first: the same weights by the same names, and the same outputs on every device."""
+
+    def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
+        super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+
+    def forward(self, x_BTF: Tensor, state: tuple[Tensor, Tensor] | None = None):
+        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+
+
+class GRULayer(kernels.GRU):
+    """`nn.GRU`, batch first: the same weights by the same names, and the same outputs on every device."""
+
+    def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
+        super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+
+    def forward(self, x_BTF: Tensor, state: Tensor | None = None):
+        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+
+
+def lstm_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
+    """Compute one step: carry = (h_BH, c_BH, weight_GH), gates_BG = the input's part. Gates: input, forget, cell,
+    output.
+    """
+    h_BH, c_BH, weight_GH = carry
+    i, f, g, o = (gates_BG + h_BH @ weight_GH.T).chunk(4, dim=1)
+    c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
+    h_BH = o.sigmoid() * c_BH.tanh()
+    return (h_BH, c_BH, weight_GH), h_BH
+
+
+def gru_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
+    """Compute one step: carry = (h_BH, weight_GH, bias_G). Gates: reset, update, new; the reset acts after the
+    product.
+    """
+    h_BH, weight_GH, bias_G = carry
+    (r, z, n), (h_r, h_z, h_n) = gates_BG.chunk(3, dim=1), (h_BH @ weight_GH.T + bias_G).chunk(3, dim=1)
+    n = (n + (r + h_r).sigmoid() * h_n).tanh()
+    z = (z + h_z).sigmoid()
+    h_BH = n + z * (h_BH - n)
+    return (h_BH, weight_GH, bias_G), h_BH
+
+
+def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+    """Run an LSTM or GRU as a scan with its own weights; equals `rnn(x_BTF, state)` (batch first, one direction).
+
+    The products of all inputs are computed first, as one; the scan holds the recurrent part. Weights are part of the
+    carry, since a scan gives no gradient to what its step closes over.
+    """
+    lstm = isinstance(rnn, kernels.LSTM)
+    scan = _scan_recurrent_steps_on_xla if x_BTF.device.type == "xla" else scan_recurrent_steps
+    if state is None:
+        zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
+        state = (zeros_LBH, zeros_LBH) if lstm else zeros_LBH
+    states, x_TBF = [], x_BTF.transpose(0, 1)
+    for layer in range(rnn.num_layers):
+        weight_GF, weight_GH, bias_G, inner_G = (getattr(rnn, f"{name}_l{layer}") for name in NAMES)
+        if layer and rnn.dropout:
+            x_TBF = functional.dropout(x_TBF, rnn.dropout, rnn.training)
+        if lstm:
+            gates_TBG = functional.linear(x_TBF, weight_GF, bias_G + inner_G)
+            (h_BH, c_BH, _), x_TBF = scan(lstm_recurrent_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG)
+            states.append((h_BH, c_BH))
+        else:
+            gates_TBG = functional.linear(x_TBF, weight_GF, bias_G)
+            (h_BH, _, _), x_TBF = scan(gru_recurrent_step, (state[layer], weight_GH, inner_G), gates_TBG)
+            states.append(h_BH)
+    last = tuple(map(torch.stack, zip(*states, strict=True))) if lstm else torch.stack(states)
+    return x_TBF.transpose(0, 1), last
+
+
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+def scan_recurrent_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+    """Scan in Python: carry, y = step(carry, input) along the first axis, and the y stacked."""
+    outputs = []
+    for now in inputs_T:
+        carry, output = step(carry, now)
+        outputs.append(output)
+    return carry, torch.stack(outputs)
+
+
+def _scan_recurrent_steps_on_xla(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+    """Scan as one loop in XLA's program, its body compiled once. The steps are pure functions, so their trace is
+    cached.
+    """
+    from torch_xla.experimental.scan import scan  # noqa: PLC0415 - only an XLA device has it
+
+    return scan(step, carry, inputs_T, is_fn_pure=True)
 
 
 @dataclass(frozen=True)
@@ -24,7 +119,7 @@ class RecurrentSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_model_setting_ranges(self, "a recurrent network", whole=("hidden", "layers"))
+        check_settings(self, hidden="[1, inf)", layers="[1, inf)", dropout="[0, 1)")
 
 
 class _Recurrent(nn.Module):
@@ -47,7 +142,7 @@ class _Recurrent(nn.Module):
 class LSTM(_Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000)."""
 
-    layers = recurrent_layers.LSTMLayer
+    layers = LSTMLayer
 
     def __init__(self, features: int, lookback: int, classes: int, spec: RecurrentSpec):
         super().__init__(features, lookback, classes, spec)
@@ -67,7 +162,7 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent unit (Cho et al. 2014; reset after the product, as cuDNN has it): like the LSTM, one state."""
 
-    layers = recurrent_layers.GRULayer
+    layers = GRULayer
 
 
 @dataclass(frozen=True)
@@ -85,7 +180,7 @@ class TCNSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        check_model_setting_ranges(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
+        check_settings(self, width="[1, inf)", kernel="[1, inf)", levels="[0, inf)", dropout="[0, 1)")
 
     def level_count(self, lookback: int) -> int:
         """Return the number of levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""

@@ -39,27 +39,24 @@ class SessionClockOffset:
     log_shares_C3: np.ndarray
 
     @classmethod
-    def fit_rows_with_weight(
-        cls, column_N: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray, *, column: int, ending: int
+    def fit(
+        cls, column_N: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray | None = None, *, column: int, ending: int
     ) -> "SessionClockOffset":
-        """Run `fit` on the rows of positive weight."""
-        taken = weight_N > 0
-        return cls.fit(column_N[taken], target_N[taken], column=column, ending=ending)
-
-    @classmethod
-    def fit(cls, column_N: np.ndarray, target_N: np.ndarray, *, column: int, ending: int) -> "SessionClockOffset":
         """Count training rows, each once.
 
         column_N : the column of these rows.
         target_N : their classes, 0 to 2.
+        weight_N : rows of weight 0 are not counted; None: all are.
         """
-        values = np.asarray(column_N, dtype=np.float64)
+        taken = slice(None) if weight_N is None else weight_N > 0
+        values, target_N = np.asarray(column_N, dtype=np.float64)[taken], np.asarray(target_N)[taken]
         known = np.unique(values[np.isfinite(values)])
         low, high = (float(known[0]), float(known[-1])) if len(known) else (0.0, 0.0)
-        step = _usual_step(values)
+        changes = np.diff(values)
+        step = float(np.median(changes[changes > 0])) if (changes > 0).any() else 0.0  # usual step upward
         empty = cls(column, low, high, step, ending, np.zeros((PROGRESS_CELLS + ending, 3)))
         counts = np.zeros_like(empty.log_shares_C3)
-        np.add.at(counts, (empty._cells(values), np.asarray(target_N)), 1.0)
+        np.add.at(counts, (empty._cells(values), target_N), 1.0)
         prior = counts.sum(axis=0) + 0.5
         shares = (counts + PSEUDO_COUNT * prior / prior.sum()) / (counts.sum(axis=1, keepdims=True) + PSEUDO_COUNT)
         return cls(column, low, high, step, ending, np.log(shares))
@@ -84,13 +81,10 @@ class SessionClockOffset:
     @classmethod
     def from_dict(cls, stored: Mapping) -> "SessionClockOffset":
         numbers = {name: float(stored[name]) for name in ("low", "high", "step")}
-        whole = {name: int(stored[name]) for name in ("column", "ending")}
-        shares = np.array(stored["log_shares_C3"], dtype=np.float64)
-        if whole["ending"] < 0 or shares.shape != (PROGRESS_CELLS + whole["ending"], len(CLASSES)):
+        column, ending, shares = int(stored["column"]), int(stored["ending"]), np.array(stored["log_shares_C3"])
+        if shares.shape != (PROGRESS_CELLS + ending, len(CLASSES)):
             raise ValueError(f"shares of the shape {shares.shape}")
-        if not np.isfinite([*numbers.values()]).all() or not numbers["low"] <= numbers["high"] or whole["column"] < 0:
-            raise ValueError("a session that does not begin and end")
-        return cls(**whole, **numbers, log_shares_C3=shares)
+        return cls(column, **numbers, ending=ending, log_shares_C3=shares)
 
 
 def check_clock_offset_settings(column: object, bars: object, features: int | None = None) -> None:
@@ -103,10 +97,3 @@ def check_clock_offset_settings(column: object, bars: object, features: int | No
             raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
     if features is not None and column >= features:
         raise SettingsError("There is no such input", where="offset_column", got=column, wanted=f"-1 to {features - 1}")
-
-
-def _usual_step(values: np.ndarray) -> float:
-    """Return the median change from a row to the next one, upward changes alone; 0 where there is none."""
-    changes = np.diff(values)
-    changes = changes[changes > 0]
-    return float(np.median(changes)) if len(changes) else 0.0

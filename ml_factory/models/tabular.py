@@ -5,12 +5,12 @@ was never interrupted. So every run, interrupted or not, trains in blocks of fix
 seed derived from the block's number and start from the scores that the blocks before gave each row, which a run that
 goes on computes again to the same bits; their model is the list of its blocks, each in the library's own format.
 CatBoost keeps its generator in a snapshot file of its own, which travels in the checkpoint as bytes. The linear model
-draws nothing.
+draws nothing, and starts again.
 """
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -34,45 +34,42 @@ from ml_factory.models.base import (
 )
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import (
+    TabularBoosterSpec,
     TabularRows,
+    TabularSpec,
     apply_tabular_class_weights,
     check_tabular_rows,
     refuse_damaged_training,
     to_tabular_matrix,
     training_data_checksum,
 )
-from ml_factory.models.tabular_spec import TabularBoosterSpec, TabularSpec
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 
 
-class TabularBlockTrainer(ABC):
-    """A model in training. It resumes from what `fitted` and `memory` gave after its last block."""
+class BlockTrainer:
+    """A model in training, which resumes from what `fitted` and `memory` gave after its last block. A subclass has
 
-    @abstractmethod
-    def grow(self, first: int, until: int, seed: int) -> tuple[list[float], list[float]]:
-        """Train rounds first..until; returns the training and validation log loss after each of them."""
-
-    @abstractmethod
-    def fitted(self, rounds: int) -> Any:
-        """Return the model of the first `rounds` rounds, in the library's own bytes or in arrays."""
+    grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
+    fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
+    """
 
     def memory(self) -> dict[str, Any]:
         """Return what training goes on from, besides the model so far."""
         return {}
 
-    @abstractmethod
     def restore(self, part: Mapping[str, Any], rounds: int) -> None:
         """Restore {"fitted": the model, **memory}, taken after that many rounds."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to release)
-        """Release files and memory."""
 
-
-class TabularModel(ModelBase, ABC):
-    """Base of the tabular models; each has its own BlockTrainer and its own fitted object.
+class TabularModel(ModelBase):
+    """Base of the tabular models. A subclass has
 
     library : package whose version its bits depend on.
+    _trainer(spec, train, valid, resources) : a `BlockTrainer`; `resources` are released when training ends.
+    _read(fitted) : the predictor of a finished model.
+    _scores(x) : class scores (N, 3) of the trees or weights, without the offset.
+    _gain() : gains (F,) of any scale.
     """
 
     Spec: type[TabularSpec] = TabularBoosterSpec
@@ -84,58 +81,49 @@ class TabularModel(ModelBase, ABC):
         self.best_round = 0
         self._fitted: Any = None
         self._predictor: Any = None
-        self._growing: tuple[TabularBlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
+        self._growing: tuple[BlockTrainer, int] | None = None  # while fitting: trainer, rounds
         self._offset: SessionClockOffset | None = None
 
+    def _environment(self, spec: TabularSpec) -> dict:
+        """Return the facts that the bits of a fit depend on."""
+        return {"threads": spec.thread_count, self.library: version(self.library)}
+
+    # ---------------------------------------------------------------------- training
+
     def fit(self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None):
-        """Fit as of `Estimator.fit`."""
         spec, limited = apply_fit_limits(self.settings, limits)
+        train = check_tabular_rows(x, y, sample_weight, where="training")
         valid = None if validation is None else check_tabular_rows(*validation)
-        train, valid = apply_tabular_class_weights(
-            check_tabular_rows(x, y, sample_weight, where="training"), valid, spec.class_weight
-        )
-        run, here = self._identity(spec, train, valid)
+        train, valid = apply_tabular_class_weights(train, valid, spec.class_weight)
+        arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
+        data = training_data_checksum(train.x.shape[1], *arrays)
+        run, here = {"model": self.name, "settings": spec.identity(), "data": data}, self._environment(spec)
+        self.n_features = train.x.shape[1]
         start = self._start_from_offset(spec, train, valid)
         saved = checkpoints.load() if checkpoints is not None else None
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
         check_checkpoint_of_same_fit(progress, run)
         # Nondeterminism is permanent: its reasons are stored with the run.
-        reasons = [*describe_differences(progress["environment"], here), *self._inexact_reasons(spec)]
-        progress["inexact"] = merge_inexact_reasons(progress["inexact"], reasons)
-        progress["environment"] = here
-        reasons = tuple(progress["inexact"])
-        result = ModelFitResult(exact=not reasons, nondeterminism=reasons, limited=limited)
-        result.resumed_from = len(progress["history"]) if saved else None
+        reasons = describe_differences(progress["environment"], here)
+        if getattr(spec, "device", "cpu") != "cpu":
+            reasons += (f"device: {self.name} on a GPU is not promised to the bit",)
+        progress |= {"inexact": merge_inexact_reasons(progress["inexact"], reasons), "environment": here}
         callbacks = bind_model_to_callbacks(callbacks, self)
         restore_callback_history(callbacks, progress["history"])
+        resumed_from = len(progress["history"]) if saved else None
         if "finished" not in progress:
-            trainer = self._open(spec, train, valid, self._bin(spec, train, valid))
             try:
-                self._blocks(spec, trainer, progress, callbacks, checkpoints, start)
+                self._train(spec, train, valid, progress, callbacks, checkpoints, start)
             finally:
                 self._growing = None
-                trainer.close()
         with refuse_damaged_training():
             self.load_state(progress["finished"])
-        result.history, result.best_round = list(progress["history"]), self.best_round
-        result.best_epoch = -(-self.best_round // spec.block)
-        result.stopped_early = progress["rounds"] < spec.rounds
-        return result
-
-    def _identity(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> tuple[dict, dict]:
-        arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
-        data = training_data_checksum(train.x.shape[1], *arrays)
-        run = {"model": self.name, "settings": spec.identity(), "data": data}
-        return run, self._environment(spec)
-
-    def _environment(self, spec: TabularSpec) -> dict:
-        """Return the facts that the bits of a fit depend on."""
-        return {"threads": spec.thread_count, self.library: version(self.library)}
-
-    def _inexact_reasons(self, spec: TabularSpec) -> list[str]:
-        """Return reasons why an interrupted run may differ in its last bits."""
-        return []
+        return ModelFitResult(
+            history=list(progress["history"]), best_epoch=-(-self.best_round // spec.block), limited=limited,
+            best_round=self.best_round, resumed_from=resumed_from, stopped_early=progress["rounds"] < spec.rounds,
+            exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]),
+        )  # fmt: skip
 
     def _start_from_offset(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> float:
         """Fit the offset on the weighted training rows and add it to both parts; return its validation loss.
@@ -147,56 +135,61 @@ class TabularModel(ModelBase, ABC):
             return np.inf
         check_clock_offset_settings(spec.offset_column, spec.offset_bars, train.x.shape[1])
         clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
-        self._offset = SessionClockOffset.fit_rows_with_weight(clock, train.target, train.weight, **given)
-        for part in (train, valid):
-            if part is not None:
-                part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
+        self._offset = SessionClockOffset.fit(clock, train.target, train.weight, **given)
+        for part in filter(None, (train, valid)):
+            part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
         return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
 
-    def _blocks(
-        self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float
-    ) -> None:
-        if progress["rounds"]:
-            with refuse_damaged_training():
-                trainer.restore(progress["part"], progress["rounds"])
-        with progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
-            self._grow(spec, trainer, progress, callbacks, checkpoints, start, moved)
-        losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
-        best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
-        if losses and start <= min(losses):
-            best = 0  # no round is better than the clock; the first one is stored and not used
-        progress["finished"] = self._state(trainer.fitted(max(best, 1)), best, progress["data"]["features"])
+    def _train(
+        self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, progress: dict, callbacks, checkpoints,
+        start: float,
+    ) -> None:  # fmt: skip
+        """Train blocks of rounds until all are done or patience ends, and take the best round."""
+        with ExitStack() as resources:
+            trainer = self._trainer(spec, train, valid, resources)
+            if progress["rounds"]:
+                with refuse_damaged_training():
+                    trainer.restore(progress["part"], progress["rounds"])
+            moved = resources.enter_context(
+                progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"])
+            )
+            while (
+                progress["rounds"] < spec.rounds and early_stopping_round(progress["val"], spec.patience, start) is None
+            ):
+                before, metrics = progress["rounds"], self._grow_block(spec, trainer, progress)
+                if checkpoints is not None and checkpoints.due():
+                    part = {"fitted": trainer.fitted(progress["rounds"]), **trainer.memory()}
+                    checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
+                moved(progress["rounds"] - before)
+                for callback in callbacks:
+                    callback(len(progress["history"]), dict(metrics))
+            losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
+            best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
+            if losses and start <= min(losses):
+                best = 0  # no round is better than the clock; the first one is stored and not used
+            progress["finished"] = self._state(trainer.fitted(max(best, 1)), best)
         progress.pop("part", None)
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
-    def _grow(
-        self, spec: TabularSpec, trainer: TabularBlockTrainer, progress: dict, callbacks, checkpoints, start: float,
-        moved: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        """Train blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
-        while progress["rounds"] < spec.rounds and early_stopping_round(progress["val"], spec.patience, start) is None:
-            began, first = time.perf_counter(), progress["rounds"]
-            until = min(first + spec.block, spec.rounds)
-            block = first // spec.block
-            train_loss, val_loss = trainer.grow(first, until, derive_seed(spec.seed, self.name, "block", block))
-            progress["train"] = progress["train"] + [float(loss) for loss in train_loss]
-            progress["val"] = progress["val"] + [float(loss) for loss in val_loss]
-            metrics = {
-                "train_loss": progress["train"][-1],
-                "val_loss": progress["val"][-1] if progress["val"] else None,
-                "seconds": time.perf_counter() - began,
-            }
-            progress["rounds"], self._growing = until, (trainer, until, progress["data"]["features"])
-            progress["history"] = [*progress["history"], {"epoch": block + 1, **metrics}]
-            if hasattr(spec, "learning_rate"):
-                log_flat_training_loss(progress["history"], spec.learning_rate)
-            if checkpoints is not None and checkpoints.due():
-                part = {"fitted": trainer.fitted(until), **trainer.memory()}
-                checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
-            moved(until - first)
-            for callback in callbacks:
-                callback(block + 1, dict(metrics))
+    def _grow_block(self, spec: TabularSpec, trainer: BlockTrainer, progress: dict) -> dict:
+        """Train one block and record its losses; returns its metrics."""
+        began, first = time.perf_counter(), progress["rounds"]
+        block, until = first // spec.block, min(first + spec.block, spec.rounds)
+        train_loss, val_loss = trainer.grow(first, until, derive_seed(spec.seed, self.name, "block", block))
+        progress["train"] = progress["train"] + [float(loss) for loss in train_loss]
+        progress["val"] = progress["val"] + [float(loss) for loss in val_loss]
+        metrics = {
+            "train_loss": progress["train"][-1], "val_loss": progress["val"][-1] if progress["val"] else None,
+            "seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        progress["rounds"], self._growing = until, (trainer, until)
+        progress["history"] = [*progress["history"], {"epoch": block + 1, **metrics}]
+        if hasattr(spec, "learning_rate"):
+            log_flat_training_loss(progress["history"], spec.learning_rate)
+        return metrics
+
+    # ---------------------------------------------------------------------- the fitted model
 
     def predict_proba(self, x) -> np.ndarray:
         x = self._checked_input(x)
@@ -222,47 +215,27 @@ class TabularModel(ModelBase, ABC):
             raise FactoryError("Wrong number of features", where=self.name, got=x.shape[1], wanted=self.n_features)
         return x
 
-    @abstractmethod
-    def _bin(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> Any:
-        """Build the library's matrices of the rows. Of `spec` only the threads matter."""
-
-    @abstractmethod
-    def _open(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, bins: Any) -> TabularBlockTrainer:
-        """Return the trainer on these matrices."""
-
-    @abstractmethod
-    def _read(self, fitted: Any) -> Any:
-        """Return the predictor of a finished model."""
-
-    @abstractmethod
-    def _scores(self, x: np.ndarray) -> np.ndarray:
-        """Return class scores (N, 3) of the trees or weights, without the offset."""
-
-    @abstractmethod
-    def _gain(self) -> np.ndarray:
-        """Return gains (F,) of any scale."""
-
     def get_state(self) -> dict:
         if self._growing is not None:
-            trainer, rounds, features = self._growing
-            return self._state(trainer.fitted(rounds), rounds, features)
-        return self._state(self._fitted, self.best_round, self.n_features)
+            trainer, rounds = self._growing
+            return self._state(trainer.fitted(rounds), rounds)
+        return self._state(self._fitted, self.best_round)
 
     def state_from_checkpoint(self, saved: Mapping) -> dict:
         if "finished" in saved:
             return dict(saved["finished"])
         fitted = saved["part"]["fitted"] if saved["rounds"] else None
-        state = self._state(fitted, saved["rounds"], saved["data"]["features"])
-        return state | {"offset": saved.get("offset")}
+        facts = {"n_features": saved["data"]["features"], "offset": saved.get("offset")}
+        return self._state(fitted, saved["rounds"]) | facts
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()
 
-    def _state(self, fitted: Any, best: int, n_features: int) -> dict:
+    def _state(self, fitted: Any, best: int) -> dict:
         return self._with_trained_on({
             "model": self.name, "settings": asdict(self.settings),
             "library": f"{self.library} {version(self.library)}",
-            "n_features": n_features, "best_round": best, "fitted": fitted, "offset": self._offset_state(),
+            "n_features": self.n_features, "best_round": best, "fitted": fitted, "offset": self._offset_state(),
         })  # fmt: skip
 
     def load_state(self, state):
@@ -270,8 +243,7 @@ class TabularModel(ModelBase, ABC):
         self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = state["n_features"], state["best_round"]
         self._fitted = state["fitted"]
-        offset = state.get("offset")
-        self._offset = None if offset is None else SessionClockOffset.from_dict(offset)
+        self._offset = None if state["offset"] is None else SessionClockOffset.from_dict(state["offset"])
         try:
             self._predictor = None if self._fitted is None else self._read(self._fitted)
         except Exception as error:  # each library raises errors of its own
@@ -285,29 +257,14 @@ class TabularModel(ModelBase, ABC):
 class BlockListBooster(TabularModel):
     """A booster whose model is a list of blocks: each is a model of its library that starts from the scores so far.
 
-    Scores are float (N, 3); None stands for the start of the library, before the first block.
+    Scores are float (N, 3); None stands for the start of the library, before the first block. A subclass has
+
+    _train_block(spec, bins, scores, rounds, seed) : train from the scores of the training and validation rows; returns
+        the library's model of the block, and the training and validation log loss after each of its rounds.
+    _add(scores, block, x) : the scores of the rows x with those of a block added.
+    _to_bytes(block, rounds) : the library's own format of a block; of its first `rounds` alone where given.
+    _from_bytes(data) : the library's model of a block.
     """
-
-    @abstractmethod
-    def _train_block(
-        self, spec: Any, bins: list, scores: list[np.ndarray | None], rounds: int, seed: int
-    ) -> tuple[Any, list[float], list[float]]:
-        """Train a block from the scores of the training and validation rows.
-
-        Returns the library's model of the block, and the training and validation log loss after each of its rounds.
-        """
-
-    @abstractmethod
-    def _add(self, scores: np.ndarray | None, block: Any, x: Any) -> np.ndarray:
-        """Return the scores of the rows x with those of a block added."""
-
-    @abstractmethod
-    def _to_bytes(self, block: Any, rounds: int | None = None) -> bytes:
-        """Return the library's own format of a block; of its first `rounds` alone where given."""
-
-    @abstractmethod
-    def _from_bytes(self, data: bytes) -> Any:
-        """Return the library's model of a block."""
 
     def _read(self, fitted):
         return [self._from_bytes(data) for data in fitted]
@@ -319,17 +276,14 @@ class BlockListBooster(TabularModel):
         return np.asarray(scores, dtype=np.float64)
 
 
-class BlockListTrainer(TabularBlockTrainer):
+class BlockListTrainer(BlockTrainer):
     """Training of a `BlockListBooster`.
 
-    inputs : what `_add` reads of the training and validation rows.
+    bins, inputs : of the training and validation rows, what `_train_block` and what `_add` reads.
     scores : what the first block starts from.
     """
 
-    def __init__(
-        self, booster: BlockListBooster, spec: TabularBoosterSpec, bins: list, inputs: list,
-        scores: list[np.ndarray | None],
-    ):  # fmt: skip
+    def __init__(self, booster: BlockListBooster, spec: Any, bins: list, inputs: list, scores: list):
         self.booster, self.spec, self.bins, self.inputs, self.scores = booster, spec, bins, inputs, scores
         self.blocks: list[bytes] = []
 

@@ -6,17 +6,17 @@ CatBoost may refuse a snapshot of another number of rounds, since it chooses som
 """
 
 import logging
-from contextlib import ExitStack
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import catboost
 import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
-from ml_factory.models.tabular import TabularBlockTrainer, TabularModel, TabularRows
-from ml_factory.models.tabular_spec import TabularBoosterSpec
-from ml_factory.storage.scratch_folder import scratch_folder
+from ml_factory.models.tabular import BlockTrainer, TabularModel
+from ml_factory.models.tabular_data import TabularBoosterSpec
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -50,22 +50,17 @@ class CatBoost(TabularModel):
             return np.inf
         return super()._start_from_offset(spec, train, valid)
 
-    def _bin(self, spec, train, valid):
-        pools = [_pool(train)]
+    def _trainer(self, spec, train, valid, resources):
+        folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+        pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in (train, valid) if part]
         pools[0].quantize()
         if valid is not None:
-            with scratch_folder("catboost-") as folder:
-                borders = str(folder / "borders")
-                pools[0].save_quantization_borders(borders)
-                pools.append(_pool(valid))
-                pools[1].quantize(input_borders=borders)
-        return pools
-
-    def _open(self, spec, train, valid, bins):
-        for pool, part in zip(bins, (train, valid), strict=False):
-            if part.offset is not None:
+            pools[0].save_quantization_borders(str(folder / "borders"))
+            pools[1].quantize(input_borders=str(folder / "borders"))
+        if train.offset is not None:
+            for pool, part in zip(pools, (train, valid), strict=False):
                 pool.set_baseline(part.offset)
-        return _Trainer(spec, bins)
+        return _Trainer(spec, pools, folder)
 
     def _read(self, fitted):
         (data,) = fitted
@@ -79,10 +74,6 @@ class CatBoost(TabularModel):
         return self._predictor.get_feature_importance(type="PredictionValuesChange")
 
 
-def _pool(rows: TabularRows) -> catboost.Pool:
-    return catboost.Pool(rows.x, rows.target, weight=rows.weight)
-
-
 class _Until:
     """Stop CatBoost after that many rounds in all."""
 
@@ -93,10 +84,10 @@ class _Until:
         return info.iteration < self.rounds
 
 
-class _Trainer(TabularBlockTrainer):
-    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool]):
-        self.resources = ExitStack()
-        folder = self.resources.enter_context(scratch_folder("catboost-"))
+class _Trainer(BlockTrainer):
+    """Training of CatBoost; `folder` holds its snapshot."""
+
+    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool], folder: Path):
         self.folder, self.snapshot = folder, folder / "snapshot.cbsnapshot"
         self.params = {
             "loss_function": _METRIC,
@@ -104,7 +95,11 @@ class _Trainer(TabularBlockTrainer):
             "classes_count": 3,
             "learning_rate": spec.learning_rate,
             "depth": min(spec.depth, 16),
-            "bootstrap_type": "Bernoulli" if spec.row_sample < 1 else "No",
+            **(
+                {"bootstrap_type": "Bernoulli", "subsample": spec.row_sample}
+                if spec.row_sample < 1
+                else {"bootstrap_type": "No"}
+            ),
             "rsm": spec.column_sample,
             "l2_leaf_reg": spec.l2,
             "random_seed": spec.seed,
@@ -116,8 +111,6 @@ class _Trainer(TabularBlockTrainer):
             "snapshot_file": str(self.snapshot),
             "snapshot_interval": _NEVER,
         }
-        if spec.row_sample < 1:
-            self.params["subsample"] = spec.row_sample
         self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
         self.booster: catboost.CatBoost | None = None
         self.restored = False  # the snapshot is that of a checkpoint
@@ -157,6 +150,3 @@ class _Trainer(TabularBlockTrainer):
     def restore(self, part, rounds):
         self.snapshot.write_bytes(part["snapshot"])
         self.restored = True
-
-    def close(self):
-        self.resources.close()

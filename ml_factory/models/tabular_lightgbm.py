@@ -3,7 +3,7 @@
 import lightgbm as lgb
 
 from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_spec import TabularBoosterSpec
+from ml_factory.models.tabular_data import TabularBoosterSpec
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
@@ -19,15 +19,12 @@ class LightGBM(BlockListBooster):
     name = "lightgbm"
     library = "lightgbm"
 
-    def _bin(self, spec, train, valid):
-        params = self._params(spec)
+    def _trainer(self, spec, train, valid, resources):
+        params, parts = self._params(spec), [train, *([] if valid is None else [valid])]
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:
             bins.append(bins[0].create_valid(valid.x, valid.target, weight=valid.weight, params=params))
-        return [part.construct() for part in bins]
-
-    def _open(self, spec, train, valid, bins):
-        parts = [train, *([] if valid is None else [valid])]
+        bins = [part.construct() for part in bins]
         return BlockListTrainer(self, spec, bins, [part.x for part in parts], [part.offset for part in parts])
 
     def _params(self, spec: TabularBoosterSpec) -> dict:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.errors import SettingsError
+from ml_factory.models.base import check_settings
 from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_spec import TabularBoosterSpec
+from ml_factory.models.tabular_data import TabularBoosterSpec
 
 _METRIC = "mlogloss"
 _BASE = np.float32(0.5)  # a given base score keeps the first block from estimating one that later blocks would not
-_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,7 @@ class _XGBoostSpec(TabularBoosterSpec):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.device not in _DEVICES:
-            raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=_DEVICES)
+        check_settings(self, device=("cpu", "cuda"))
 
 
 class XGBoost(BlockListBooster):
@@ -44,17 +42,11 @@ class XGBoost(BlockListBooster):
     def _environment(self, spec):
         return super()._environment(spec) | {"device": spec.device}
 
-    def _inexact_reasons(self, spec):
-        return ["device: xgboost on a GPU is not promised to the bit"] if spec.device == "cuda" else []
-
-    def _bin(self, spec, train, valid):
+    def _trainer(self, spec, train, valid, resources):
         threads = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **threads)]
         if valid is not None:
             bins.append(xgb.QuantileDMatrix(valid.x, valid.target, weight=valid.weight, ref=bins[0], **threads))
-        return bins
-
-    def _open(self, spec, train, valid, bins):
         offsets = [part.offset for part in (train, valid) if part is not None]
         scores = [None if offset is None else offset.astype(np.float32) + _BASE for offset in offsets]
         return BlockListTrainer(self, spec, bins, bins, scores)

@@ -1,17 +1,179 @@
-"""Transformers over windows.
+"""Transformers over windows: PatchTST and iTransformer, and their layers.
 
-B batch, T time steps, F features, N patches, P patch length, D width, C classes.
+B batch, T time steps, F features (channels), N patches or tokens, P patch length, D width, H heads, K width of a head,
+X width of a code, C classes.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.base import check_model_setting_ranges
-from ml_factory.models.heads import ChannelHead
-from ml_factory.models.layers import EncoderLayer, InstanceNorm, PatchLayer, TokenDropout
+from ml_factory.models.base import check_settings
+
+
+def instance_norm(x_BTF: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """Remove each window's own mean and deviation per channel; returns them as mean and log(1 + deviation), level_BF2.
+
+    Instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and iTransformer use it.
+    The head reads the levels with the codes: in features that are scale-free already they are information, not
+    nuisance.
+    """
+    mean_B1F = x_BTF.mean(dim=1, keepdim=True)
+    centred_BTF = x_BTF - mean_B1F
+    deviation_B1F = (centred_BTF.square().mean(dim=1, keepdim=True) + eps).sqrt()
+    return centred_BTF / deviation_B1F, torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
+
+
+def cut_patches(x_BTF: Tensor, length: int, stride: int) -> Tensor:
+    """Return each channel's patches (Nie et al. 2023, section 3.1), x_BFNP, the last one ending at the last step.
+
+    N = (T - P) // stride + 1: where the patches do not fill the window the oldest steps are left out.
+    """
+    x_BFT = x_BTF.transpose(1, 2)
+    return x_BFT[:, :, (x_BFT.shape[2] - length) % stride :].unfold(dimension=2, size=length, step=stride)
+
+
+class ChannelHead(nn.Module):
+    """Class logits read off a code for each channel, code_BFX, and the levels that instance norm removed.
+
+    read : width of a map, shared by all channels, from each code to the logits' input (None: the whole code). The whole
+        code has weights of its own per channel, more than overlapping labels can fit.
+    """
+
+    def __init__(self, width: int, features: int, classes: int, read: int | None = None):
+        super().__init__()
+        self.read = nn.Identity() if read is None else nn.Linear(width + 2, read)
+        self.linear = nn.Linear(features * (read or width + 2), classes)
+
+    def forward(self, code_BFX: Tensor, level_BF2: Tensor) -> Tensor:
+        return self.linear(self.read(torch.cat([code_BFX, level_BF2], dim=-1)).flatten(1))
+
+
+class TokenDropout(nn.Module):
+    """Dropout whose mask is shared by the tokens of a sequence (Gal and Ghahramani 2016).
+
+    A hundred channels of tokens want millions of random numbers a step, which on a CPU cost more than the layer.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x_BND
+        B, _, D = x_BND.shape
+        return x_BND * functional.dropout(x_BND.new_ones(B, 1, D), self.p)
+
+
+# Tokens up to which a CPU's softmax, made for long rows, costs more than the products; and from which one kernel pays.
+FEW, MANY = 15, 48
+
+
+class MultiHeadAttentionLayer(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2) over the middle axis of x_BND, nothing masked.
+
+    Weights are not dropped out, as in the paper's supervised runs.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        B, N, D = x_BND.shape
+        # Taken apart before they are turned: so their gradients are put together in one pass.
+        parts_BNHK = self.qkv(x_BND).view(B, N, 3, self.heads, D // self.heads).unbind(2)
+        q_BHNK, k_BHNK, v_BHNK = (part_BNHK.transpose(1, 2) for part_BNHK in parts_BNHK)
+        mixed_BHNK = dot_product_attention(q_BHNK, k_BHNK, v_BHNK)
+        return self.out(mixed_BHNK.transpose(1, 2).reshape(B, N, D))
+
+
+def dot_product_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v, in the way that is fastest for so many tokens where it runs."""
+    B, H, N, K = q_BHNK.shape
+    on_cpu = q_BHNK.device.type == "cpu"
+    # In bf16 the fused kernel is slower than fp32 step by step.
+    if on_cpu and N >= MANY and q_BHNK.dtype == torch.float32:
+        return functional.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK)
+    q_MNK, k_MNK, v_MNK = (part_BHNK.reshape(B * H, N, K) for part_BHNK in (q_BHNK, k_BHNK, v_BHNK))
+    score_MNN = torch.bmm(q_MNK / math.sqrt(K), k_MNK.mT)
+    if on_cpu and N <= FEW:
+        # The same softmax, divided by its sum at the end; what is taken off for safety changes nothing, slopes neither.
+        share_MNN = (score_MNN - score_MNN.detach().amax(dim=-1, keepdim=True)).exp()
+        mixed_MNK = torch.bmm(share_MNN, v_MNK) / share_MNN.sum(dim=-1, keepdim=True)
+    else:
+        mixed_MNK = torch.bmm(score_MNN.softmax(dim=-1), v_MNK)
+    return mixed_MNK.view(B, H, N, K)
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm)."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float):
+        super().__init__()
+        self.attention = MultiHeadAttentionLayer(width, heads)
+        self.norm1 = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        self.norm2 = nn.LayerNorm(width)
+        self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        x_BND = self.norm1(x_BND + self.drop1(self.attention(x_BND)))
+        return self.norm2(x_BND + self.drop2(self.feed(x_BND)))
+
+
+# ---- networks ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ITransformerSpec:
+    """inner : width of the feed-forward part. read : see `ChannelHead`. Few heads and layers, for 100 features on two
+    cores.
+    """
+
+    width: int = 16
+    heads: int = 2
+    layers: int = 2
+    inner: int = 32
+    dropout: float = 0.3
+    read: int = 4
+
+    def __post_init__(self):
+        some = "[1, inf)"
+        check_settings(self, width=some, heads=some, layers=some, inner=some, read=some, dropout="[0, 1)")
+        _check_heads(self)
+
+
+class ITransformer(nn.Module):
+    """iTransformer (Liu et al. 2024): a channel's whole window is one token, and attention runs over the channels.
+
+    Classes are read off all tokens, and the levels that instance norm took out.
+    """
+
+    Spec = ITransformerSpec
+
+    def __init__(self, features: int, lookback: int, classes: int, spec: ITransformerSpec):
+        super().__init__()
+        self.embed = nn.Linear(lookback, spec.width)
+        self.drop = TokenDropout(spec.dropout)
+        self.encoder = nn.Sequential(
+            *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers)),
+            nn.LayerNorm(spec.width),
+        )
+        self.head_drop = nn.Dropout(spec.dropout)
+        self.head = ChannelHead(spec.width, features, classes, spec.read)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        x_BTF, level_BF2 = instance_norm(x_BTF)
+        code_BFD = self.encoder(self.drop(self.embed(x_BTF.transpose(1, 2))))
+        return self.head(self.head_drop(code_BFD), level_BF2)
 
 
 @dataclass(frozen=True)
@@ -20,7 +182,6 @@ class PatchTSTSpec:
 
     patch, stride : in time steps.
     inner : width of the feed-forward part.
-    instance_norm : see `InstanceNorm`.
     """
 
     patch: int = 16
@@ -30,11 +191,11 @@ class PatchTSTSpec:
     layers: int = 2
     inner: int = 32
     dropout: float = 0.3
-    instance_norm: bool = True
 
     def __post_init__(self):
-        check_model_setting_ranges(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner"))
-        _check_heads(self, "a PatchTST")
+        some = "[1, inf)"
+        check_settings(self, patch=some, stride=some, width=some, heads=some, layers=some, inner=some, dropout="[0, 1)")
+        _check_heads(self)
 
 
 class PatchTST(nn.Module):
@@ -54,75 +215,25 @@ class PatchTST(nn.Module):
                 "The window is shorter than a patch", where="patch", got=spec.patch, wanted=f"<= {lookback}",
                 next_step="a longer lookback, or a shorter patch",
             )  # fmt: skip
-        self.norm = InstanceNorm() if spec.instance_norm else None
-        self.patches = PatchLayer(spec.patch, spec.stride)
-        count = self.patches.patch_count(lookback)
+        self.patch, self.stride = spec.patch, spec.stride
         self.embed = nn.Linear(spec.patch, spec.width)
+        count = (lookback - spec.patch) // spec.stride + 1
         self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
             *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers))
         )
         self.head_drop = nn.Dropout(spec.dropout)
-        self.head = ChannelHead(spec.width, features, classes, self.norm is not None)
+        self.head = ChannelHead(spec.width, features, classes)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         B, _, F = x_BTF.shape
-        x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
-        token_BFND = self.embed(self.patches(x_BTF)) + self.position_ND
+        x_BTF, level_BF2 = instance_norm(x_BTF)
+        token_BFND = self.embed(cut_patches(x_BTF, self.patch, self.stride)) + self.position_ND
         code_BFND = self.encoder(self.drop(token_BFND.flatten(0, 1))).unflatten(0, (B, F))
-        return _answer(self.head, self.head_drop(code_BFND.mean(dim=2)), taken)
+        return self.head(self.head_drop(code_BFND.mean(dim=2)), level_BF2)
 
 
-@dataclass(frozen=True)
-class ITransformerSpec:
-    """width, heads, layers, inner, instance_norm : as in PatchTST. read : see `ChannelHead`; None is the paper's."""
-
-    width: int = 16
-    heads: int = 2
-    layers: int = 2
-    inner: int = 32
-    dropout: float = 0.3
-    instance_norm: bool = True
-    read: int | None = 4
-
-    def __post_init__(self):
-        given = ("read",) if self.read is not None else ()
-        check_model_setting_ranges(self, "an iTransformer", whole=("width", "heads", "layers", "inner", *given))
-        _check_heads(self, "an iTransformer")
-
-
-class ITransformer(nn.Module):
-    """iTransformer (Liu et al. 2024): a channel's whole window is one token, and attention runs over the channels.
-
-    Classes are read off all tokens (the authors' library: `read=None`), and the levels that instance norm took out.
-    """
-
-    Spec = ITransformerSpec
-
-    def __init__(self, features: int, lookback: int, classes: int, spec: ITransformerSpec):
-        super().__init__()
-        self.norm = InstanceNorm() if spec.instance_norm else None
-        self.embed = nn.Linear(lookback, spec.width)
-        self.drop = TokenDropout(spec.dropout)
-        self.encoder = nn.Sequential(
-            *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers)),
-            nn.LayerNorm(spec.width),
-        )
-        self.head_drop = nn.Dropout(spec.dropout)
-        self.head = ChannelHead(spec.width, features, classes, self.norm is not None, spec.read)
-
-    def forward(self, x_BTF: Tensor) -> Tensor:
-        x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
-        code_BFD = self.encoder(self.drop(self.embed(x_BTF.transpose(1, 2))))
-        return _answer(self.head, self.head_drop(code_BFD), taken)
-
-
-def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
-    """Return the logits; the levels that instance norm took out join the codes."""
-    return head(code_BFX, InstanceNorm.mean_and_log_deviation(*taken) if taken else None)
-
-
-def _check_heads(spec: PatchTSTSpec | ITransformerSpec, what: str) -> None:
+def _check_heads(spec: PatchTSTSpec | ITransformerSpec) -> None:
     if spec.width % spec.heads:
-        raise SettingsError(f"Cannot build {what}", where="heads", got=spec.heads, wanted=f"a divisor of {spec.width}")
+        raise SettingsError("No such heads", where="heads", got=spec.heads, wanted=f"a divisor of {spec.width}")

@@ -18,11 +18,19 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean, refuse_damaged_content
-from ml_factory.evaluation.class_scores import wilson_interval
-from ml_factory.evaluation.compression_plots import draw_compression
+from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.run import RESULT, open_recipe_run
-from ml_factory.recipes.t5 import T5Data, T5Network, T5Settings, label_loss, load_t5, new_t5, prepare_texts
+from ml_factory.recipes.t5 import (
+    T5Data,
+    T5Network,
+    T5Settings,
+    label_loss,
+    load_t5,
+    new_t5,
+    prepare_texts,
+    share_interval,
+)
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import read_state_file, write_state_file
@@ -217,7 +225,7 @@ def _make_variant(
         count = sum(one.numel() for one in numbers)
         save_variant(path, network, sizes, name)
         outcomes_N = trained.outcomes(load_variant(path, trained.build))  # what is reported is what the file predicts
-        low, high = wilson_interval(round(outcomes_N.sum()), len(outcomes_N))
+        low, high = share_interval(round(outcomes_N.sum()), len(outcomes_N))
         facts = {
             "recipe": NAME, "method": text, "file": str(path), "bytes": path.stat().st_size, "parameters": count,
             "zeros": sum(int((one == 0).sum()) for one in numbers) / count, "quality": float(outcomes_N.mean()),

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.evaluation.class_plots import draw_class_results, draw_labelled_rows
-from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
+from ml_factory.evaluation.recipe_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.labelled_text import (
     PARTS,
@@ -42,6 +41,7 @@ from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
 transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
+metrics, stats = LazyModule("sklearn.metrics"), LazyModule("scipy.stats")
 
 NAME, STEP = "t5", 8  # the length of rows is a multiple of STEP
 PAD, END = 0, 1
@@ -337,8 +337,14 @@ def run_t5(
 def class_scores(truth: Sequence[str], predicted: Sequence[str]) -> dict[str, Any]:
     """Return accuracy with its 95 % interval, and macro F1."""
     right = sum(one == other for one, other in zip(truth, predicted, strict=True))
-    return {"accuracy": accuracy(truth, predicted), "interval": wilson_interval(right, len(truth)),
-            "macro_f1": macro_f1(truth, predicted), "rows": len(truth)}  # fmt: skip
+    return {"accuracy": right / len(truth), "interval": share_interval(right, len(truth)), "rows": len(truth),
+            "macro_f1": float(metrics.f1_score(truth, predicted, average="macro", zero_division=0))}  # fmt: skip
+
+
+def share_interval(right: int, rows: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927), for rows that are independent."""
+    found = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def save_t5(network: T5Network, tokenizer: Any, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,8 @@ import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table, read_copied_bars_table
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.inference.bundle_checks import check_bars_on_tick
-from ml_factory.serving.feed import Feed, kept_bars
-from ml_factory.serving.served_bundle import ServedBundle, check_symbol_column
-from ml_factory.storage.scratch_folder import scratch_folder
+from ml_factory.inference.bundle import check_bars_on_tick
+from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
@@ -97,8 +96,8 @@ class FollowedFile:
             whole = header + whole[whole.find(b"\n") + 1 :]
         if whole.count(b"\n") < 2:  # a header alone
             return None
-        with scratch_folder("follow-") as folder:  # the file itself may have half a line more by now
-            copy = folder / "bars.csv"
+        with tempfile.TemporaryDirectory() as folder:  # the file itself may have half a line more by now
+            copy = Path(folder, "bars.csv")
             copy.write_bytes(whole)
             return read_copied_bars_table(self._path, copy)
 

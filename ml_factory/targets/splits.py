@@ -1,5 +1,8 @@
 """Purged splits of the labelled rows, with embargo: no label overlaps the boundary of training and evaluation.
 
+One split in time order; folds: contiguous test blocks, blocks that walk forward (no training row follows one, so no
+embargo is needed), and combinations of blocks (AFML chapter 12).
+
 The rule, for a training row and an evaluated block of rows (validation, a test fold, each block of a combinatorial
 fold). The row stays only if
   - its `label_end` is before the block's first `known_at`, strictly; or
@@ -11,13 +14,18 @@ old, never the block anything new.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.errors import BarsError, SettingsError, wrong_field_error
 from ml_factory.targets.label_table import usable_label_rows
+
+MOST_FOLDS = 1_000  # of a combinatorial cross-validation: each is a training
+Fold = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.n
     return parts
 
 
-def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[Fold]:
     """(train, test) for each of `folds` contiguous test blocks: int64 positions into the rows of `labels`.
 
     Twelve rows whose labels end two rows later, folds=3, embargo=1 (T tests, . is purged, e is embargoed):
@@ -114,6 +122,135 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[n
             raise no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
         pairs.append((train, test))
     return pairs
+
+
+def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
+    """Return (train, test) for each of `folds` test blocks, trained on all earlier rows: int64 positions.
+
+    The rows are divided into folds + 1 blocks; the first is only trained on. Twelve rows whose labels end two rows
+    later, folds=3 (T tests, . is purged):
+
+        row      0  1  2  3  4  5  6  7  8  9 10 11
+        fold 0   0  .  .  T  T  T
+        fold 1   0  1  2  3  .  .  T  T  T
+        fold 2   0  1  2  3  4  5  6  .  .  T  T  T
+
+    Raises SettingsError when a fold would keep no training row.
+    """
+    check_split_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
+    known_at, label_end = label_start_and_end(labels)
+    pairs = []
+    for number, test in enumerate(np.array_split(np.arange(len(labels)), folds + 1)[1:]):
+        train = purge_training_rows(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
+        if not len(train):
+            raise no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
+        pairs.append((train, test))
+    return pairs
+
+
+def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = None) -> list[Fold]:
+    """Return (train, test) as `walk_forward_expanding`, trained on the last `window` of its rows only.
+
+    Twelve rows whose labels end two rows later, folds=3, window=3 (T tests, . is purged, < is older than the window):
+
+        row      0  1  2  3  4  5  6  7  8  9 10 11
+        fold 0   0  .  .  T  T  T
+        fold 1   <  1  2  3  .  .  T  T  T
+        fold 2   <  <  <  <  4  5  6  .  .  T  T  T
+
+    window : rows; default: as many as the first fold has, so that every fold trains on equally many
+
+    Raises SettingsError as `walk_forward_expanding`.
+    """
+    pairs = walk_forward_expanding(labels, folds)
+    window = len(pairs[0][0]) if window is None else window
+    check_split_count(window, "window", 1, len(labels), "leave window out for that of the first fold")
+    return [(train[-window:], test) for train, test in pairs]
+
+
+@dataclass(frozen=True)
+class CombinatorialFolds(Sequence):
+    """Folds of a combinatorial cross-validation; item s is (train, test) of fold s, int64 positions, made on demand.
+
+    edges : int64[N + 1], block g is rows edges[g]..edges[g + 1] - 1
+    tested : int64[folds, k], the test blocks of each fold, in time order
+    left_out : for each block, the positions outside it that purging and embargo remove
+    """
+
+    edges: np.ndarray
+    tested: np.ndarray
+    left_out: tuple[np.ndarray, ...]
+
+    def __len__(self) -> int:
+        return len(self.tested)
+
+    def __getitem__(self, fold: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.flatnonzero(self._kept(fold)), np.concatenate([self.block(g) for g in self.tested[fold]])
+
+    def block(self, g: int) -> np.ndarray:
+        """Return the rows of block g, int64."""
+        return np.arange(self.edges[g], self.edges[g + 1])
+
+    @property
+    def paths(self) -> np.ndarray:
+        """The fold whose forecast of each block a path takes, int64[phi, N]; phi = k/N * C(N, k) (AFML 12.4).
+
+        Path p takes, of each block, the p-th fold that tests it: every forecast is in exactly one path.
+        """
+        judging = [np.flatnonzero((self.tested == g).any(axis=1)) for g in range(len(self.edges) - 1)]
+        return np.stack(judging, axis=1)
+
+    def _kept(self, fold: int) -> np.ndarray:
+        kept = np.ones(self.edges[-1], bool)
+        for g in self.tested[fold]:
+            kept[self.edges[g] : self.edges[g + 1]] = False
+            kept[self.left_out[g]] = False
+        return kept
+
+
+def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: int, embargo: int) -> CombinatorialFolds:
+    """Return the folds of every choice of `test_blocks` of `blocks` contiguous blocks as the test: C(N, k) folds.
+
+    The rule of `splits` holds for every test block of a fold. Twelve rows whose labels end one row later,
+    blocks=3, test_blocks=2, embargo=1 (T tests, . is purged, e is embargoed), and whose forecast each path takes:
+
+        row      0  1  2  3  4  5  6  7  8  9 10 11
+        fold 0   T  T  T  T  T  T  T  T  .  e 10 11
+        fold 1   T  T  T  T  .  e  6  .  T  T  T  T
+        fold 2   0  1  2  .  T  T  T  T  T  T  T  T
+        path 0   0  0  0  0  0  0  0  0  1  1  1  1
+        path 1   1  1  1  1  2  2  2  2  2  2  2  2
+
+    Raises SettingsError when a fold would keep no training row, or when there would be more than 1,000 folds.
+    """
+    check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
+    check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
+    check_split_embargo(embargo, "embargo")
+    if math.comb(blocks, test_blocks) > MOST_FOLDS:
+        raise SettingsError(
+            "There would be too many folds",
+            where="blocks, test_blocks",
+            got=f"{math.comb(blocks, test_blocks):,} ways to choose {test_blocks} of {blocks}",
+            wanted=f"at most {MOST_FOLDS:,}, since each is a training",
+            next_step="use blocks=6, test_blocks=2: 15 folds, 5 paths",
+        )
+    known_at, label_end = label_start_and_end(labels)
+    rows, left_out = np.arange(len(labels)), []
+    parts = np.array_split(rows, blocks)
+    for part in parts:
+        outside = np.delete(rows, part)
+        left_out.append(outside[~purge_keep_mask(known_at, label_end, outside, part, embargo)])
+    edges = np.cumsum([0, *map(len, parts)])
+    folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
+    for number in range(len(folds)):
+        if not folds._kept(number).any():
+            raise no_training_row_error(
+                number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows"
+            )
+    return folds
+
+
+# ---- the rule --------------------------------------------------------------------------------------------------------
 
 
 def purge_training_rows(

@@ -5,9 +5,9 @@ torch_xla ends with 2.9; a successor for TPUs is one more class with the same in
 
 import importlib
 import importlib.util
+import logging
 import os
-import resource
-import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,17 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.errors import SettingsError
 from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
-from ml_factory.storage.private_folder import hold_folder, private_folder
+from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
-from ml_factory.training.network_blocks import compile_network
 from ml_factory.training.precision import DTYPES, native_precision
-from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
 
+PROGRAMS = (
+    "train",
+    "accumulate",
+    "evaluate",
+)  # what is between two calls of `mark_step`: a step, a part of one, a batch
+_log = logging.getLogger("ml_factory.training")
 # A host out of memory raises a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 
@@ -42,7 +46,7 @@ class Device:
     precision : fp32, bf16 or fp16, of training steps.
     processes : processes that share the training.
     chips : number of chips of this process; the rows of a batch are sharded over them.
-    recompiles : counter of compiled programs.
+    compiles : program -> number of compilations by a lazy device; twice at most, since its first call has new arrays.
     """
 
     kind: str
@@ -50,7 +54,7 @@ class Device:
     precision: str = "fp32"
     processes: ProcessGroup = field(default_factory=ProcessGroup)
     chips: int = 1
-    recompiles: RecompileMonitor = field(default_factory=RecompileMonitor, compare=False)
+    compiles: Counter[str] = field(default_factory=Counter, compare=False)
 
     @property
     def torch_device(self) -> str:
@@ -84,10 +88,8 @@ class Device:
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
     def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        """Wrap the network as a step calls it: by `compile_network` if requested, gradients averaged over several
-        processes.
-        """
-        network = compile_network(network) if compiled else network
+        """Wrap the network as a step calls it: compiled if requested, gradients averaged over several processes."""
+        network = torch.compile(network) if compiled else network
         if self.processes.world == 1:
             return network
         return nn.parallel.DistributedDataParallel(network, device_ids=self._own_chips())
@@ -102,12 +104,7 @@ class Device:
         return checkpoint(function, *args, use_reentrant=False)
 
     def mark_step(self, program: str) -> None:
-        """End a program: a lazy device compiles and starts the operations since the last call.
-
-        On other devices only `torch.compile` builds programs, on their first call; here they are counted.
-        """
-        if self.recompiles.has_new_graphs(_graphs()):
-            self.recompiles.record_compilations(program, 1)
+        """End a program: a lazy device compiles and starts the operations since the last call."""
 
     def free_bytes(self) -> int:
         """Return the device memory available for arrays; unlimited here, since the host's arrays are there already."""
@@ -117,14 +114,10 @@ class Device:
         """Return the peak memory of this process; of a GPU or TPU the peak there. None where it is not reported."""
         try:
             status = Path("/proc/self/status").read_text()
-        except OSError:  # not Linux, where ru_maxrss would include the memory of the starting process
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return peak if sys.platform == "darwin" else 1024 * peak
+        except OSError:  # not Linux
+            return None
         lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
         return 1024 * int(lines[0][1]) if lines else None
-
-    def reset_peak_memory(self) -> None:
-        """Reset the count of `peak_memory_bytes`, where the hardware can: a GPU."""
 
     def is_out_of_memory_error(self, error: BaseException) -> bool:
         """Return True where this error means that memory ran out."""
@@ -140,8 +133,6 @@ class Device:
         # Read when the first kernel is compiled. The defaults are names in the temporary folder that anyone can guess.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-        for name in ("inductor", "triton"):
-            hold_folder(folder / name)
 
     def environment_facts(self) -> dict:
         """Return the facts that the bits of a run depend on apart from data and settings."""
@@ -177,9 +168,6 @@ class CudaDevice(Device):
 
     def peak_memory_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.processes.local)
-
-    def reset_peak_memory(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.processes.local)
 
     def release_freed_memory(self) -> None:
         torch.cuda.empty_cache()
@@ -237,9 +225,12 @@ class XlaDevice(Device):
 
     def mark_step(self, program: str) -> None:
         before = self._compiled()
-        self.recompiles.announce_compilation(program)
+        if program in PROGRAMS and program not in self.compiles:
+            _log.warning(
+                "XLA compiles the program %s now; its first steps take minutes, the later ones do not", program
+            )
         _xla().sync()
-        self.recompiles.record_compilations(program, self._compiled() - before)
+        self.compiles[program] += self._compiled() - before
 
     def free_bytes(self) -> int:
         try:
@@ -257,7 +248,6 @@ class XlaDevice(Device):
     def cache_compiled_programs(self, folder: Path) -> None:
         # The CPU client writes files that it cannot read back; a cache that is open stays.
         if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
-            hold_folder(folder / "xla")
             _xla("runtime").initialize_cache(str(folder / "xla"))
 
     def _capability(self) -> str:
@@ -330,12 +320,6 @@ def deterministic_device(device: Device) -> Iterator[None]:
         torch.set_rng_state(states)
         for index, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, index)
-
-
-def _graphs() -> int:
-    """Return the number of graphs that `torch.compile` has built in this process."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils.counters["stats"]["unique_graphs"] if utils else 0
 
 
 def _has_xla() -> bool:

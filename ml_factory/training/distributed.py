@@ -39,8 +39,15 @@ class ProcessGroup:
         """Return the state of rank 0 on all ranks: plain values and tensors, or None."""
         if self.world == 1:
             return state
+        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
         payload = serialize_state({"state": state}) if self.is_rank_zero else b""
-        return deserialize_state(_broadcast_bytes(payload, self.rank))["state"]
+        size = torch.tensor([len(payload)], device=device)
+        distributed.broadcast(size, 0)
+        blob = torch.empty(int(size), dtype=torch.uint8, device=device)
+        if self.is_rank_zero:
+            blob.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        distributed.broadcast(blob, 0)
+        return deserialize_state(blob.cpu().numpy().tobytes())["state"]
 
 
 def join_process_group(backend: str) -> ProcessGroup:
@@ -62,15 +69,3 @@ def _destroy_process_group() -> None:
     """End the group and its threads before the interpreter, unless the caller has."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def _broadcast_bytes(payload: bytes, rank: int) -> bytes:
-    """Return rank 0's bytes on all ranks."""
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    size = torch.tensor([len(payload)], device=device)
-    distributed.broadcast(size, 0)
-    blob = torch.empty(int(size), dtype=torch.uint8, device=device)
-    if rank == 0:
-        blob.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
-    distributed.broadcast(blob, 0)
-    return blob.cpu().numpy().tobytes()

@@ -14,12 +14,6 @@ from torch import Tensor, nn
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.base import CLASSES, ModelBase, ModelFitResult, apply_fit_limits, bind_model_to_callbacks
-from ml_factory.models.heads import zero_output_head
-from ml_factory.models.registry import (
-    available_models,
-    find_model_spec,
-    resolve_registry_entry,
-)
 from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
 from ml_factory.models.tabular_data import balanced_class_factors, check_training_rows, training_data_checksum
 from ml_factory.seeding import derive_seed
@@ -39,23 +33,12 @@ def split_neural_settings(name: str, network: type[nn.Module], lookback: int, gi
     own, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
     for unknown in set(given) - own - theirs:
         known = own | theirs | {"lookback"}
-        step, there = _models_with(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+        step, there = did_you_mean(unknown, known), ", ".join(sorted(known))
         raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
         raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
     training = TrainSpec(**{key: value for key, value in given.items() if key in own})
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
-
-
-def _models_with(setting: str) -> str:
-    """Return the next step for a setting that only other networks have; "" where none has it."""
-    networks = {
-        name: resolve_registry_entry(find_model_spec(name).network)
-        for name in available_models()
-        if find_model_spec(name).windowed
-    }
-    theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
-    return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
 def init_network_from_seed(
@@ -67,13 +50,23 @@ def init_network_from_seed(
         return network(features, lookback, classes, spec)
 
 
+def zero_output_head(network: nn.Module, outputs: int) -> None:
+    """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
+
+    A network without such a layer, which may be a user's, keeps its initial weights.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
+    for parameter in layers[-1].parameters() if layers else ():
+        nn.init.zeros_(parameter)
+
+
 class NeuralClassifier(ModelBase):
     """Estimator of any network of `models`.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
     settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows).
-    offset_column : input that grows evenly through the session, whose `ClockOffset` at a window's last step is added to
-        the logits; -1 for none.
+    offset_column : input that grows evenly through the session, whose `SessionClockOffset` at a window's last step is
+        added to the logits; -1 for none.
     offset_bars : bars before the session's end with cells of their own in the offset.
     x : `Windows`, or a float array (N, T, F) without NaN: scale and fill before.
     """
@@ -95,13 +88,19 @@ class NeuralClassifier(ModelBase):
     ) -> ModelFitResult:
         spec, limited = apply_fit_limits(self.settings, limits)
         device, self.features = pick_device(spec), 0
-        parts = self._parts(x, y, sample_weight, "training")
-        held = validation and self._parts(*(*validation, None)[:3], "validation")
-        parts, held = self._with_offset_scores(*_with_class_weights(parts, held, spec.class_weight))
-        self._build(parts[0].shape[2])
-        result = self._learn(
-            parts, held, spec, device, callbacks=bind_model_to_callbacks(callbacks, self), checkpoints=checkpoints
-        )
+        train, held = self._parts(x, y, sample_weight, "training"), None
+        if validation is not None:
+            held = self._parts(*(*validation, None)[:3], "validation")
+        if spec.class_weight == "balanced":  # as of `tabular_data.apply_tabular_class_weights`
+            factor = balanced_class_factors(train[1], train[2].astype(np.float64))
+            train, held = (
+                part and (*part[:2], (part[2] * factor[part[1]]).astype(np.float32)) for part in (train, held)
+            )
+        self.offset = self._fit_offset(train)
+        if self.offset is not None:  # its scores stand behind the windows
+            train, held = (part and (part[0], self._offset_scores(part[0]), *part[1:]) for part in (train, held))
+        self._build(train[0].shape[2])
+        result = self._learn(train, held, spec, device, bind_model_to_callbacks(callbacks, self), checkpoints)
         result.limited = limited
         return result
 
@@ -114,14 +113,14 @@ class NeuralClassifier(ModelBase):
         device = pick_prediction_device(self.settings)
         with deterministic_device(device):
             feed = BatchLoader(device, [windows])
-            logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch)
+            logits_NC = evaluate_network_outputs(self.network, feed, device, self.settings.eval_batch).double()
             if self.offset is not None:
-                logits_NC = logits_NC.double() + torch.from_numpy(self.offset.log_class_shares(self._clock(windows)))
-            return torch.softmax(logits_NC.double(), dim=1).numpy()
+                logits_NC += torch.from_numpy(self.offset.log_class_shares(self._clock(windows)))
+            return torch.softmax(logits_NC, dim=1).numpy()
 
     def get_state(self) -> dict:
-        weights, offset = {} if self.network is None else self.network.state_dict(), self.offset
-        return self._state(weights, self.features, offset and offset.to_dict())
+        weights = {} if self.network is None else self.network.state_dict()
+        return self._state(weights, self.features, self.offset and self.offset.to_dict())
 
     def state_from_checkpoint(self, saved):
         weights = saved["network"]
@@ -146,8 +145,8 @@ class NeuralClassifier(ModelBase):
             self._build(int(state["n_features"]))
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
-        if (offset := state.get("offset")) is not None:  # networks of before 2026-11-23 have none
-            self.offset = SessionClockOffset.from_dict(offset)
+        if "offset" in state:
+            self.offset = SessionClockOffset.from_dict(state["offset"])
         return self
 
     def _shape(self) -> dict:
@@ -165,28 +164,26 @@ class NeuralClassifier(ModelBase):
             zero_output_head(self.network, len(CLASSES))
 
     def _learn(
-        self, parts: tuple, held: tuple | None, spec: TrainSpec, device: Device, *, callbacks: Sequence[Callable],
+        self, train: tuple, held: tuple | None, spec: TrainSpec, device: Device, callbacks: Sequence[Callable],
         checkpoints: Any,
     ) -> ModelFitResult:  # fmt: skip
         """Run the training loop on these parts; the best epoch is chosen on the `held` out parts, if any.
 
         With a clock offset, which is stored with the network, the untrained network may be the best one.
         """
-        feed, held_feed = BatchLoader(device, parts), BatchLoader(device, held) if held else None
-        offset = self.offset and self.offset.to_dict()
+        feed, held_feed = BatchLoader(device, train), BatchLoader(device, held) if held else None
+        arrays = [array for part in (train, held) if part for array in (_host_rows(part[0]), part[0].rows, *part[1:])]
         identity = {  # what a checkpoint must match to be resumed
             "model": self.name, "settings": {**spec.identity(), **asdict(self.network_spec), **self._shape()},
-            "data": training_data_checksum(
-                self.features, *_checksum_arrays(*parts), *(_checksum_arrays(*held) if held else ())
-            ),
-        } | ({"offset": offset} if offset else {})  # fmt: skip
+            "data": training_data_checksum(self.features, *arrays),
+        } | ({"offset": self.offset.to_dict()} if self.offset else {})  # fmt: skip
 
         def validate() -> float:
             return evaluate_mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
 
         return run_training_loop(
-            self.network, len(feed), feed, self._loss, spec, device,
-            identity=identity, validation=Validation(validate, from_start=offset is not None) if held else None,
+            self.network, len(feed), feed, self._loss, spec, device, identity=identity,
+            validation=Validation(validate, from_start=self.offset is not None) if held else None,
             callbacks=callbacks, checkpoints=checkpoints,
         )  # fmt: skip
 
@@ -198,25 +195,21 @@ class NeuralClassifier(ModelBase):
             logits_BC = logits_BC.float() + scores[0]
         return weighted_cross_entropy(logits_BC, target_B, weight_B)
 
-    def _with_offset_scores(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
-        """Insert the offset scores (N, 3) of the rows before the classes of both parts, fitted on training rows."""
-        self.offset = None
+    def _fit_offset(self, train: tuple) -> SessionClockOffset | None:
         if self.offset_column < 0:
-            return parts, held
-        windows, target, weight = parts
+            return None
+        windows, target, weight = train
         check_clock_offset_settings(self.offset_column, self.offset_bars, windows.shape[2])
         given = {"column": self.offset_column, "ending": self.offset_bars}
-        self.offset = SessionClockOffset.fit_rows_with_weight(self._clock(windows), target, weight, **given)
+        return SessionClockOffset.fit(self._clock(windows), target, weight, **given)
 
-        def with_scores(part: tuple) -> tuple:
-            scores = self.offset.log_class_shares(self._clock(part[0])).astype(np.float32)
-            return *part[:-2], scores, *part[-2:]
-
-        return with_scores(parts), held and with_scores(held)
+    def _offset_scores(self, windows: Windows) -> np.ndarray:
+        """Return the offset's scores of the windows, float32 (N, 3)."""
+        return self.offset.log_class_shares(self._clock(windows)).astype(np.float32)
 
     def _clock(self, windows: Windows) -> np.ndarray:
         """Return the offset's input at the last step of each window, float32 (N,)."""
-        return windows.x_NF[:, self.offset_column].cpu().numpy()[windows.rows]
+        return _host_rows(windows)[windows.rows, self.offset_column]
 
     def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
         """Return windows, classes int64 (N,) and weights float32 (N,), checked."""
@@ -242,19 +235,5 @@ class NeuralClassifier(ModelBase):
         return x
 
 
-def _with_class_weights(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
-    """Return both parts with class-balanced weights, as of `tabular_data.apply_tabular_class_weights`."""
-    if class_weight == "none":
-        return parts, held
-    factor = balanced_class_factors(parts[-2], parts[-1].astype(np.float64))
-
-    def times(part: tuple) -> tuple:
-        *others, target, weight = part
-        return *others, target, (weight * factor[target]).astype(np.float32)
-
-    return times(parts), held and times(held)
-
-
-def _checksum_arrays(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
-    """Return the arrays that identify a checkpoint's data."""
-    return [windows.x_NF.cpu().numpy(), windows.rows, *columns]
+def _host_rows(windows: Windows) -> np.ndarray:
+    return windows.x_NF.cpu().numpy()

@@ -21,14 +21,9 @@ T = TypeVar("T")
 Forward = Callable[[nn.Module, tuple], Tensor]
 
 
-def _forward_windows(network: nn.Module, batch: tuple) -> Tensor:
-    """Run a network without covariates."""
-    return network(batch[0])
-
-
 @torch.no_grad()
 def evaluate_network_outputs(
-    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = _forward_windows
+    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward | None = None
 ) -> Tensor:
     """Return forward(network, batch) of every row, float32 (N, ...) on the host, in the weights' precision.
 
@@ -42,7 +37,7 @@ def evaluate_network_outputs(
         batches = feed.batches(positions for positions, _ in pieces)
         with progress_phase("predicting", len(feed)) as done:
             for (_, inside), batch in zip(pieces, batches, strict=True):
-                out = forward(network, batch)
+                out = network(batch[0]) if forward is None else forward(network, batch)
                 device.mark_step("evaluate")
                 parts.append((out, inside))
                 done(inside)

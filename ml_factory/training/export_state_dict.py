@@ -8,11 +8,42 @@ from dataclasses import asdict
 from io import BytesIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.heads import NetworkWithClockOffset
+from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
 from ml_factory.training.estimator import NeuralClassifier
+
+
+class NetworkWithClockOffset(nn.Module):
+    """A network and the `SessionClockOffset` added to its logits, as one module for export.
+
+    column, ending : those of the offset. Its tables are buffers, so that a state dict holds all.
+    """
+
+    def __init__(self, network: nn.Module, column: int, ending: int, offset: SessionClockOffset | None = None):
+        super().__init__()
+        self.network, self.column, self.ending = network, column, ending
+        bounds_3, shares_C3 = torch.zeros(3, dtype=torch.float64), torch.zeros(PROGRESS_CELLS + ending, 3).double()
+        if offset is not None:
+            bounds_3 = torch.tensor([offset.low, offset.high, offset.step], dtype=torch.float64)
+            shares_C3 = torch.from_numpy(offset.log_shares_C3)
+        self.register_buffer("low_high_step_3", bounds_3)
+        self.register_buffer("log_shares_C3", shares_C3)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        logits_BC = self.network(x_BTF)
+        return logits_BC + self.log_shares_C3[self._cells(x_BTF[:, -1, self.column].double())].to(logits_BC.dtype)
+
+    def _cells(self, value_B: Tensor) -> Tensor:
+        """int64 (B,), as of `SessionClockOffset`."""
+        low, high, step = self.low_high_step_3.unbind()
+        value_B = torch.minimum(torch.maximum(torch.where(value_B.isnan(), low, value_B), low), high)
+        span, one = high - low, torch.ones_like(low)
+        share_B = (value_B - low) / torch.where(span > 0, span, one)
+        progress_B = (share_B * PROGRESS_CELLS).long().clamp(max=PROGRESS_CELLS - 1)
+        left_B = ((high - value_B) / torch.where(step > 0, step, one)).round().long()
+        return torch.where((step > 0) & (left_B < self.ending), PROGRESS_CELLS + left_B, progress_B)
 
 
 def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
@@ -41,6 +72,6 @@ def state_dict_module_source(model: NeuralClassifier) -> str:
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
-        imports.append("from ml_factory.models.heads import NetworkWithClockOffset")
+        imports.append("from ml_factory.training.export_state_dict import NetworkWithClockOffset")
         made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.ending})"
     return "; ".join([*imports, f"module = {made}"])

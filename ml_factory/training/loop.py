@@ -5,6 +5,7 @@ drawn on the device. The state of a run is the step, the weights, the optimizer'
 and the early-stopping state; a run resumed from it equals an uninterrupted run bit for bit.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,46 @@ from ml_factory.seeding import derive_seed
 from ml_factory.training.device import Device, deterministic_device
 from ml_factory.training.losses import Loss
 from ml_factory.training.optim import optimizer_step_scalars, total_gradient_norm
-from ml_factory.training.progress_line import TrainingProgressLine
 from ml_factory.training.sampler import BatchSampler
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
+
+SECONDS_BETWEEN = 10.0  # two lines, at least
+_log = logging.getLogger("ml_factory.training")
+
+
+class TrainingProgressLine:
+    """Rows and seconds of this session; `clock` returns seconds."""
+
+    def __init__(self, run: TrainingState, clock=time.perf_counter):
+        self.run, self.clock, self.first_step = run, clock, run.step
+        self.began = self.last_line = clock()
+
+    def rows_per_second(self) -> float:
+        """Return rows a second of this session."""
+        return (self.run.step - self.first_step) * self.run.order.batch / max(self.clock() - self.began, 1e-9)
+
+    def log_if_due(self, save_in: float | None) -> None:
+        """Log the line when it is due; this waits for the epoch's sums on the device.
+
+        save_in : seconds until a save is due; None without checkpoints.
+        """
+        if self.clock() - self.last_line < SECONDS_BETWEEN or not self.run.device.processes.is_rank_zero:
+            return
+        self.last_line, run, speed = self.clock(), self.run, self.rows_per_second()
+        total, (loss_sum, weight) = run.order.steps_until_epoch(run.spec.epochs), run.totals.tolist()
+        _log.info(
+            "epoch %d/%d, step %s/%s, loss %.4f, %s samples/s, %d compiles, %s left, %s",
+            min(run.epoch, run.spec.epochs), run.spec.epochs, f"{run.step:,}", f"{total:,}",
+            loss_sum / weight if weight else 0.0, f"{speed:,.0f}", sum(run.device.compiles.values()),
+            _minutes((total - run.step) * run.order.batch / max(speed, 1e-9)),
+            "no saves" if save_in is None else f"next save in {_minutes(save_in)}",
+        )  # fmt: skip
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
 
 Batch = Callable[[np.ndarray], Any]
 
@@ -73,55 +110,52 @@ def run_training_loop(
     Raises FactoryError where a loss or its gradient is not finite, or memory runs out.
     """
     with deterministic_device(device):
-        network.train()
-        sampler = getattr(batch, "sampler", BatchSampler)
-        run = TrainingState(device.to_device(network), rows, spec, device, identity, sampler)
-        result, reports = ModelFitResult(), _StepReports(run, callbacks)
-        saver = _start_or_resume(run, result, checkpoints, callbacks, validation)
-        meter = TrainingProgressLine(run)
+        run = TrainingState(network, rows, spec, device, identity, getattr(batch, "sampler", BatchSampler))
+        reports, saver = _StepReports(run, callbacks), _Saver(run, checkpoints)
+        resumed = saver.resume()
+        if resumed:
+            restore_callback_history(callbacks, run.memory.history)
+        elif validation is not None and validation.from_start:
+            run.memory.best_loss, run.memory.best_weights = _validate(run, validation, 0), run.weights()
+        history_before, step_before, meter = len(run.memory.history), run.step, TrainingProgressLine(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until_epoch(spec.epochs), run.step))
         with progress_phase("training", total, start=before) as moved:
             while not run.done:
-                began, end, timed = time.perf_counter(), run.order.steps_until_epoch(run.epoch), _Timed(batch)
+                began, end = time.perf_counter(), run.order.steps_until_epoch(run.epoch)
                 while run.step < end:
                     # -------------------------------------------------- the step: no wait for the device
                     try:
-                        take_training_step(run, timed, loss, end)
+                        take_training_step(run, batch, loss, end)
                     except (RuntimeError, MemoryError) as error:
                         raise _explained(run, error) from error
                     # -------------------------------------------------- the log, and periodic jobs
                     moved(run.order.batch)
-                    meter.record_step(timed.lap())
                     if run.step % run.spec.log_steps == 0:
                         run.raise_if_not_finite()
                         meter.log_if_due(saver.due_in())
                         reports.report()
-                    saver.step()
+                    saver.save_within_epoch()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
                 run.raise_if_not_finite()
                 metrics = _end_epoch(run, validation, began)
                 saver.save_after_epoch(metrics)
                 for callback in callbacks:
                     callback(run.epoch - 1, dict(metrics))
-        _finish(run)
-    return _fill_result(run, result, meter)
-
-
-def _start_or_resume(
-    run: TrainingState,
-    result: ModelFitResult,
-    checkpoints: Any,
-    callbacks: Sequence[Callable],
-    validation: Validation | None,
-) -> "_Saver":
-    """Restore the last checkpoint, if there is one; else evaluate the untrained network where `validation` asks so."""
-    saver = _Saver(run, checkpoints)
-    if saver.resume():
-        result.resumed_from, result.resumed_step = len(run.memory.history), run.step
-        restore_callback_history(callbacks, run.memory.history)
-    elif validation is not None and validation.from_start:
-        _evaluate_untrained(run, validation)
-    return saver
+        memory = run.memory
+        if memory.best_weights is not None:
+            run.network.load_state_dict(memory.best_weights)
+            device.mark_step("restore")
+        run.network.eval()
+    return ModelFitResult(
+        history=list(memory.history), best_epoch=memory.best_epoch, stopped_early=len(memory.history) < spec.epochs,
+        resumed_from=history_before if resumed else None, resumed_step=step_before if resumed else None,
+        exact=not memory.inexact, nondeterminism=tuple(memory.inexact), compiles=dict(device.compiles),
+        machine={
+            "device": device.kind, "threads": device.threads, "precision": device.precision,
+            "parameters": sum(item.numel() for item in run.network.parameters()),
+            "peak_bytes": device.peak_memory_bytes(), "rows_per_second": meter.rows_per_second(),
+        },
+    )  # fmt: skip
 
 
 def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 0) -> None:
@@ -133,9 +167,11 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
     """
     numbers = run.device.to_device(optimizer_step_scalars(run.step, run.learning_rate(), run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
-    extra = _step_numbers(run, loss)
     for part, rows in enumerate(parts):
-        data = (*batch(rows), *extra) if extra else batch(rows)
+        data = batch(rows)
+        if hasattr(loss, "step_numbers"):  # a tensor: a compiler would build a program for each value of a constant
+            steps = run.order.steps_until_epoch(run.spec.epochs)
+            data = (*data, run.device.to_device(loss.step_numbers(run.step, steps)))
         last = part == len(parts) - 1
         if ahead is not None and not (last and run.step + 1 >= end):
             ahead(run.rows_of(run.step + 1)[0] if last else parts[part + 1])
@@ -157,17 +193,6 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
     run.optimizer.zero_grad()
     run.device.mark_step("train")
     run.step += 1
-
-
-def _step_numbers(run: TrainingState, loss: Loss) -> tuple[Tensor, ...]:
-    """Return the loss's numbers of this step, on the device; () for a loss without any.
-
-    They are a tensor, since a compiler would build a program for each value of a constant.
-    """
-    numbers = getattr(loss, "step_numbers", None)
-    if numbers is None:
-        return ()
-    return (run.device.to_device(numbers(run.step, run.order.steps_until_epoch(run.spec.epochs))),)
 
 
 @torch.no_grad()
@@ -205,15 +230,11 @@ def _explained(run: TrainingState, error: RuntimeError | MemoryError) -> Excepti
     )
 
 
-def _evaluate_untrained(run: TrainingState, validation: Validation) -> None:
-    """Record the untrained network as the best one so far."""
+def _validate(run: TrainingState, validation: Validation, epoch: int) -> float:
+    """Return the validation loss of the network as it is. Raises FactoryError where it is not finite."""
     run.network.eval()
-    run.memory.best_loss, run.memory.best_weights = _finite(validation.loss(), 0), run.weights()
+    val_loss = validation.loss()
     run.network.train()
-
-
-def _finite(val_loss: float, epoch: int) -> float:
-    """Return the validation loss. Raises FactoryError where it is not finite."""
     if not math.isfinite(val_loss):
         raise FactoryError(
             "The loss on the validation rows is not finite", where=f"epoch {epoch}", got=val_loss,
@@ -227,9 +248,7 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     """Record the losses of the epoch that just ended; keep the best weights. Returns the metrics."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
-    run.network.eval()
-    val_loss = _finite(validation.loss(), epoch) if validation is not None else None
-    run.network.train()
+    val_loss = _validate(run, validation, epoch) if validation is not None else None
     if val_loss is None:
         memory.best_epoch = epoch
     elif val_loss < memory.best_loss:
@@ -244,32 +263,6 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     run.reset_loss_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
     return metrics
-
-
-def _finish(run: TrainingState) -> None:
-    """Load the best epoch's weights and switch to evaluation."""
-    if run.memory.best_weights is not None:
-        run.network.load_state_dict(run.memory.best_weights)
-        run.device.mark_step("restore")
-    run.network.eval()
-
-
-def _fill_result(run: TrainingState, result: ModelFitResult, meter: TrainingProgressLine) -> ModelFitResult:
-    """Fill the FitResult from the finished run."""
-    memory, device = run.memory, run.device
-    result.history, result.best_epoch = list(memory.history), memory.best_epoch
-    result.stopped_early = len(result.history) < run.spec.epochs
-    result.nondeterminism, result.exact = tuple(memory.inexact), not memory.inexact
-    result.compiles = dict(device.recompiles.counts)
-    result.machine = {
-        "device": device.kind,
-        "threads": device.threads,
-        "precision": device.precision,
-        "parameters": sum(item.numel() for item in run.network.parameters()),
-        "peak_bytes": device.peak_memory_bytes(),
-        "rows_per_second": meter.rows_per_second(),
-    }
-    return result
 
 
 class _StepReports:
@@ -291,25 +284,6 @@ class _StepReports:
             callback(run.epoch, step, (loss_sum - before) / max(weight - weight_before, 1e-12))
 
 
-class _Timed:
-    """A batch function with a stopwatch."""
-
-    def __init__(self, batch: Batch):
-        self.batch, self.seconds = batch, 0.0
-        self.prefetch = getattr(batch, "prefetch", None)
-
-    def __call__(self, positions):
-        began = time.perf_counter()
-        batch = self.batch(positions)
-        self.seconds += time.perf_counter() - began
-        return batch
-
-    def lap(self) -> float:
-        """Return seconds since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-
 class _Saver:
     """Saves checkpoints: at an epoch's end when one is due, at the fit's end always, in mid-epoch when time has passed.
 
@@ -317,8 +291,7 @@ class _Saver:
     """
 
     def __init__(self, run: TrainingState, checkpoints: Any):
-        self.run, self.last = run, time.monotonic()
-        self._saved: dict | None = None
+        self.run, self.last, self._refused = run, time.monotonic(), False
         self.checkpoints = checkpoints if run.device.processes.is_rank_zero else None
 
     def resume(self) -> bool:
@@ -331,28 +304,24 @@ class _Saver:
 
     def due_in(self) -> float | None:
         """Return seconds until the next mid-epoch save by the pause and the schedule; None without checkpoints."""
-        if self.checkpoints is None:
-            return None
-        return max(self._pause(), self.checkpoints.due_in(), 0.0)
+        return None if self.checkpoints is None else max(self._pause(), self.checkpoints.due_in(), 0.0)
 
-    def step(self) -> None:
-        if self.checkpoints is None:
-            return
-        if stop.requested is None and self._pause() > 0:
+    def save_within_epoch(self) -> None:
+        """Save where a pause has passed, or a stop is asked for."""
+        if self.checkpoints is None or (stop.requested is None and self._pause() > 0):
             return
         if self.checkpoints.due() and self.run.is_finite():
-            self._save(self.run.state(), self.run.memory.last_metrics(), force=False)
+            self._save(self.run.memory.last_metrics(), force=False)
 
     def save_after_epoch(self, metrics: dict) -> None:
+        """Save where it is due, and at the end of the training."""
         if self.checkpoints is not None and (self.run.done or self.checkpoints.due()):
-            self._save(self.run.state(), metrics, force=self.run.done)
+            self._save(metrics, force=self.run.done)
 
-    def _save(self, state: dict, metrics: Mapping | None, *, force: bool) -> None:
-        self._saved = self.checkpoints.save(state, metrics=metrics, force=force)
-        self.last = time.monotonic()
+    def _save(self, metrics: Mapping | None, *, force: bool) -> None:
+        saved = self.checkpoints.save(self.run.state(), metrics=metrics, force=force)
+        self._refused, self.last = saved is not None and saved.get("status") == REFUSED, time.monotonic()
 
     def _pause(self) -> float:
         """Return seconds until the next mid-epoch save is considered: none after one that no disk took."""
-        if self._saved is not None and self._saved.get("status") == REFUSED:
-            return 0.0
-        return self.run.spec.save_seconds - (time.monotonic() - self.last)
+        return 0.0 if self._refused else self.run.spec.save_seconds - (time.monotonic() - self.last)

@@ -2,9 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
-from ml_factory.argument_checks import check_field_types
-from ml_factory.errors import SettingsError
-from ml_factory.models.tabular_data import check_tabular_class_weight
+from ml_factory.models.base import check_settings
+from ml_factory.models.tabular_data import CLASS_WEIGHTS
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -56,30 +55,13 @@ class TrainSpec:
     class_weight: str = "none"
 
     def __post_init__(self):
-        check_field_types(self)
-        check_tabular_class_weight(self.class_weight)
-        counts = ("epochs", 1), ("batch", 1), ("accumulate", 1), ("eval_batch", 1), ("log_steps", 1)
-        for name, low in (*counts, ("patience", 0), ("threads", 0)):
-            value = getattr(self, name)
-            if value < low:
-                raise _refused(name, value, f"an integer >= {low}")
-        for name in ("lr", "clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise _refused(name, getattr(self, name), "a positive number")
-        for name in ("weight_decay", "save_seconds"):
-            if not getattr(self, name) >= 0:
-                raise _refused(name, getattr(self, name), "a number >= 0")
-        if not 0 <= self.warmup < 1:
-            raise _refused("warmup", self.warmup, "a number in [0, 1): a share of all steps")
-        for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
-            value = getattr(self, name)
-            if value not in known:  # all are listed: the nearest spelling of "gpu" would be "cpu"
-                raise SettingsError(f"Unknown {name}", where=name, got=repr(value), wanted=", ".join(known))
+        some, any_ = "[1, inf)", "[0, inf)"
+        check_settings(
+            self, epochs=some, batch=some, accumulate=some, eval_batch=some, log_steps=some, patience=any_,
+            threads=any_, weight_decay=any_, save_seconds=any_, lr="(0, inf)", clip="(0, inf)", warmup="[0, 1)",
+            device=DEVICES, precision=PRECISIONS, class_weight=CLASS_WEIGHTS,
+        )  # fmt: skip
 
     def identity(self) -> dict:
         """Return the settings that make another run when they change."""
         return {name: value for name, value in asdict(self).items() if name not in _ELSEWHERE}
-
-
-def _refused(name: str, value: object, wanted: str) -> SettingsError:
-    return SettingsError("Cannot train with this", where=name, got=repr(value), wanted=wanted)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +14,28 @@ from ml_factory.models.base import check_checkpoint_of_same_fit, describe_differ
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, warmup_cosine_learning_rate
 from ml_factory.training.precision import LossScaler
-from ml_factory.training.recompute import recompute_blocks
 from ml_factory.training.sampler import BatchSampler, batch_rows_of_process, micro_batch_size
 from ml_factory.training.spec import TrainSpec
+
+
+def recompute_blocks(network: nn.Module, device: Device) -> int:
+    """Checkpoint each block of `network` in training; returns the number of blocks.
+
+    Blocks are members, with submodules, of a Sequential or ModuleList, such as an encoder's layers. Names of parameters
+    and values of outputs stay the same; a batch norm inside sees each batch twice.
+    """
+    stacks = [module for module in network.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
+    blocks = [member for stack in stacks for member in stack if any(True for _ in member.children())]
+    for block in blocks:
+        block.forward = partial(_forward, block, type(block).forward, device)
+    return len(blocks)
+
+
+def _forward(block: nn.Module, forward, device: Device, *args, **named):
+    if not block.training:
+        return forward(block, *args, **named)
+    return device.recompute(partial(forward, block, **named), *args)
+
 
 _log = logging.getLogger("ml_factory.training")
 
@@ -59,7 +79,8 @@ class TrainingState:
         self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping,
         sampler: type[BatchSampler] = BatchSampler,
     ):  # fmt: skip
-        self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
+        self.network, self.spec, self.device, self.identity = device.to_device(network), spec, device, dict(identity)
+        self.network.train()
         self.order = sampler(rows, spec.batch, spec.seed, device.batch_share_count)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.batch_share_count}")
@@ -121,23 +142,27 @@ class TrainingState:
         check_checkpoint_of_same_fit(state, self.identity)
         step = "start a new run (FRESH=True, --fresh)"
         with refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step):
-            self._restore(state)
-
-    def _restore(self, state: Mapping) -> None:
-        if state["batch"] != self.order.batch:
-            raise CheckpointError(
-                "The checkpoint's steps hold another number of rows",
-                where="batch",
-                got=state["batch"],
-                wanted=self.order.batch,
-                next_step="resume with a number of processes and chips that divides the batch",
-            )
-        self._load(state)
-        found = list(describe_differences(state["environment"], self.device.environment_facts()))
-        if state["micro"] != self.micro:
-            found.append(f"micro-batch: began with {state['micro']}, now {self.micro}")
-        # Nondeterminism is permanent: its reasons are stored with the run.
-        self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
+            if state["batch"] != self.order.batch:
+                raise CheckpointError(
+                    "The checkpoint's steps hold another number of rows", where="batch", got=state["batch"],
+                    wanted=self.order.batch,
+                    next_step="resume with a number of processes and chips that divides the batch",
+                )  # fmt: skip
+            self.network.load_state_dict(state["network"])
+            self.optimizer.load(state["optimizer"])
+            if self.scale and state["scale"]:
+                self.scale.load(state["scale"], self.device.to_device)
+            self.step, self.done = state["step"], bool(state["done"])
+            self.reset_loss_totals()
+            self.totals = self.device.to_device(state["totals"].clone())
+            self.memory = EarlyStoppingState(**state["memory"])
+            found = list(describe_differences(state["environment"], self.device.environment_facts()))
+            if state["micro"] != self.micro:
+                found.append(f"micro-batch: began with {state['micro']}, now {self.micro}")
+            # Nondeterminism is permanent: its reasons are stored with the run.
+            self.memory.inexact = merge_inexact_reasons(self.memory.inexact, found)
+        self.optimizer.zero_grad()
+        self.device.mark_step("restore")
 
     # ---------------------------------------------------------------------- when it fails
     def is_finite(self) -> bool:
@@ -155,18 +180,6 @@ class TrainingState:
             where=f"step {bad + 1}, epoch {self.epoch}, batch of rows {', '.join(map(str, rows[:8]))}, …",
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
-
-    def _load(self, state: Mapping) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load(state["optimizer"])
-        if self.scale and state["scale"]:
-            self.scale.load(state["scale"], self.device.to_device)
-        self.step, self.done = state["step"], bool(state["done"])
-        self.reset_loss_totals()
-        self.totals = self.device.to_device(state["totals"].clone())
-        self.memory = EarlyStoppingState(**state["memory"])
-        self.optimizer.zero_grad()
-        self.device.mark_step("restore")
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

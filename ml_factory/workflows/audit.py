@@ -45,10 +45,9 @@ def audit_for_look_ahead(
     proof, certificates = None, {}
     if not (tamper and found.leaks):  # one named leak is enough: the cuts are skipped
         fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
-        outcome = prove_store(
+        proof, certificates = prove_store(
             store, bars, horizons, spec, fresh=fresh, also=found, progress=progress, write=tamper is None
         )
-        proof, certificates = outcome.proof, outcome.certificates
     leaks = proof.leaks if proof else found.leaks
     shown = certificates.get(horizons[0])
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts] if shown else []

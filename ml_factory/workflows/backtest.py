@@ -23,7 +23,7 @@ from ml_factory.evaluation.luck import (
     probabilistic_sharpe,
     sharpe_moments,
 )
-from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.predict import PredictionSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.result import Result
 from ml_factory.runs import count_trials
@@ -41,7 +41,7 @@ SHIFTS = 20
 LEAST_EDGES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 FEWEST_TRADES = 30  # on validation rows, for a least edge to be chosen
 SHOWN = [
-    "net", "net_ticks", "sharpe", "sharpe_error", "sharpe_lo", "drawdown", "trades", "break_even_ticks", "cost_ticks",
+    "net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks",
 ]  # fmt: skip
 
 

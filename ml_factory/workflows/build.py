@@ -20,11 +20,15 @@ from ml_factory.leakage.feed import fed_features
 from ml_factory.leakage.tables import Table
 from ml_factory.progress import progress_phase
 from ml_factory.settings import DataSpec
-from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.primary_rule import primary_rule_side
-from ml_factory.targets.splits import chronological_split, purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    chronological_split,
+    combinatorial_purged_folds,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import WeightSpec, training_weights
 
 ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak

@@ -15,18 +15,15 @@ from typing import Any
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX
 from ml_factory.datasets.store import DatasetStore, read_dataset_manifest
 from ml_factory.errors import CheckpointError, FileError, NotPreparedError, SettingsError
-from ml_factory.numba_cache import list_unused_kernel_folders
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import REMOVED, files
 from ml_factory.storage.locks import check_lock_file_free, file_lock
-from ml_factory.storage.private_folder import is_folder_held, private_folder
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
-_ABANDONED_SECONDS = 24 * 3600
 _DATA_SET = re.compile(r"[0-9a-f]{12}")
 
 
@@ -34,7 +31,7 @@ _DATA_SET = re.compile(r"[0-9a-f]{12}")
 class RemovableItem:
     """One folder that nothing needs.
 
-    kind : "model", "results", "prepared data", "checkpoints", "compiled kernels", "compiled programs" or "leftover".
+    kind : "model", "results", "prepared data", "checkpoints" or "leftover".
     why : reason why nothing needs it.
     inside : folder of the workspace or of this machine in which it must be.
     run : whose lock is held while it is deleted.
@@ -60,8 +57,7 @@ def clean(
     listed: Result | None = None,
 ) -> Result:  # fmt: skip
     """Delete what nothing needs any more: older models and their results, superseded prepared data, checkpoints of
-    finished runs that arrived late, kernels and programs compiled for others that no process used for a day, and what
-    killed processes left, such as half-prepared data.
+    finished runs that arrived late, and what killed processes left, such as half-prepared data.
 
     keep : newest models of each name and horizon that stay, and newest cross-validations.
     dry_run : list only.
@@ -245,17 +241,8 @@ def _grouped(things: Iterable[Any], key: Callable[[Any], Any]) -> list[list[Any]
 
 
 def _leftovers(workspace: Workspace, symbol: str) -> Iterator[RemovableItem]:
-    """Yield what killed processes left, and caches of this machine that no process used for a day."""
+    """Yield what killed processes left."""
     for top in (workspace.results, workspace.models, workspace.processed(symbol).parent):
         for name in files.names(top / symbol):
             if name.startswith(REMOVED):
                 yield RemovableItem("leftover", top / symbol / name, "of an interrupted clean", top)
-    for folder in list_unused_kernel_folders():
-        why = "compiled from other sources, unused for a day"
-        yield RemovableItem("compiled kernels", folder, why, folder.parent)
-    programs = private_folder("programs")  # of XLA, inductor and Triton
-    for folder in sorted(path for path in programs.glob("*") if path.is_dir() and not path.is_symlink()):
-        newest = max((path.lstat().st_mtime for path in (folder, *folder.rglob("*"))), default=0.0)
-        if time.time() - newest > _ABANDONED_SECONDS and not is_folder_held(folder):
-            why = "used by no process for a day; compiled again when needed"
-            yield RemovableItem("compiled programs", folder, why, programs)

@@ -13,7 +13,7 @@ import pandas as pd
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import condition_on_classes
-from ml_factory.evaluation.findings import finding_lines, fold_finding, sort_findings
+from ml_factory.evaluation.findings import concentration_finding, finding_lines, sort_findings
 from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_gain_interval
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_folds
 from ml_factory.lazy_module import LazyModule
@@ -105,7 +105,7 @@ def cross_validate(
     uncalibrated = fold_score_mean_gain(table, model + UNCALIBRATED)[0]
     verdict = verdict_of_fold_scores(data, table, model, labels_of_scored_folds(data, scored))
     blocks = table[table["name"] == model].groupby("block")["log_loss_gain"].mean()
-    findings = sort_findings([fold_finding(blocks.to_numpy())])
+    findings = sort_findings([concentration_finding("fold", blocks)])
     limited = plan.quick_limits | limits if chosen.quick else {}
     state = {
         "run_id": run.run_id, "found": found, "reused": False, "resumed_from": outcome.resumed or None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation.findings import finding_lines
-from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.lazy_module import LazyModule
 from ml_factory.result import Result, calibration_lines, verdict_lines
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit

@@ -20,13 +20,12 @@ from ml_factory.evaluation.baselines import (
 )
 from ml_factory.evaluation.calibration import calibration_by_class, condition_on_classes
 from ml_factory.evaluation.findings import (
-    MONTHS,
+    PARTS,
     Finding,
     baseline_finding,
     calibration_finding,
-    drift_finding,
+    concentration_finding,
     few_rows_finding,
-    month_finding,
     overfit_finding,
     sort_findings,
     too_good_finding,
@@ -41,7 +40,6 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.evaluation.verdict import (
-    NOT_ENOUGH,
     ModelVerdict,
     describe_missing_classes,
     model_verdict,
@@ -142,7 +140,7 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
         rows=rows, forecasts=given["test"], metrics=pd.concat(tables, ignore_index=True), verdicts=verdicts,
         chosen=chosen, months=months.rename_axis("month"), calibration=calibration,
         findings=_findings(
-            data, verdicts[chosen], months, calibration[calibration["name"] == chosen], over_prior, rows,
+            verdicts[chosen], months, calibration[calibration["name"] == chosen], over_prior,
             count_trials(workspace, data.symbol),
         ),
         prior_loss=dataset_weighted_prior_loss(data, train_rows, parts["validation"]),
@@ -155,26 +153,20 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
 
 
 def _findings(
-    data: PreparedDataset, verdict: ModelVerdict, months: pd.DataFrame, calibration: pd.DataFrame,
-    over_prior: Mapping[str, float], rows: np.ndarray, trials: int,
+    verdict: ModelVerdict, months: pd.DataFrame, calibration: pd.DataFrame, over_prior: Mapping[str, float],
+    trials: int,
 ) -> tuple[Finding, ...]:  # fmt: skip
     """Return the findings on a model, the most severe first, and a note of what was not checked.
 
     over_prior : mean gain over the class prior on the training and validation rows; NaN without rows.
-    rows : test rows.
     """
-    enough, names, train = verdict.status != NOT_ENOUGH, list(data.features.columns), data.splits["train"]
     return sort_findings([
         baseline_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
-        overfit_finding(over_prior["train"], over_prior["validation"]), month_finding(months),
-        calibration_finding(calibration),
-        # A few weeks are another regime for slow features in any case.
-        drift_finding(data.x_NF[data.row[train]], data.x_NF[data.row[rows]], names) if enough else None,
-        trials_finding(verdict, trials),
+        overfit_finding(over_prior["train"], over_prior["validation"]), concentration_finding("month", months["gain"]),
+        calibration_finding(calibration), trials_finding(verdict, trials),
         unchecked_note({
             "overfitting": "" if np.isfinite(over_prior["train"]) else "QUICK predicted no training row",
-            "one month that carries the gain": "" if len(months) >= MONTHS else f"the test rows are of {len(months)}",
-            "drift of features": "" if enough else "too few test rows",
+            "one month that carries the gain": "" if len(months) >= PARTS else f"the test rows are of {len(months)}",
         }),
     ])  # fmt: skip
 

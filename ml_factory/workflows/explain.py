@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.result import Result
@@ -23,7 +23,7 @@ from ml_factory.workflows.prepared_dataset import dataset_input_reader
 
 BATCH = 64
 MIDDLE = (10, 90)  # percentiles
-attention_plots = LazyModule("ml_factory.evaluation.attention_plots")  # matplotlib comes with the extra train
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
 def explain(
@@ -70,7 +70,7 @@ def explain(
         f"{model} on {len(some):,} validation rows of {symbol}: selects {selects}; "
         f"{newest:.0%} of its attention is on the newest of {len(attention)} bars ({seconds:.1f} s)"
     )
-    pictures = [attention_plots.plot_variable_shares(shares), attention_plots.plot_attention(attention)]
+    pictures = [plots.plot_variable_shares(shares), plots.plot_attention(attention)]
     return Result(
         [line], also={"pictures": pictures}, **facts, rows=len(some), shares=shares, attention=attention,
         seconds=seconds,

@@ -13,13 +13,9 @@ from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError
-from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.bundle_checks import custom_feature_modules
-from ml_factory.inference.example import make_example
+from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
 from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
-from ml_factory.inference.predict import FittedModels
-from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
+from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel, installed_library_versions
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.registry import find_model_spec, registered_source_hash
@@ -38,8 +34,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
-network_graph = LazyModule("ml_factory.inference.network_graph")
-onnx_export = LazyModule("ml_factory.inference.onnx_export")  # onnx comes with an extra
+onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 _log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
@@ -132,7 +127,7 @@ def _check_formats(formats: Sequence[str], model: str) -> None:
 def _network_files(artifact: Artifact, formats: set[str]) -> dict[str, bytes]:
     """Return the torch files of a network: its state dict, its program."""
     fitted = TrainedModel.from_state(artifact.load_state()).estimator
-    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": network_graph.network_to_pt2}
+    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": onnx_export.network_to_pt2}
     return {name: make(fitted) for name, make in makers.items() if name in formats}
 
 

@@ -20,9 +20,13 @@ from ml_factory.runs import FitCheckpoints, Run
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import read_state_file, write_state_file
-from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatorial_purged_folds
-from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    CombinatorialFolds,
+    combinatorial_purged_folds,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,

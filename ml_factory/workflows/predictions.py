@@ -23,10 +23,14 @@ from ml_factory.errors import (
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.predict import FittedModels, predict_features, stacked_predictions
-from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.split_times import add_prediction_splits
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import (
+    FittedModels,
+    PredictionSpec,
+    TrainedModel,
+    add_prediction_splits,
+    predict_features,
+    stacked_predictions,
+)
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
@@ -144,7 +148,7 @@ def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifa
     """Return predictions of labelled rows without the model's calibration, comparable with out-of-fold predictions."""
     frame = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
     p_N3 = condition_on_classes(
-        Calibration.from_model_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values()
+        Calibration.from_dict(artifact.load_state()["calibration"]).invert(frame.to_numpy()), data.classes.values()
     )
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 

@@ -42,7 +42,7 @@ from ml_factory.workflows.build import Built, build, resolve_market_facts
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
-from ml_factory.workflows.previous_settings import add_given_market_facts, previous_data_settings
+from ml_factory.workflows.previous_settings import settings_after_previous
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
     prove_store,
@@ -100,13 +100,12 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings or previous_data_settings(workspace.processed(symbol))
+    settings = settings_after_previous(settings, workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record_progress() as phases:
         settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
-        settings = add_given_market_facts(settings, workspace.processed(symbol))
         raw = files.sha256(require_raw_bars(workspace, symbol))
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
@@ -169,8 +168,8 @@ def _certify(
     except NotPreparedError:
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        proved = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
-        for leak in proved.proof.leaks:
+        found, _ = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
+        for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 

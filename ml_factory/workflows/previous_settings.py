@@ -10,23 +10,17 @@ from ml_factory.settings import DataSpec
 from ml_factory.targets.labels import LabelSpec
 
 
-def previous_data_settings(processed: Path) -> DataSpec:
-    """Return labels and `spans` of the symbol's current data set; defaults without one, or after a search."""
+def settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpec:
+    """Return the given settings, or without any the labels (but for searched ones) and `spans` of the current data set;
+    with calendar and tick as given before, where none is given now.
+    """
     try:
-        store = DatasetStore.current(processed)
+        facts = DatasetStore.current(processed).facts
     except NotPreparedError:
-        return DataSpec()
-    labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
-    return DataSpec(features=FeatureSpec(spans=store.facts["settings"]["features"].get("spans", False)), labels=labels)
-
-
-def add_given_market_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """Return the settings with calendar and tick as given before, where none is given now."""
-    try:
-        store = DatasetStore.current(processed)
-    except NotPreparedError:
-        return settings
-    market = store.facts["market"]
-    given = {name for name, how in market["source"].items() if how == "given"}
-    kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
-    return replace(settings, **kept)
+        return given or DataSpec()
+    before, market = facts["settings"], facts["market"]
+    if given is None:
+        labels = LabelSpec() if before.get("searched") else LabelSpec(**before["labels"])
+        given = DataSpec(features=FeatureSpec(spans=before["features"].get("spans", False)), labels=labels)
+    kept = {name for name in ("calendar", "tick") if market["source"].get(name) == "given"}
+    return replace(given, **{name: market[name] for name in kept if getattr(given, name) is None})

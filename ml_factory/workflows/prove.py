@@ -2,8 +2,8 @@
 certificates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from ml_factory.leakage.certificate import (
     write_certificate,
 )
 from ml_factory.leakage.custom import check_custom_features
-from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
+from ml_factory.leakage.proof import QUICK, ProofSpec, prove
 from ml_factory.leakage.tables import Findings, Leak, Table
 from ml_factory.settings import DataSpec, certified_code_hash
 from ml_factory.targets.labels import LabelSpec
@@ -32,52 +32,44 @@ Progress = Callable[[int, int], None]
 FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations of two
 
 
-@dataclass(frozen=True)
-class ProofOutcome:
-    """Result of a proof.
-
-    proof : the checks of this call; None where the certificates that are there cover all of them.
-    certificates : horizon -> certificate.
-    """
-
-    proof: Proof | None
-    certificates: Mapping[int, Certificate]
-
-
 def prove_store(
     store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
     fresh: bool = False, also: Findings | None = None, progress: Progress | None = None, write: bool = True,
-) -> ProofOutcome:  # fmt: skip
+) -> tuple[Findings | None, dict[int, Certificate]]:  # fmt: skip
     """Prove a prepared data set, unless its certificates do already, and write the certificates.
 
     bars : the checked bars the data set was made of.
     fresh : prove again.
     also : what other checks found.
     write : False: no certificate is written.
+
+    Returns
+    -------
+    (all that was found; None where the certificates that are there cover all of it; horizon -> certificate).
     """
     settings, symbol, also = stored_data_settings(store), store.facts["symbol"], also or Findings()
     if not fresh and not also.leaks and (existing := _proved(store, horizons, spec.form)):
-        return ProofOutcome(None, existing)
+        return None, existing
     subject = DataUnderProof(symbol, settings, tuple(horizons), FOLDS if spec.form == "full" else 0)
     if settings.features.custom:  # no feed computes them
         spec = replace(spec, features=True)
     facts, rows = store.facts["market"], store.load_features()
     stored = Table(rows, rows.index.as_unit("ns").asi8)
-    proof = prove(subject, bars, spec, facts=facts, features=stored, progress=progress)
+    found = prove(subject, bars, spec, facts=facts, features=stored, progress=progress)
     for horizon in horizons:
         split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
-        proof.findings.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
-    proof.findings.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
-    proof.findings.merge(also)
+        found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
+    found.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
+    found.merge(also)
     certificates = {
         horizon: Certificate(
             symbol, horizon, store.fingerprint, store.facts["raw"]["bars"], certified_code_hash(), spec.form,
-            tuple((cut.moment, cut.why) for cut in proof.cuts), ("truncate", *spec.ways), proof.compared, proof.leaks,
+            tuple((cut.moment, cut.why) for cut in found.cuts), ("truncate", *spec.ways), found.compared, found.leaks,
         ) for horizon in horizons
     }  # fmt: skip
     for certificate in certificates.values() if write else ():
         write_certificate(store.folder.parent, certificate)
-    return ProofOutcome(proof, certificates)
+    return found, certificates
 
 
 def _proved(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:

@@ -15,7 +15,7 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
-from ml_factory.evaluation.metrics_table import MetricsTable
+from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
@@ -33,7 +33,7 @@ from ml_factory.workflows.predictions import predictions_path
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 
-SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece"]
+SCORES = ["log_loss", "brier", "accuracy", "ece"]
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 plots = LazyModule("ml_factory.evaluation.plots")
 

@@ -27,8 +27,12 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
-from ml_factory.targets.barrier_search import fingerprint_searched_bars, search_barriers_on_training_rows
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.barrier_search import (
+    BarrierSearchSpec,
+    SearchedLabelSpec,
+    fingerprint_searched_bars,
+    search_barriers_on_training_rows,
+)
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.load_prepared import load_dataset

@@ -34,11 +34,9 @@ from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
-    autocorrelated_sharpe_ratio,
     drawdown,
     session_gains,
     sharpe_ratio,
-    sortino_ratio,
 )
 from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock, prior_baseline_probabilities
 from ml_factory.evaluation.calibration import (
@@ -102,7 +100,7 @@ from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular
-from ml_factory.models.registry import build_model_from_state, check_model, find_model_spec, register_model
+from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.recipes.shard_writer import array_samples, write_shards
@@ -112,7 +110,6 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.combinatorial_cv import combinatorial_purged_folds
 from ml_factory.targets.label_sufficiency import (
     check_class_sufficiency,
     check_horizon_fits_session,
@@ -120,8 +117,15 @@ from ml_factory.targets.label_sufficiency import (
 )
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, triple_barrier_labels
-from ml_factory.targets.splits import SplitSpec, chronological_split, purge_training_rows, purged_kfold
-from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.splits import (
+    SplitSpec,
+    chronological_split,
+    combinatorial_purged_folds,
+    purge_training_rows,
+    purged_kfold,
+    walk_forward_expanding,
+    walk_forward_rolling,
+)
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,

@@ -41,7 +41,7 @@ def restored(stream: BarStream) -> BarStream:
 @pytest.mark.parametrize("rolls", [0, 12])
 def test_frame_stream_random_chunks_equal_whole_frame_bitwise(gappy_minutes, calendar, start, rolls):
     bars, rng = gappy_minutes(start, 6, rolls=rolls), np.random.default_rng(1)
-    for minutes, whole in {n: resample_bars(bars, market(calendar), n) for n in (1, 5, 25, 60, 240, 1440)}.items():
+    for minutes, whole in {n: resample_bars(bars, market(calendar), n) for n in (5, 25, 1440)}.items():
         for most in (40, 3000):
             stream, parts, at = BarStream(market(calendar), minutes), [], 0
             while at < len(bars):
@@ -52,7 +52,7 @@ def test_frame_stream_random_chunks_equal_whole_frame_bitwise(gappy_minutes, cal
 
 
 def test_frame_stream_single_bars_and_100_restores_equal_whole_frame(gappy_minutes):
-    bars = gappy_minutes("2024-11-28", 3, rolls=6)
+    bars = gappy_minutes("2024-11-28", 2, rolls=4)
     restore = set(np.random.default_rng(2).choice(len(bars), 100, replace=False).tolist())
     for minutes in (1, 30):
         stream, parts = BarStream(market(), minutes), []

@@ -17,6 +17,7 @@ from ml_factory.data.rolls import RollSpec
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.storage.workspace import Workspace
+from tests.small_data import SMALL_DATA
 
 
 @pytest.fixture
@@ -294,7 +295,8 @@ def test_prepare_with_mid_session_roll_ends_labels_at_roll(shared_data, tmp_path
     table[table["timestamp"] < "2014"].to_parquet(tmp_path / "es.parquet")
     at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
     rolled = RollSpec(forced=(("ES201403", str(at)),))
-    pipeline.prepare(tmp_path / "workspace", "ES", (20,), data=tmp_path / "es.parquet", roll=rolled)
+    source, place = tmp_path / "es.parquet", tmp_path / "workspace"
+    pipeline.prepare(place, "ES", (20,), data=source, roll=rolled, settings=SMALL_DATA)
     assert pipeline.certificate(tmp_path / "workspace", "ES", 20).passed  # also of cuts before the first roll
     labels = pipeline.load_labels(tmp_path / "workspace", "ES", 20)
     before = labels[(labels.index <= at) & (labels.index > at - pd.Timedelta("100min"))]

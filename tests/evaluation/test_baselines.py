@@ -42,15 +42,6 @@ def test_last_move_probabilities_without_weights_equal_hand_computed_values():
     np.testing.assert_allclose(p[2:], [prior, prior])
 
 
-def test_last_move_probabilities_with_weights_count_rows_by_weight():
-    """Weights 4, 1, 2, 1, 0 are scaled to a mean of 1 over the four rows that count: 2, 1/2, 1, 1/2."""
-    moves, y, w = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0]), np.array([4.0, 1, 2, 1, 0])
-    prior = np.array([1, 2, 5]) / 8
-    p = last_move_baseline_probabilities(moves, y, np.array([5.0, -5.0]), w)
-    np.testing.assert_allclose(p[0], (np.array([0, 1, 2.5]) + prior) / 4.5)
-    np.testing.assert_allclose(p[1], (np.array([0.5, 0, 0]) + prior) / 1.5)
-
-
 # ---- the time of the session -----------------------------------------------------------------------------------
 
 

@@ -6,8 +6,7 @@ import pytest
 from scipy.signal import lfilter
 from scipy.stats import spearmanr
 
-from ml_factory.evaluation.deciles import _mean_above, decile_returns, information_coefficient
-from ml_factory.evaluation.intervals import gain_interval
+from ml_factory.evaluation.deciles import decile_returns, information_coefficient
 
 RNG = np.random.default_rng(5)
 
@@ -20,23 +19,6 @@ def test_information_coefficient_equals_scipy_spearman(ties):
     found = information_coefficient(x, y)
     assert found.mean == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
     assert found.low < found.mean < found.high and found.rows == 700
-
-
-def test_information_coefficient_standard_error_equals_jackknife():
-    """Dropping each row once moves Spearman's correlation by its influence over N, ties or not."""
-    x = RNG.normal(size=300)
-    y = 0.5 * x + RNG.normal(size=300)
-    each = [spearmanr(np.delete(x, row), np.delete(y, row)).statistic for row in range(300)]
-    influence = 299 * (np.mean(each) - np.array(each))
-    assert information_coefficient(x, y, horizon=3).standard_error == pytest.approx(
-        gain_interval(influence, horizon=3).standard_error, rel=0.02
-    )
-
-
-def test_mean_above_equals_brute_force():
-    x, other = RNG.integers(0, 6, 40).astype(float), RNG.random(40)
-    wanted = [(other[x > at].sum() + other[x == at].sum() / 2) / 40 for at in x]
-    np.testing.assert_allclose(_mean_above(x, other), wanted, atol=1e-12)
 
 
 def test_information_coefficient_of_overlapping_null_series_is_rarely_above_zero():

@@ -66,28 +66,15 @@ def test_overfit_finding_needs_a_gap_above_limit_and_above_the_gain_left(train, 
     assert code(findings.overfit_finding(train, validation)) == (("overfit", "warning") if found else ("", ""))
 
 
-def test_month_finding_names_month_that_carries_the_gain():
-    times = pd.date_range("2025-01-01", "2025-04-30", freq="6h", tz="UTC")
-    gain = np.where(times.month == 3, 0.9, -0.1)
-
-    def by_month(gain, times):
-        return pd.DataFrame({"gain": gain}).groupby(np.asarray(times.strftime("%Y-%m"))).sum()
-
-    found = findings.month_finding(by_month(gain, times))
-    assert code(found) == ("one_month", "warning") and "without 2025-03" in found.sentence
-    assert findings.month_finding(by_month(np.where(times.month == 3, 0.9, 0.001), times)) is None, (
-        "the others gain as well"
+def test_concentration_finding_names_month_or_fold_that_carries_the_gain():
+    months = pd.Series([-0.1, np.nan, 0.5, -0.2], ["2025-01", "2025-02", "2025-03", "2025-04"])
+    found = findings.concentration_finding("month", months)
+    assert code(found) == ("one_month", "warning") and "without 2025-03 nothing is left of it in the other 2" in (
+        found.sentence
     )
-    assert findings.month_finding(by_month(gain[times.month < 3], times[times.month < 3])) is None, (
-        "two months are too few"
-    )
-    assert findings.month_finding(by_month(gain - 1, times)) is None, "there is no gain that one month could carry"
-
-
-def test_fold_finding_names_block_that_carries_the_gain():
-    assert "block 2" in findings.fold_finding(np.array([-0.01, 0.0, 0.05, -0.01, np.nan])).sentence
-    assert findings.fold_finding(np.array([-0.01, 0.01, 0.05, 0.01])) is None
-    assert findings.fold_finding(np.array([-0.01, 0.05])) is None
+    assert code(findings.concentration_finding("fold", pd.Series([-0.01, 0.0, 0.05]))) == ("one_fold", "warning")
+    for gains in ([-0.01, 0.02, 0.05], [-0.01, 0.05], [-0.5, -0.5, 0.9]):  # others gain too, too few, no gain
+        assert findings.concentration_finding("month", pd.Series(gains)) is None
 
 
 def by_class(*differences: float, half: float = 0.02) -> pd.DataFrame:
@@ -104,25 +91,6 @@ def test_calibration_finding_names_class_whose_interval_is_off():
     assert "0.263 predicted, 0.333 observed (difference 95 % from -0.090 to -0.050)" in found.sentence
     assert findings.calibration_finding(by_class(0.05, -0.07, 0.02, half=0.08)) is None
     assert findings.calibration_finding(by_class(0.025, -0.025, 0.0)) is None, "significant, but small"
-
-
-def test_population_stability_index_equals_sum_over_bins_counted_by_hand():
-    train, test = np.repeat(np.arange(1.0, 11), 10)[:, None], np.repeat([1.0, 10.0, np.nan], [50, 30, 20])[:, None]
-    # Ten quantile bins of ten training rows; the eleventh bin is of missing values. Half a row is added to each.
-    before, after = np.r_[np.full(10, 10.5), 0.5] / 105.5, np.r_[50.5, np.full(8, 0.5), 30.5, 20.5] / 105.5
-    expected = ((after - before) * np.log(after / before)).sum()
-    assert findings.population_stability_index(train, test) == pytest.approx([expected])
-
-
-def test_drift_finding_names_features_that_moved():
-    generator = np.random.default_rng(0)
-    train, test = generator.normal(size=(30_000, 10)), generator.normal(size=(8_000, 10))
-    names = [f"feature{number}" for number in range(10)]
-    assert findings.drift_finding(train, test, names) is None
-    found = findings.drift_finding(train, test + 2 * np.isin(np.arange(10), [3, 7]), names)
-    assert code(found) == ("drift", "warning") and "2 of 10" in found.sentence
-    assert "feature3" in found.sentence and "feature7" in found.sentence
-    assert findings.drift_finding(train, test + 2 * (np.arange(10) == 3), names) is None, "one in ten is let pass"
 
 
 def test_trials_finding_counts_the_best_of_many():

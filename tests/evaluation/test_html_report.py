@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.resample import ResampledBars
-from ml_factory.evaluation import attention_plots, data_plots, plots
+from ml_factory.evaluation import data_plots, plots, recipe_plots
 from ml_factory.evaluation.baselines import prior_baseline_probabilities
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
@@ -28,6 +28,13 @@ _EACH = RNG.dirichlet(np.ones(20), 50)
 _SPREAD = {"low": np.percentile(_EACH, 10, axis=0), "high": np.percentile(_EACH, 90, axis=0)}
 SHARES = pd.DataFrame({"share": _EACH.mean(axis=0), **_SPREAD}, index=[f"feature_{i}" for i in range(20)])
 ATTENTION = pd.DataFrame({"attention": _EACH.mean(axis=0), **_SPREAD}, index=pd.RangeIndex(19, -1, -1))
+
+CURVES = ("always_long", "clock", "shifted", "shifted_low", "shifted_high")
+EPOCHS = [{"epoch": epoch, "train_loss": 1.0, "val_loss": 1.1} for epoch in (1, 2)]
+VARIANTS = [
+    {"method": "dense", "p50_ms": 2.0, "bytes": 2e6, "quality": 0.9, "low": 0.8, "high": np.nan, "pareto": True},
+    {"method": "int8", "p50_ms": 1.0, "bytes": 1e6, "quality": 0.7, "low": 0.6, "high": 0.8, "pareto": False},
+]
 
 
 def frame(minutes: int, n: int) -> ResampledBars:
@@ -64,8 +71,11 @@ def all_figures() -> dict:
         ),
         "deciles": plots.plot_deciles(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
         "probabilities": plots.plot_probabilities(frame_p, CLOSE),
-        "shares": attention_plots.plot_variable_shares(SHARES),
-        "attention": attention_plots.plot_attention(ATTENTION),
+        "shares": plots.plot_variable_shares(SHARES),
+        "attention": plots.plot_attention(ATTENTION),
+        "paths": plots.plot_fold_scores(folds, folds.rename(columns={"fold": "path"}).assign(name="model")),
+        "grid": plots.plot_barrier_grid(pd.DataFrame({"k": [1, 2], "value": [0.1, 0.2], "kept": [True, False]})),
+        "equity": plots.plot_equity(CLOSE[:500].to_frame("model").assign(**dict.fromkeys(CURVES, 0.0)), "model"),
     }
 
 
@@ -102,7 +112,7 @@ class Page(HTMLParser):
 def page_of_everything() -> str:
     parts = [HtmlSection(name, f"About `{name}`.", [("A caption.", figure)]) for name, figure in FIGURES.items()]
     return render_html_report(
-        "Title", [*parts, HtmlSection("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567}
+        "Title", [*parts, HtmlSection("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": (1234567, "")}
     )
 
 
@@ -156,7 +166,7 @@ def test_html_report_text_from_input_is_escaped():
         evil,
         [HtmlSection(evil, evil, [(evil, drawn)], [(evil, table)], notice=evil), HtmlSection("b")],
         subtitle=evil,
-        facts={evil: evil},
+        facts={evil: (evil, evil)},
         notice=evil,
         footer=evil,
     )
@@ -167,7 +177,7 @@ def test_html_report_text_from_input_is_escaped():
 
 def test_html_report_table_numbers_after_first_column_are_right_aligned():
     table = pd.DataFrame({"hour": [9, 10], "gain": [0.5, 0.25], "model": ["a", "b"]})
-    page = render_html_report("t", [HtmlSection("s", tables=[table])])
+    page = render_html_report("t", [HtmlSection("s", tables=[("", table)])])
     assert [("class=num" in cell) for cell in page.split("<thead>")[1].split("</thead>")[0].split("<th ")[1:]] == [
         False, True, False
     ]  # fmt: skip
@@ -185,7 +195,7 @@ def test_html_report_table_values_are_formatted():
         },
         index=pd.Index(["a_b", "c"], name="model_name"),
     )
-    page = render_html_report("t", [HtmlSection("s", tables=[table])])
+    page = render_html_report("t", [HtmlSection("s", tables=[("", table)])])
     words, first_row = Page(page).text, page.split("a_b")[1].split("</tr>")[0]
     assert "yes" in first_row and "no" not in first_row
     for word in (
@@ -221,9 +231,9 @@ def test_html_report_headline_is_the_answer():
 
 
 def test_write_report_same_input_gives_same_bytes(tmp_path):
-    sections = [HtmlSection("s", "one\n\ntwo", [FIGURES["split"]], [TABLE])]
-    first = write_html_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes()
-    assert write_html_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes() == first
+    sections = [HtmlSection("s", "one\n\ntwo", [("", FIGURES["split"])], [("", TABLE)])]
+    first = write_html_report(tmp_path / "r.html", "t", sections, facts={"a": (1, "")}).read_bytes()
+    assert write_html_report(tmp_path / "r.html", "t", sections, facts={"a": (1, "")}).read_bytes() == first
     assert b"<p>one</p><p>two</p>" in first
 
 
@@ -236,9 +246,27 @@ def test_outline_of_long_series_keeps_extremes_and_ends():
 
 
 def test_html_report_summary_card_shows_interval_below_value():
-    page = render_html_report("t", [HtmlSection("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": 1234})
+    page = render_html_report(
+        "t", [HtmlSection("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": (1234, "")}
+    )
     assert "<dt>gain</dt><dd>+0.0100<small>+0.0010 to &lt;0.02</small></dd>" in page
     assert "<dt>rows</dt><dd>1,234</dd>" in page
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        recipe_plots.draw_labelled_rows({"train": {"a": [3, 40], "b": [7]}, "test": {"a": [9]}}, "t", "words"),
+        recipe_plots.draw_class_results(EPOCHS, list("aab"), list("abb"), {"model": 0.7, "other": 0.5}, "t"),
+        recipe_plots.draw_epoch_curves({"one": EPOCHS, "two": EPOCHS}, {"val_loss": "loss", "train_loss": "loss"}),
+        recipe_plots.draw_compression(VARIANTS, "accuracy", "t"),
+    ],
+)
+def test_figures_of_recipes_render_with_words_inside(figure):
+    svg = figure_to_svg(figure, "x")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    starts = [float(x) for x in re.findall(r'<text[^>]* x="([-\d.]+)"', svg)]
+    assert 615 < width < 625 and starts and all(0 <= x <= width for x in starts)
 
 
 def test_figures_with_few_rows_render_as_svg():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.metrics_table import MetricsTable, format_metrics_table
+from ml_factory.evaluation.metrics import MetricsTable, format_metrics_table
 
 COLUMNS = ("log_loss", "accuracy", "log_loss_gain", "gain_low", "gain_best", "gain_best_low", "gain_best_high")
 

@@ -65,7 +65,7 @@ def test_prove_sparse_or_tiny_leak_on_real_bars_is_reported(leak, real_bars):
 def test_prove_clean_pipeline_passes(bars):
     proof = prove(clean_pipeline(), bars, FULL)
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
-    assert proof.spec.form == "full" and len(proof.cuts) == 50
+    assert FULL.form == "full" and len(proof.cuts) == 50
     # Something was compared: each part at each cut under each disturbance, and the facts.
     parts = {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10", "features, fed bar by bar"}
     assert parts == set(proof.compared)

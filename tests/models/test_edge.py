@@ -1,17 +1,12 @@
-"""A fixed, small form of benchmarks/edge.py: the edge that was planted is found, and none where there is none.
+"""A fixed, small form of benchmarks/edge.py: the edge that was planted is found, and none where there is none."""
 
-And its file of finished cells: what is in it is not done again, what is not whole or of other code is.
-"""
-
-import json
-import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from benchmarks import edge
-from benchmarks.edge import code_behind, evaluated, rows_of
+from benchmarks.edge import evaluated, rows_of
 from ml_factory.evaluation.metrics import expected_calibration_error
 from ml_factory.models.base import ModelFitResult
 from ml_factory.models.registry import build_model
@@ -84,58 +79,3 @@ def test_edge_benchmark_evaluated_uses_test_rows_only_for_scoring(rows):
     y = rows.take(model, "test")[1]
     # Beside the shares of training rows: how much less their log loss is than that of a third each.
     assert facts["gain"] == pytest.approx(-np.log(shares)[y + 1].mean() - np.log(3), rel=0.01, abs=1e-4)
-
-
-@pytest.fixture
-def work(monkeypatch, tmp_path):
-    """Runs the benchmark with nothing to train; gives the cells (model, seed) that a run did."""
-    did, file = [], tmp_path / "cells.jsonl"
-
-    def judge(rows, model, split):
-        did.append((model.name, model.settings.seed))
-        return {"share": 0.5}
-
-    monkeypatch.setattr(edge, "evaluated", judge)
-    monkeypatch.setattr(edge, "rows_of", lambda *given: given)
-
-    def run(*words: str) -> list:
-        did.clear()
-        given = ["--models", "linear", "gru", "--seeds", "0", "1", "--kinds", "null", "--done", str(file), *words]
-        monkeypatch.setattr(sys, "argv", ["edge", *given])
-        edge.main()
-        return list(did)
-
-    return run, file
-
-
-ALL = [("linear", 0), ("gru", 0), ("linear", 1), ("gru", 1)]
-
-
-def reported(text: str) -> list[tuple]:
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert all(line["share"] == 0.5 and line["code"] == edge.code_behind(line["model"]) for line in lines)
-    return [(line["model"], line["seed"]) for line in lines]
-
-
-def test_edge_benchmark_rerun_skips_finished_cells_and_redoes_truncated_cell(work, capsys):
-    run, file = work
-    assert run() == ALL
-    whole = file.read_text()
-    assert whole == capsys.readouterr().out and reported(whole) == ALL
-    assert run() == [] and file.read_text() == whole
-    file.write_text(whole[:-1])
-    assert run() == ALL[3:] and reported(file.read_text()) == ALL
-
-
-@pytest.mark.parametrize("words", [("--days", "60"), ("--split", "validation"), ("--set", "patience=3")])
-def test_edge_benchmark_rerun_with_other_options_runs_all_cells(work, words):
-    run, file = work
-    assert run() == ALL and run(*words) == ALL and run(*words) == []
-    assert reported(file.read_text()) == ALL * 2
-
-
-def test_edge_benchmark_rerun_after_code_change_redoes_affected_cells(work, monkeypatch):
-    run, _ = work
-    assert run() == ALL
-    monkeypatch.setattr(edge, "code_behind", lambda name: {"gru": "changed"}.get(name, code_behind(name)))
-    assert run() == [ALL[1], ALL[3]] and run() == []

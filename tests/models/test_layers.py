@@ -4,37 +4,28 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.models.layers import (
+from ml_factory.models.transformer import (
     FEW,
     MANY,
     EncoderLayer,
-    InstanceNorm,
     MultiHeadAttentionLayer,
-    PatchLayer,
     TokenDropout,
+    cut_patches,
     dot_product_attention,
+    instance_norm,
 )
 
 
-def test_patches_equal_hand_computed_windows():
+def test_patches_equal_hand_computed_windows_and_drop_oldest_rows():
     x_BTF = torch.stack([torch.arange(1.0, 8.0), 10 * torch.arange(1.0, 8.0)], dim=1)[None]
-    patches = PatchLayer(3, 2)
-    assert patches.patch_count(7) == 3
-    assert patches(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
-    assert patches(x_BTF)[0, 1, 1].tolist() == [30, 40, 50]
-
-
-def test_patches_that_do_not_fill_the_window_drop_oldest_rows():
-    x_BTF = torch.arange(1.0, 9.0)[None, :, None]
-    patches = PatchLayer(3, 2)
-    assert patches.patch_count(8) == 3
-    assert patches(x_BTF)[0, 0].tolist() == [[2, 3, 4], [4, 5, 6], [6, 7, 8]]
+    assert cut_patches(x_BTF, 3, 2)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert cut_patches(x_BTF, 3, 2)[0, 1, 1].tolist() == [30, 40, 50]
+    longer = torch.arange(1.0, 9.0)[None, :, None]
+    assert cut_patches(longer, 3, 2)[0, 0].tolist() == [[2, 3, 4], [4, 5, 6], [6, 7, 8]]
 
 
 def test_instance_norm_removes_level_and_scale_of_each_window():
-    x_BTF = torch.tensor([[[1.0, 5.0], [3.0, 5.0]]])
-    normal, *taken = InstanceNorm(eps=1e-12)(x_BTF)
-    level = InstanceNorm.mean_and_log_deviation(*taken)
+    normal, level = instance_norm(torch.tensor([[[1.0, 5.0], [3.0, 5.0]]]), eps=1e-12)
     torch.testing.assert_close(normal, torch.tensor([[[-1.0, 0.0], [1.0, 0.0]]]))
     torch.testing.assert_close(level, torch.tensor([[[2.0, torch.tensor(2.0).log()], [5.0, 0.0]]]), atol=1e-5, rtol=0)
 

@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression as SklearnLogisticRegression
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.logistic_regression import LogisticRegression, LogisticRegressionScaler
+from ml_factory.models.logistic_regression import LogisticRegression
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def test_linear_nan_becomes_mean_and_outliers_are_clipped(data):
     holes[:, 5] = np.nan
     model = LogisticRegression(rounds=50, threads=1, clip=3.0)
     model.fit(holes, y, w)
-    scale = LogisticRegressionScaler.fit_rows(holes)
-    np.testing.assert_allclose(scale.mean_F[0], np.nanmean(holes[:, 0], dtype=float))
-    np.testing.assert_allclose(scale.deviation_F[0], np.nanstd(holes[:, 0], dtype=float))
-    assert scale.mean_F[5] == 0 and scale.deviation_F[5] == 1
+    mean, deviation = (model.get_state()["fitted"][name] for name in ("mean", "deviation"))
+    np.testing.assert_allclose(mean[0], np.nanmean(holes[:, 0], dtype=float))
+    np.testing.assert_allclose(deviation[0], np.nanstd(holes[:, 0], dtype=float))
+    assert mean[5] == 0 and deviation[5] == 1
     at_mean, far, farther = np.repeat(x[:1], 3, axis=0)
-    at_mean[0], far[0], farther[0] = scale.mean_F[0], 1e4, 1e6
+    at_mean[0], far[0], farther[0] = mean[0], 1e4, 1e6
     missing = at_mean.copy()
     missing[0] = np.nan
     p = model.predict_proba(np.stack([at_mean, missing, far, farther]))

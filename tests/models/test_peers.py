@@ -186,7 +186,7 @@ def selection(ours: str, theirs: str, state: dict, scale, shift, order: list[int
 def test_tft_variable_selection_and_gates_equal_neuralforecast():
     """Theirs has known, static and observed inputs; the parts that a classifier of observed ones has are the same."""
     nf, D = nixtla(), 8
-    from ml_factory.models.tft_layers import GatedResidualNetwork, VariableSelectionNetwork
+    from ml_factory.models.tft import GatedResidualNetwork, VariableSelectionNetwork
 
     theirs = shaken(
         nf.TFT(h=S, input_size=T, hidden_size=D, n_head=2, hist_exog_list=["a", "b"], futr_exog_list=["c"], **QUIET)
@@ -200,7 +200,7 @@ def test_tft_variable_selection_and_gates_equal_neuralforecast():
     weights = selection(
         "ours", history, {k: v for k, v in state.items() if k not in context}, scale, shift, [3, 0, 1, 2]
     )
-    ours = load(VariableSelectionNetwork(4, D, 0.0, 0.0), {name[5:]: value for name, value in weights.items()})
+    ours = load(VariableSelectionNetwork(4, D, 0.0), {name[5:]: value for name, value in weights.items()})
     x_BTV = torch.randn(B, T, 4)
     embedded_BTVD = x_BTV[..., [1, 2, 3, 0], None] * scale + shift
     with torch.no_grad():
@@ -234,7 +234,7 @@ def test_interpretable_attention_equals_pytorch_forecasting():
         "pytorch_forecasting.models.temporal_fusion_transformer.sub_modules",
         reason="pytorch-forecasting is not installed: make soak PART=peers",
     )
-    from ml_factory.models.tft_layers import InterpretableMultiHeadAttention
+    from ml_factory.models.tft import InterpretableMultiHeadAttention
 
     theirs = shaken(parts.InterpretableMultiHeadAttention(n_head=2, d_model=8, dropout=0.0))
     ours = InterpretableMultiHeadAttention(8, 2).eval()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.models import recurrent_layers
+from ml_factory.models import sequence as recurrent_layers
 
 B, T, F, H = 4, 11, 5, 7
 KINDS = [(recurrent_layers.LSTMLayer, nn.LSTM), (recurrent_layers.GRULayer, nn.GRU)]

@@ -14,7 +14,6 @@ from ml_factory.models.registry import (
     available_models,
     build_model,
     build_model_from_state,
-    check_model,
     find_model_spec,
     register_model,
 )
@@ -57,34 +56,17 @@ def test_register_model_as_decorator_registers_and_returns_class():
     assert register_model("mine", check=False)(Mine) is Mine and find_model_spec("mine").family == "advanced"
 
 
-def test_check_model_of_shipped_booster_and_network_passes():
-    """A booster and a network; the others are held to more in test_model_contract and test_networks."""
-    assert len(check_model("xgboost")) == 3 and len(check_model("tcn")) == 7
-
-
 BROKEN = {
-    "The gradient reaches every parameter: none at unused": {
-        "__init__": lambda self, *a: (Mine.__init__(self, *a), setattr(self, "unused", nn.Parameter(torch.ones(1))))[0]
-    },
-    "A row is answered alone as in company: its logits differ": {
-        "forward": lambda self, x: (lambda y: y - y.mean(0))(Mine.forward(self, x))
-    },
-    "x_BTF gives finite logits_BC and is left as it was: got shape": {
-        "forward": lambda self, x: Mine.forward(self, x)[:, :2]
-    },
-    "left as it was: the inputs were changed in place": {"forward": lambda self, x: Mine.forward(self, x.mul_(0.5))},
-    "One batch can be learnt by heart: after 300 steps": {"forward": lambda self, x: Mine.forward(self, 1e-4 * x)},
-    "two trainings from one seed differ": {
-        "forward": lambda self, x: Mine.forward(self, x) + 1e-3 * float(np.random.default_rng().normal())
-    },
+    "IndexError: Target 2 is out of bounds": {"forward": lambda self, x: Mine.forward(self, x)[:, :2]},
+    "loss or its gradient is not finite": {"forward": lambda self, x: Mine.forward(self, x) * float("inf")},
     "AttributeError: 'list' object": {"forward": lambda self, x: [1]},
 }
 
 
 @pytest.mark.parametrize("complaint", BROKEN)
-def test_register_model_breaking_contract_raises_and_is_not_registered(complaint):
+def test_register_model_that_cannot_train_raises_and_is_not_registered(complaint):
     broken = type("Broken", (Mine,), BROKEN[complaint])
-    with pytest.raises(SettingsError, match="violates the contract") as reported:
+    with pytest.raises(SettingsError, match="cannot be trained") as reported:
         register_model("mine", broken)
     assert complaint in str(reported.value) and "mine" not in available_models()
 

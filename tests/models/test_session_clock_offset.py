@@ -105,16 +105,6 @@ def test_model_with_offset_resumed_fit_equals_uninterrupted_fit_bitwise(name):
     np.testing.assert_array_equal(again.predict_proba(x), whole.predict_proba(x))
 
 
-def test_load_model_state_of_older_version_without_offset_predicts_same():
-    x, y = sessions(10)
-    model = build_model("linear", **SMALL)
-    model.fit(x, y)
-    state = model.get_state()
-    state.pop("offset")
-    state["settings"] = {k: v for k, v in state["settings"].items() if not k.startswith("offset")}
-    np.testing.assert_array_equal(build_model_from_state(state).predict_proba(x), model.predict_proba(x))
-
-
 def test_model_with_offset_column_out_of_range_raises_settings_error():
     x, y = sessions(5)
     with pytest.raises(SettingsError, match="no such input"):

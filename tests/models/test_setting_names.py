@@ -162,7 +162,7 @@ def test_check_parameters_settings_invalid_for_model_raise_settings_error(capsys
     assert chosen(MODEL="xgboost", SETTINGS="offset=none").settings == {"offset": "none"}  # the data decide its column
     for model, text, printed in (
         ("xgboost", LINE, "batch_size"), ("lstm", "batch_size", "NAME=VALUE"), ("lstm", "a=1, a=2", "given twice"),
-        ("lstm", "seed=3", "Not a setting of the model"), ("lstm", "learning_rate=-1", "positive"),
+        ("lstm", "seed=3", "Not a setting of the model"), ("lstm", "learning_rate=-1", r"in \(0, inf\)"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=printed):
             chosen(MODEL=model, SETTINGS=text)

@@ -6,12 +6,13 @@ from torch import nn
 from torch.nn import functional
 
 from ml_factory.errors import SettingsError
-from ml_factory.models import tft_layers
-from ml_factory.models.tft import TFT, TFTSpec
-from ml_factory.models.tft_layers import (
+from ml_factory.models import tft
+from ml_factory.models.tft import (
     EPS,
+    TFT,
     GatedResidualNetwork,
     InterpretableMultiHeadAttention,
+    TFTSpec,
     VariableSelectionNetwork,
 )
 
@@ -43,7 +44,7 @@ class Literal(nn.Module):
 
 def selection():
     torch.manual_seed(0)
-    ours = VariableSelectionNetwork(V, D, dropout=0.0, each_dropout=0.0)
+    ours = VariableSelectionNetwork(V, D, dropout=0.0)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -53,7 +54,7 @@ def selection():
 @pytest.mark.parametrize("piece", [10**6, 3 * V * D, 3 * D])
 def test_variable_selection_batched_equals_one_network_per_variable(piece, monkeypatch):
     """Outputs and gradients; also when a CPU takes the rows in pieces."""
-    monkeypatch.setattr(tft_layers, "PIECE", piece)
+    monkeypatch.setattr(tft, "PIECE", piece)
     ours, x_BTV = selection(), torch.randn(B, T, V)
     direction_BTD, gradients = torch.randn(B, T, D), []
     outputs = []
@@ -66,16 +67,8 @@ def test_variable_selection_batched_equals_one_network_per_variable(piece, monke
     assert torch.allclose(outputs[0][1].sum(-1), torch.ones(B, T))
 
 
-def test_variable_selection_dropout_is_off_in_evaluation():
-    plain, x_BTV = selection(), torch.randn(B, T, V)
-    dropping = VariableSelectionNetwork(V, D, dropout=0.0, each_dropout=0.5)
-    dropping.load_state_dict(plain.state_dict())
-    assert not torch.allclose(dropping(x_BTV)[0], plain(x_BTV)[0], atol=1e-3)
-    torch.testing.assert_close(dropping.eval()(x_BTV)[0], plain(x_BTV)[0], atol=1e-5, rtol=1e-5)
-
-
 def test_variable_selection_of_one_variable_has_weight_1():
-    chosen_BTD, weight_BTV = VariableSelectionNetwork(1, D, 0.0, 0.0)(torch.randn(B, T, 1))
+    chosen_BTD, weight_BTV = VariableSelectionNetwork(1, D, 0.0)(torch.randn(B, T, 1))
     assert (weight_BTV == 1).all() and chosen_BTD.shape == (B, T, D)
 
 
@@ -146,7 +139,7 @@ def test_tft_explain_returns_shares_that_sum_to_1():
         torch.testing.assert_close(share.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"width": 0}, {"heads": 3}, {"layers": 0}, {"each_dropout": 1.0}])
+@pytest.mark.parametrize("settings", [{"width": 0}, {"heads": 3}, {"layers": 0}, {"dropout": 1.0}])
 def test_tft_spec_invalid_values_raise_settings_error(settings):
     with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
         TFTSpec(**settings)

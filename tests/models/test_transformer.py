@@ -4,47 +4,13 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.sequence import LSTM, RecurrentSpec
-from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
-
-NETWORKS = [
-    (PatchTST, PatchTSTSpec(patch=4, stride=2)),
-    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=False)),
-    (ITransformer, ITransformerSpec()),
-    (ITransformer, ITransformerSpec(instance_norm=False, read=None)),
-    (LSTM, RecurrentSpec(hidden=8, layers=2)),
-]
+from ml_factory.models.transformer import ITransformerSpec, PatchTST, PatchTSTSpec
 
 
-@pytest.mark.parametrize(("kind", "spec"), NETWORKS)
-def test_transformer_gradient_reaches_every_parameter(kind, spec):
-    torch.manual_seed(0)
-    network = kind(6, 16, 3, spec)
-    logits_BC = network(torch.randn(9, 16, 6))
-    assert logits_BC.shape == (9, 3)
-    logits_BC.square().sum().backward()
-    for name, parameter in network.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-@pytest.mark.parametrize(("kind", "spec"), NETWORKS)
-def test_transformer_overfits_one_batch(kind, spec):
-    torch.manual_seed(0)
-    network = kind(6, 16, 3, spec).train()
-    x_BTF, y_B = torch.randn(24, 16, 6), torch.arange(24) % 3
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(x_BTF), y_B).backward()
-        optimizer.step()
-    assert torch.nn.functional.cross_entropy(network.eval()(x_BTF), y_B) < 0.1
-
-
-@pytest.mark.parametrize("instance_norm", [True, False])
-def test_patchtst_swapped_channels_give_same_logits(instance_norm):
+def test_patchtst_swapped_channels_give_same_logits():
     """Exchange two channels and their parts of the head: the same logits."""
     torch.manual_seed(0)
-    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=instance_norm)).eval()
+    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4)).eval()
     x_BTF, swap = torch.randn(5, 16, 4), [0, 3, 2, 1]
     before = network(x_BTF)
     weight = network.head.linear.weight.data.view(3, 4, -1)
@@ -62,24 +28,6 @@ def test_patchtst_with_instance_norm_level_and_scale_reach_head_only():
     torch.testing.assert_close(network(moved), network(x_BTF), atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("instance_norm", [True, False])
-def test_itransformer_read_head_equals_equivalent_full_head(instance_norm):
-    """As a head that reads the whole code, and whose part for a channel is that channel's weights times the map."""
-    torch.manual_seed(0)
-    few = ITransformer(4, 16, 3, ITransformerSpec(instance_norm=instance_norm, read=2)).eval()
-    whole = ITransformer(4, 16, 3, ITransformerSpec(instance_norm=instance_norm, read=None)).eval()
-    assert not torch.equal(few.head.linear.weight[:, :2], few.head.linear.weight[:, 2:4])
-    head, apart_CFK = few.head, few.head.linear.weight.unflatten(1, (4, 2))
-    joint = {
-        "head.linear.weight": (apart_CFK @ head.read.weight).flatten(1),
-        "head.linear.bias": head.linear.bias + (apart_CFK @ head.read.bias).sum(1),
-    }
-    same = {name: value for name, value in few.state_dict().items() if not name.startswith("head.")}
-    whole.load_state_dict(same | joint)
-    x_BTF = torch.randn(5, 16, 4)
-    torch.testing.assert_close(few(x_BTF), whole(x_BTF), atol=1e-5, rtol=1e-5)
-
-
 def test_transformer_specs_invalid_values_raise_settings_error():
     with pytest.raises(SettingsError, match="divisor of 16"):
         PatchTSTSpec(heads=3)
@@ -87,5 +35,5 @@ def test_transformer_specs_invalid_values_raise_settings_error():
         PatchTST(4, 8, 3, PatchTSTSpec())
     with pytest.raises(SettingsError, match=r"\[stride\]"):
         PatchTSTSpec(stride=0)
-    with pytest.raises(SettingsError, match=r"\[read\].*>= 1"):
+    with pytest.raises(SettingsError, match=r"\[read\].*\[1, inf"):
         ITransformerSpec(read=0)

@@ -1,7 +1,6 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
 import json
-import random
 import runpy
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ml_factory.evaluation.class_scores import accuracy, macro_f1, wilson_interval
 from ml_factory.recipes import t5
 from ml_factory.recipes.labelled_text import made_up_texts
 from ml_factory.recipes.t5 import T5Settings, run_t5
@@ -36,29 +34,6 @@ def trained(folder: Path, settings: T5Settings, **more) -> dict:
 
 def weights_of(facts: dict) -> dict[str, torch.Tensor]:
     return load_file(Path(facts["folder"]) / "model" / "model.safetensors")
-
-
-def test_scores_equal_those_of_scikit_learn():
-    from sklearn.metrics import accuracy_score, f1_score
-
-    drawn = random.Random(0)
-    for _ in range(200):
-        names = "abcd"[: drawn.randint(1, 4)]
-        truth, predicted = (drawn.choices(names, k=drawn.randint(1, 1)) * 1 + drawn.choices(names, k=9) for _ in "ab")
-        predicted[0] = "no label"
-        assert accuracy(truth, predicted) == accuracy_score(truth, predicted)
-        assert macro_f1(truth, predicted) == pytest.approx(
-            f1_score(truth, predicted, average="macro", zero_division=0), abs=1e-12
-        )
-
-
-def test_wilson_interval_equals_that_of_statsmodels():
-    from statsmodels.stats.proportion import proportion_confint
-
-    for right, rows in ((0, 5), (5, 5), (93, 100), (1, 1000)):
-        assert wilson_interval(right, rows) == pytest.approx(
-            proportion_confint(right, rows, method="wilson"), abs=1e-12
-        )
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,12 @@ import pytest
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_search import fingerprint_searched_bars, search_barriers_on_training_rows
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.barrier_search import (
+    BarrierSearchSpec,
+    SearchedLabelSpec,
+    fingerprint_searched_bars,
+    search_barriers_on_training_rows,
+)
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import average_uniqueness

@@ -61,9 +61,7 @@ def test_build_model_settings_go_to_network_or_training_spec():
     assert model.network_spec.width == 8 and model.settings.epochs == 4 and model.lookback == 24
     with pytest.raises(SettingsError, match="did you mean 'hidden'"):
         build_model("lstm", hiden=3)
-    with pytest.raises(SettingsError, match=r"leave it out, or take a model that has it: tft\.$"):
-        build_model("lstm", each_dropout=0.1)
-    with pytest.raises(SettingsError, match=r"\[dropout\]\. got 'abc', wanted a number in \[0, 1\)"):
+    with pytest.raises(SettingsError, match=r"\[dropout\]\. got 'abc', wanted a number"):
         build_model("lstm", dropout="abc")
     for lookback in (0, 1):  # networks read windows, and one row is none
         with pytest.raises(SettingsError, match=r"\[lookback\]"):

@@ -1,13 +1,10 @@
-"""Lines that a training logs: a loss that stays flat, and a lazy device that compiles."""
-
-import logging
+"""The line that a training logs where its loss stays flat."""
 
 import numpy as np
 import pytest
 
 from ml_factory.models.base import log_flat_training_loss
 from ml_factory.models.registry import build_model
-from ml_factory.training.recompiles import RecompileMonitor
 
 RNG = np.random.default_rng(8)
 Y = RNG.integers(-1, 2, 96)
@@ -36,12 +33,3 @@ def test_hint_when_flat_loss_that_moved_or_short_history_logs_nothing(caplog):
     log_flat_training_loss([{"train_loss": loss} for loss in (1.0, 0.99, 1.0)], 0.1)
     log_flat_training_loss([{"train_loss": loss} for loss in (1.0, 1.0)], 0.1)
     assert not printed(caplog, FLAT)
-
-
-def test_recompile_monitor_announce_logs_each_program_once(caplog):
-    watchdog = RecompileMonitor()
-    with caplog.at_level(logging.WARNING, "ml_factory.training"):
-        for program in ("start", "train", "train", "evaluate", "train"):
-            watchdog.announce_compilation(program)
-    reported = printed(caplog, "XLA compiles the program")
-    assert len(reported) == 2 and "program train now" in reported[0] and "program evaluate now" in reported[1]

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.heads import NetworkWithClockOffset, zero_output_head
 from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
 from ml_factory.models.session_clock_offset import SessionClockOffset
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import serialize_state
+from ml_factory.training.estimator import zero_output_head
+from ml_factory.training.export_state_dict import NetworkWithClockOffset
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40

@@ -1,45 +1,30 @@
-import pytest
 import torch
 
 from ml_factory.models.transformer import PatchTST
 from ml_factory.training.device import Device
-from ml_factory.training.network_blocks import compile_network
-from ml_factory.training.recompute import recompute_blocks
+from ml_factory.training.state import recompute_blocks
 
 CPU = Device("cpu", 1)
 
 
-class _TokenBatchNorm(torch.nn.BatchNorm1d):
-    def forward(self, x_BND):
-        return super().forward(x_BND.flatten(0, -2)).view_as(x_BND)
-
-
-def step(recompute: bool, norm: str):
-    """Loss, gradients and the bytes kept for the backward pass, with dropout; and what batch norms remember."""
+def step(recompute: bool):
+    """Loss, gradients and the bytes kept for the backward pass, with dropout."""
     torch.manual_seed(0)
     network = PatchTST(4, 32, 3, PatchTST.Spec(patch=8, stride=4, layers=3, dropout=0.3))
-    if norm == "batch":
-        for layer in network.encoder:
-            layer.norm1, layer.norm2 = _TokenBatchNorm(16), _TokenBatchNorm(16)
     assert not recompute or recompute_blocks(network, CPU) == 3
     x_BTF, kept = torch.randn(64, 32, 4), []
     torch.manual_seed(1)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
         loss = network(x_BTF).square().sum()
     loss.backward()
-    return loss, {name: p.grad for name, p in network.named_parameters()}, sum(kept), dict(network.named_buffers())
+    return loss, {name: p.grad for name, p in network.named_parameters()}, sum(kept)
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_recompute_blocks_gives_same_values_with_less_memory(norm):
-    plain, spared = step(False, norm), step(True, norm)
-    assert torch.equal(plain[0], spared[0])
-    # What is computed twice is seen once: else batch norms would remember twice as much of the last step.
-    assert len(plain[3]) == (18 if norm == "batch" else 0)
-    for part in (1, 3):
-        assert plain[part].keys() == spared[part].keys()
-        for name, value in plain[part].items():
-            assert torch.equal(value, spared[part][name]), name
+def test_recompute_blocks_gives_same_values_with_less_memory():
+    plain, spared = step(False), step(True)
+    assert torch.equal(plain[0], spared[0]) and plain[1].keys() == spared[1].keys()
+    for name, value in plain[1].items():
+        assert torch.equal(value, spared[1][name]), name
     assert spared[2] < plain[2] / 3
 
 
@@ -58,16 +43,11 @@ class _Scaled(torch.nn.Module):
         return self.linear(x) * scale
 
 
-@pytest.mark.parametrize("change", ["recompute", "compile"])
-def test_recompute_and_compiled_blocks_pass_named_arguments_on(change, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+def test_recomputed_blocks_pass_named_arguments_on():
     blocks = torch.nn.ModuleList([_Scaled(), _Scaled()])
     x = torch.randn(4, 3)
     expected = [block(x, scale=2.0) for block in blocks]
-    if change == "recompute":
-        assert recompute_blocks(blocks, CPU) == 2
-    else:
-        compile_network(blocks)
+    assert recompute_blocks(blocks, CPU) == 2
     for training in (True, False):
         for block, one in zip(blocks, expected, strict=True):
             assert torch.equal(block.train(training)(x, scale=2.0), one)

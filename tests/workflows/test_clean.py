@@ -269,21 +269,6 @@ def test_clean_deletes_checkpoint_that_reached_the_drive_after_its_run_had_ended
     ]
 
 
-def test_clean_deletes_kernels_of_other_sources_unused_for_a_day(workspace, tmp_path, monkeypatch):
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    kernels = tmp_path / "cache" / "ml_factory-kernels"
-    for name, age in (("old", 2), ("new", 0.5)):
-        (kernels / name).mkdir(parents=True, mode=0o700)
-        (kernels / name / "kernel.nbc").write_bytes(b"k" * 10)
-        moment = (kernels / name).stat().st_mtime - age * 86400
-        os.utime(kernels / name, (moment, moment))
-    assert [item.path for item in pipeline.clean(workspace, "MES").items] == [kernels / "old"]
-    assert [path.name for path in kernels.iterdir()] == ["new"]
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "own"))
-    os.utime(kernels / "new", (0, 0))
-    assert not pipeline.clean(workspace, "MES").items
-
-
 KILLED_PREPARE = """
 import sys, time
 from types import SimpleNamespace
@@ -322,30 +307,6 @@ def test_clean_deletes_what_a_killed_prepare_left_and_nothing_of_a_live_one(work
     process.wait()
     pipeline.clean(workspace, "MES")
     assert tree(workspace.processed("MES")) == before and kept.folder.is_dir()
-
-
-def test_clean_deletes_compiled_programs_that_no_process_used_for_a_day(workspace, tmp_path, spawn):
-    programs = tmp_path / "cache" / "ml_factory-programs"
-    for name in ("xla", "inductor", "triton", "new"):
-        (programs / name).mkdir(parents=True, mode=0o700)
-        (programs / name / "program").write_bytes(b"p" * 10)
-        for path in (programs / name / "program", programs / name):
-            os.utime(path, (0, 0) if name != "new" else None)
-    programs.chmod(0o700)
-    process = spawn(
-        "import sys, time; from pathlib import Path; from ml_factory.storage.private_folder import hold_folder\n"
-        "hold_folder(Path(sys.argv[1]))\nprint('held', flush=True); time.sleep(300)",
-        programs / "inductor",
-    )
-    assert process.stdout.readline() == "held\n"
-    os.utime(programs / "inductor", (0, 0))  # a process that holds it for days
-    result = pipeline.clean(workspace, "MES")
-    assert {item.path for item in result.items} == {programs / "xla", programs / "triton"}
-    assert {item.size for item in result.items} == {10} and (programs / "inductor" / "program").is_file()
-    process.kill()
-    process.wait()
-    assert [item.path for item in pipeline.clean(workspace, "MES").items] == [programs / "inductor"]
-    assert [path.name for path in programs.iterdir()] == ["new"]
 
 
 def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(workspace):

@@ -4,7 +4,7 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec
 from tests.small_data import SMALL_DATA
 
 SPEC = BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5)

@@ -12,7 +12,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.settings import DataSpec
-from ml_factory.targets.barrier_search_spec import BarrierSearchSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec
 from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
 from tests.small_data import SMALL_DATA_WORDS

@@ -63,7 +63,7 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     workspace, result, _ = trained
     seen = {}
     monkeypatch.setattr(evaluation, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
-    monkeypatch.setattr(evaluation, "month_finding", lambda months: seen.update(months=months))
+    monkeypatch.setattr(evaluation, "concentration_finding", lambda unit, gains: seen.update({unit: gains}))
     pipeline.train(workspace, "DEMO", 5, "xgboost", uncertified=True, model_settings={"rounds": 150, "min_leaf": 1.0})
     data, stored = load_dataset(workspace, "DEMO", 5), pipeline.load_predictions(workspace, "DEMO", 5, "xgboost")
     rows = {part: data.labels.index.get_indexer(stored.index[stored["split"] == part]) for part in ("train", "test")}
@@ -73,8 +73,6 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     shares = np.array([(y == label).mean() for label in (-1, 0, 1)])
     by_hand = -np.log(shares[y + 1]).mean() - row_log_loss(y, p[clear]).mean()
     assert seen["train"] == pytest.approx(by_hand) and seen["train"] > seen["valid"]
-    test, months = data.unambiguous_mask[rows["test"]], seen["months"]
-    assert months["rows"].sum() == test.sum() and list(months.index) == sorted(
-        set(data.labels.index[rows["test"]].strftime("%Y-%m"))
-    )
-    assert months["gain"].sum() / test.sum() == pytest.approx(result.verdict.gain_best)
+    test, gains = data.unambiguous_mask[rows["test"]], seen["month"]
+    assert list(gains.index) == sorted(set(data.labels.index[rows["test"]].strftime("%Y-%m")))
+    assert gains.sum() / test.sum() == pytest.approx(result.verdict.gain_best)

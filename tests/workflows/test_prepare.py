@@ -84,7 +84,8 @@ def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
 def test_frame_alignment_shows_newest_known_frame_per_row(workspace, monkeypatch):
     reported = []
     monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: reported.append(parts))
-    pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme", tick=0.5))
+    few = FeatureSpec(families=("momentum", "calendar"))
+    pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(features=few, calendar="cme", tick=0.5))
     inspect_data.frame_alignment(workspace, "ODD", row=700)
     base, coarse, visible, row = reported[0]
     assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value

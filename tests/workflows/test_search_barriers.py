@@ -20,7 +20,7 @@ from ml_factory.runs import count_trials
 from ml_factory.settings import DataSpec
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search_spec import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.barrier_search import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import search_barriers

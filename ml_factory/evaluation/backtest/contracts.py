@@ -7,17 +7,16 @@ replaces them. Multipliers are those of the exchanges' contract specifications.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from ml_factory.argument_checks import DEMOS
+from ml_factory.argument_checks import DEMOS, check_field_types
 from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
-from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
@@ -46,12 +45,12 @@ class ContractSpec:
     margin: float | None = None
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for name in ("tick", "multiplier"):
-            if not _is_number(getattr(self, name)) or not 0 < getattr(self, name) < math.inf:
+            if not 0 < getattr(self, name) < math.inf:
                 raise wrong_field_error(self, name, "A contract needs this number", wanted="a number above 0")
         for name in ("commission", "exchange_fee", "fee_rate", "margin"):
-            value = getattr(self, name)
-            if not (name == "margin" and value is None) and not (_is_number(value) and 0 <= value < math.inf):
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
                 raise wrong_field_error(self, name, "A cost cannot be this", wanted="a number of 0 or more")
 
     @property
@@ -62,10 +61,6 @@ class ContractSpec:
     def side_cost(self, price: float) -> float:
         """Return commission and fees of one contract and side at this price, in currency."""
         return self.commission + self.exchange_fee + self.fee_rate * self.multiplier * abs(price)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _future(multiplier: float, commission: float, exchange_fee: float, margin: float) -> dict[str, float]:
@@ -80,9 +75,7 @@ _FUTURES = {
     "MCL": _future(100, 0.62, 0.62, 700), "CL": _future(1_000, 1.50, 1.62, 7_000),
 }  # fmt: skip
 _FUTURES |= dict.fromkeys(DEMOS, _FUTURES["MES"])  # the synthetic market has its prices and tick
-_SHARE = {"commission": 0.005, "exchange_fee": 0.0005}
-_COIN = {"fee_rate": 0.001}
-KNOWN_CONTRACTS = tuple(_FUTURES)
+_BY_CALENDAR = {"us_equity": {"commission": 0.005, "exchange_fee": 0.0005}, "24h": {"fee_rate": 0.001}}
 
 
 def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | None = None) -> ContractSpec:
@@ -90,47 +83,42 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
 
     symbol : such as "CL", "ESZ24", "SPY", "BTC-USD"
     tick : price step, where it is not known by symbol, as for coins
-    file : YAML or JSON, `read_contract_file`, with this symbol or its root
+    file : JSON, symbol or its root -> fields of `ContractSpec`, such as
+        `{"ZN": {"calendar": "cme_rates", "tick": 0.015625, "multiplier": 1000, "commission": 1.5}}`
     Raises SettingsError for a symbol without known facts, without a tick, or that `file` lacks.
     """
-    table = read_contract_file(file) if file else {symbol: {}}
-    given = table.get(symbol, table.get(_root_of_code(symbol)))
-    if given is None:
-        raise SettingsError(
-            "This file of contracts lacks the symbol", where=file, got=", ".join(table) or "no symbol", wanted=symbol,
-            next_step=f"add a line such as {symbol}: {{commission: 0.85}}, or leave the file out",
-        )  # fmt: skip
-    facts = {**_facts_by_symbol(symbol, given), **given}
-    if tick is not None:
-        facts["tick"] = tick
+    given = _facts_in_file(Path(file), symbol) if file else {}
+    facts = _facts_by_symbol(symbol, given) | given | ({"tick": tick} if tick is not None else {})
     if facts.get("tick") is None:
         raise SettingsError(
             "The tick of this symbol is not known", where=symbol, wanted="a price step",
-            next_step="give tick=, or a file of contracts (--contracts) with tick: 0.01 under this symbol",
+            next_step=f'give tick=, or a file of contracts (--contracts) with {{"{symbol}": {{"tick": 0.01}}}}',
         )  # fmt: skip
     return ContractSpec(symbol, **facts)
 
 
 def _facts_by_symbol(symbol: str, given: Mapping) -> dict[str, Any]:
     """Return the facts known without a file. Raises SettingsError where neither they nor `given` name the market."""
+    if {"calendar", "tick"} <= given.keys():
+        known = {}
+    else:
+        try:
+            market = resolve_market_spec(symbol)
+        except SettingsError as error:
+            raise _unknown_market(symbol) from error
+        known = {"calendar": market.calendar, "tick": market.tick}
     root = symbol if symbol in _FUTURES else _root_of_code(symbol)
-    if {"calendar", "tick"} <= given.keys() and root not in _FUTURES:
-        return {}
-    step = f"give a file of contracts (--contracts) with {symbol}: {{calendar: cme, tick: 0.25, multiplier: 5}}"
-    try:
-        market = resolve_market_spec(symbol)
-    except SettingsError as error:
-        raise SettingsError("No money facts are known for this symbol", where=symbol, next_step=step) from error
-    known = {"calendar": market.calendar, "tick": market.tick}
-    if root in _FUTURES:
-        return known | _FUTURES[root]
-    if market.calendar in ("us_equity", "24h"):
-        return known | (_SHARE if market.calendar == "us_equity" else _COIN)
-    if "multiplier" in given:
-        return known
-    raise SettingsError(
+    money = _FUTURES.get(root) or _BY_CALENDAR.get(known.get("calendar", ""), {})
+    if known and not money and "multiplier" not in given:
+        raise _unknown_market(symbol)
+    return known | money
+
+
+def _unknown_market(symbol: str) -> SettingsError:
+    example = f'{{"{symbol}": {{"calendar": "cme", "tick": 0.25, "multiplier": 5}}}}'
+    return SettingsError(
         "No money facts are known for this symbol", where=symbol, wanted=", ".join((*_FUTURES, "a share, a coin")),
-        next_step=step,
+        next_step=f"give a file of contracts (--contracts) with {example}",
     )  # fmt: skip
 
 
@@ -142,36 +130,26 @@ def _root_of_code(symbol: str) -> str:
         return ""
 
 
-def read_contract_file(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Read contracts from a YAML or JSON file: symbol -> fields of `ContractSpec`.
-
-    Example: `ZN: {calendar: cme_rates, tick: 0.015625, multiplier: 1000, commission: 1.5, exchange_fee: 1.0}`
-    Raises SettingsError for an unknown field or a value that no contract has, FileError for a missing file.
-    """
-    path = Path(path)
-    text = files.read(path).decode("utf-8", errors="replace")
+def _facts_in_file(path: Path, symbol: str) -> dict[str, Any]:
+    """Read the facts of a symbol. Raises SettingsError for facts that no contract has, FileError for a missing file."""
     try:
-        table = parse_json(text) if path.suffix == ".json" else import_module_or_explain("yaml").safe_load(text)
+        table = parse_json(files.read(path).decode("utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
-        raise SettingsError("This file of contracts cannot be read", where=path, got=error) from None
-    except Exception as error:  # YAML's errors derive from Exception alone
-        if type(error).__module__.partition(".")[0] != "yaml":
-            raise
-        raise SettingsError("This file of contracts cannot be read", where=path, got=error) from None
+        raise SettingsError("This file of contracts cannot be read", where=path, got=error, wanted="JSON") from None
     if not isinstance(table, dict) or not all(isinstance(facts, dict) for facts in table.values()):
+        example = '{"CL": {"multiplier": 1000, "commission": 1.5}}'
+        raise SettingsError("A file of contracts holds facts by symbol", where=path, wanted=example)
+    given = table.get(symbol, table.get(_root_of_code(symbol)))
+    if given is None:
         raise SettingsError(
-            "A file of contracts holds facts by symbol", where=path, wanted="CL: {multiplier: 1000, commission: 1.5}"
-        )
+            "This file of contracts lacks the symbol", where=path, got=", ".join(table) or "no symbol", wanted=symbol,
+            next_step=f'add {{"{symbol}": {{"commission": 0.85}}}}, or leave the file out',
+        )  # fmt: skip
     known = [field.name for field in fields(ContractSpec) if field.name != "symbol"]
-    for symbol, facts in table.items():
-        for name in facts:
-            if name not in known:
-                step = did_you_mean(str(name), known)
-                raise SettingsError("No such fact of a contract", where=f"{path}, {symbol}", got=name, next_step=step)
-        replace(_EXAMPLE, **{name: value for name, value in facts.items() if name != "calendar"})
-        if "calendar" in facts:
-            resolve_market_spec(str(symbol), calendar=facts["calendar"])
-    return {str(symbol): facts for symbol, facts in table.items()}
-
-
-_EXAMPLE = ContractSpec("file of contracts", "cme", 0.25)
+    for name in given:
+        if name not in known:
+            step = did_you_mean(name, known)
+            raise SettingsError("No such fact of a contract", where=f"{path}, {symbol}", got=name, next_step=step)
+    if "calendar" in given:
+        resolve_market_spec(symbol, calendar=given["calendar"])
+    return given

@@ -20,7 +20,6 @@ def _open_lot(trades, floats, lot, side, bar, price, ticks, money):
     paid = price + side * ticks * tick
     trades[lot, 0], trades[lot, 1] = side, bar
     floats[lot, 0], floats[lot, 1], floats[lot, 4] = price, paid, per_side + rate * multiplier * abs(paid)
-    floats[lot, 5], floats[lot, 6] = price, price
     return floats[lot, 4]
 
 
@@ -34,7 +33,6 @@ def _close_lot(trades, floats, lot, bar, price, ticks, at_close, why, money):
     trades[lot, 2], trades[lot, 3], trades[lot, 4] = bar, why, at_close
     floats[lot, 2], floats[lot, 3] = price, paid
     floats[lot, 4] += fee
-    floats[lot, 5], floats[lot, 6] = min(floats[lot, 5], price), max(floats[lot, 6], price)
     return side * (paid - floats[lot, 1]) * multiplier - fee
 
 
@@ -65,7 +63,7 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
     money : tick, multiplier, currency per contract and side, fee per side as share of the value
     rule : whether to reverse (0 or 1), daily loss limit (infinite without)
     trades : int64[M, 5], written: side, bars of entry and exit, position in EXITS, 1 for an exit at the close
-    floats : float64[M, 7], written: entry price and fill, exit price and fill, fees, lowest and highest price held
+    floats : float64[M, 5], written: entry price and fill, exit price and fill, fees
     equity, held : float64[N] currency after costs, int64[N] side held at each close, written
     """
     open_, high, low, close = bars
@@ -91,7 +89,6 @@ def simulate_fills_kernel(bars, marks, forecasts, fill_ticks, money, rule, trade
             why, price = _touched_barrier(side, open_[j], high[j], low[j], upper[entered], lower[entered], slack)
             at_close = 0
             if why < 0:
-                floats[lot, 5], floats[lot, 6] = min(floats[lot, 5], low[j]), max(floats[lot, 6], high[j])
                 price, at_close = close[j], 1
                 why = HORIZON if j >= deadline[entered] else leave[j]
             if why >= 0:

@@ -18,13 +18,11 @@ def backtest_metrics(
     """Return the metrics of a backtest by name; NaN where one is not defined.
 
     net, gross, cost : currency; net_ticks; net_percent of `notional`
-    sharpe, sharpe_error, sortino : annualised by the root of time; the error under autocorrelation, `sharpe_ratio`
-    sharpe_lo : annualised with Lo's factor, `autocorrelated_sharpe_ratio`: smaller where gains follow gains
+    sharpe, sharpe_error : annualised by the root of time; the error under autocorrelation, `sharpe_ratio`
     drawdown, drawdown_sessions : largest fall of the equity below its peak at bars' closes, currency; longest time
         below a peak
     turnover : contracts traded a session; exposure : share of bars with a position
     hit_rate : share of trades with a net gain; profit_factor : net gains over net losses of trades
-    mae_ticks, mfe_ticks : mean worst and best excursion of a trade
     break_even_ticks : cost of a round trip, in ticks, at which these trades earn nothing; cost_ticks : what they paid
     hole_exits, roll_exits : trades that ended before missing bars, and before a roll
 
@@ -35,27 +33,23 @@ def backtest_metrics(
     notional : currency that a return is a share of
     sessions_a_year : of the market's calendar
     """
-    daily = session_gains(equity)
-    a_year = sessions_a_year
+    daily, root = session_gains(equity), np.sqrt(sessions_a_year)
     ratio, error = sharpe_ratio(daily / notional)
     net, count = trades["net"].to_numpy(), len(trades)
     gains, losses = net[net > 0].sum(), -net[net < 0].sum()
     fall, length = drawdown(equity["equity"].to_numpy(), equity["session"].to_numpy())
-    mean = {name: float(trades[name].mean()) if count else NAN for name in ("gross", "cost", "mae_ticks", "mfe_ticks")}
+    mean = {name: float(trades[name].mean()) if count else NAN for name in ("gross", "cost")}
     return {
         "net": float(net.sum()), "gross": float(trades["gross"].sum()), "cost": float(trades["cost"].sum()),
         "net_ticks": float(net.sum() / tick_value), "net_percent": float(100 * net.sum() / notional),
-        "sharpe": ratio * np.sqrt(a_year), "sharpe_error": error * np.sqrt(a_year),
-        "sharpe_lo": autocorrelated_sharpe_ratio(daily / notional, a_year),
-        "sortino": sortino_ratio(daily / notional) * np.sqrt(a_year),
+        "sharpe": ratio * root, "sharpe_error": error * root,
         "drawdown": fall, "drawdown_sessions": length,
         "trades": count, "turnover": 2 * count / len(daily), "exposure": float((equity["position"] != 0).mean()),
         "hit_rate": float((net > 0).mean()) if count else NAN,
         "profit_factor": float(gains / losses) if losses > 0 else NAN,
-        "mae_ticks": mean["mae_ticks"], "mfe_ticks": mean["mfe_ticks"],
         "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
         "hole_exits": int((trades["exit"] == "hole").sum()), "roll_exits": int((trades["exit"] == "roll").sum()),
-        "sessions": len(daily), "sessions_a_year": a_year,
+        "sessions": len(daily), "sessions_a_year": sessions_a_year,
     }  # fmt: skip
 
 
@@ -87,26 +81,6 @@ def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
     if len(returns) < FEWEST:
         return ratio, NAN
     return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
-
-
-def autocorrelated_sharpe_ratio(returns: np.ndarray, periods: float) -> float:
-    """Return the Sharpe ratio of the sum of `periods` returns that follow each other; NaN below 8 returns.
-
-    Lo (2002), equation 20: SR q / sqrt(q + 2 sum of (q - k) rho_k). For q far above the lags k that count this is the
-    mean over the root of the long-run variance, times sqrt(q). That variance by Newey and West, on the returns there
-    are: a year's own lags cannot be estimated from a year.
-    """
-    returns = np.asarray(returns, np.float64)
-    if len(returns) < FEWEST or not returns.std() > 0:
-        return NAN
-    error = newey_west_standard_error(returns - returns.mean(), 1)[0]
-    return float(returns.mean() / (error * np.sqrt(len(returns))) * np.sqrt(periods)) if error > 0 else NAN
-
-
-def sortino_ratio(returns: np.ndarray) -> float:
-    """Return mean / downside deviation of a period's return, target 0 (Sortino and Price 1994); NaN without a loss."""
-    downside = float(np.sqrt(np.mean(np.minimum(returns, 0.0) ** 2))) if len(returns) else 0.0
-    return float(np.mean(returns) / downside) if downside > 0 else NAN
 
 
 def drawdown(equity: np.ndarray, session: np.ndarray) -> tuple[float, int]:

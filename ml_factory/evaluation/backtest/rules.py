@@ -1,9 +1,8 @@
 """Settings of a backtest: costs of a fill, and the rule that turns forecasts into positions."""
 
-import math
 from dataclasses import dataclass
 
-from ml_factory.errors import wrong_field_error
+from ml_factory.models.base import check_settings
 
 
 @dataclass(frozen=True)
@@ -18,9 +17,7 @@ class CostSpec:
     slippage_ticks: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("spread_ticks", "slippage_ticks"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise wrong_field_error(self, name, "Ticks of a cost are 0 or more", wanted="a number of 0 or more")
+        check_settings(self, spread_ticks="[0, inf)", slippage_ticks="[0, inf)")
 
     @property
     def ticks_of_fill(self) -> float:
@@ -50,13 +47,6 @@ class TradingRule:
     longest_wait_minutes: float = 60.0
 
     def __post_init__(self) -> None:
-        limit = self.daily_loss_limit
-        checks = {
-            "horizon": (self.horizon is None or self.horizon >= 1, "None or 1 bar or more"),
-            "least_edge": (0 <= self.least_edge <= 1, "0 to 1"),
-            "daily_loss_limit": (limit is None or 0 < limit < math.inf, "None or currency above 0"),
-            "longest_wait_minutes": (0 <= self.longest_wait_minutes < math.inf, "0 or more"),
-        }
-        for name, (right, wanted) in checks.items():
-            if not right:
-                raise wrong_field_error(self, name, "No rule of a backtest", wanted=wanted)
+        check_settings(
+            self, horizon="[1, inf)", least_edge="[0, 1]", daily_loss_limit="(0, inf)", longest_wait_minutes="[0, inf)"
+        )

@@ -30,7 +30,7 @@ class Backtest:
 
     trades : a row per contract and round trip: side, entry_time (the bar's start), exit_time (the bar's start, or its
         end for an exit at its close), prices before and fills after spread and slippage, exit, gross and cost and net
-        in currency, net_ticks, mae_ticks and mfe_ticks (worst and best excursion, mae <= 0 <= mfe), bars
+        in currency, net_ticks, bars
     equity : index known_at of every bar; equity (currency after costs, open positions at the close), position, session
     metrics : name -> number, `backtest_metrics`
     """
@@ -72,7 +72,7 @@ def run(
         leave[known_at >= sessions.close_ns] = SESSION
     leave[-1] = END if leave[-1] == STAY else leave[-1]
     size = int(np.count_nonzero(forecasts[0]))
-    trades, floats = np.zeros((size, 5), np.int64), np.zeros((size, 7))
+    trades, floats = np.zeros((size, 5), np.int64), np.zeros((size, 5))
     equity, held = np.empty(len(start)), np.empty(len(start), np.int64)
     made = simulate_fills_kernel(
         prices, (session, leave), forecasts, costs.ticks_of_fill,
@@ -186,10 +186,9 @@ def _trade_table(
 ) -> pd.DataFrame:
     """Return the trades as a table, in order of their entries."""
     side, entry, leave, why, at_close = trades.T
-    price_in, fill_in, price_out, fill_out, fees, lowest, highest = floats.T
+    price_in, fill_in, price_out, fill_out, fees = floats.T
     gross = side * (price_out - price_in) * spec.multiplier
     net = side * (fill_out - fill_in) * spec.multiplier - fees
-    best, worst = np.where(side > 0, highest, lowest), np.where(side > 0, lowest, highest)
     moments = {"entry_time": start[entry], "exit_time": np.where(at_close > 0, known_at[leave], start[leave])}
     return pd.DataFrame(
         {
@@ -198,7 +197,6 @@ def _trade_table(
             "entry_price": price_in, "entry_fill": fill_in, "exit_price": price_out, "exit_fill": fill_out,
             "exit": pd.Categorical.from_codes(why, categories=list(EXITS)),
             "gross": gross, "cost": gross - net, "net": net, "net_ticks": net / spec.tick_value,
-            "mae_ticks": side * (worst - price_in) / spec.tick, "mfe_ticks": side * (best - price_in) / spec.tick,
             "bars": leave - entry + 1,
         }
     )  # fmt: skip
